@@ -1,0 +1,5 @@
+//! KV memory: where a token's keys and values lie ([`layout`]), the mapping that holds them
+//! ([`region`]).
+
+pub mod layout;
+pub mod region;

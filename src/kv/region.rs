@@ -1,0 +1,171 @@
+//! A mapping that other processes may be shown: an anonymous memory file, sealed against shrinking,
+//! growing and new writable mappings, so that a peer handed its descriptor can only read.
+//!
+//! Owns: the mapping. Any thread may hold the pointer; who may write which bytes is decided by the
+//! leases of `transfer` and the scheduler, not here. No reference into the memory is ever formed:
+//! others may be writing it.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// A shared mapping of this process's own memory file, readable and writable.
+#[derive(Debug)]
+pub struct Region {
+    map: Mapping,
+    file: File,
+}
+
+/// A read-only mapping of a memory file that a peer owns.
+#[derive(Debug)]
+pub struct PeerRegion {
+    map: Mapping,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory that lives as long as the value; access goes through raw
+// pointers whose users answer for races.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; no method of a shared `Mapping` touches the memory.
+unsafe impl Sync for Mapping {}
+
+impl Region {
+    /// Makes a zeroed region of `len` bytes, rounded up to whole memory pages. `name` shows in
+    /// `/proc/PID/maps`.
+    pub fn new(name: &std::ffi::CStr, len: usize) -> io::Result<Region> {
+        let len = len.max(1).next_multiple_of(4096);
+        // SAFETY: `name` is a C string; the flags are valid.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: `fd` was just made and belongs to nobody else.
+        let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
+        file.set_len(len as u64)?;
+        let map = Mapping::new(file.as_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
+        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+        // SAFETY: `fcntl` with integer arguments on an open descriptor.
+        if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(Region { map, file })
+    }
+
+    /// First byte. Stays valid as long as the region.
+    #[inline]
+    pub fn base(&self) -> NonNull<u8> {
+        self.map.base
+    }
+
+    /// Bytes mapped.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.map.len
+    }
+
+    /// Never: a region holds at least one memory page.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+
+    /// The descriptor to show to a peer; by its seals it can be mapped read-only alone.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+impl PeerRegion {
+    /// Maps a peer's memory file read-only. Refuses a file whose size is not `len` or that is not
+    /// sealed against shrinking, since the peer could otherwise make our reads fault.
+    pub fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<PeerRegion> {
+        // SAFETY: `fcntl` on an open descriptor.
+        let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
+        if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                "peer's memory file is not sealed against shrinking",
+            ));
+        }
+        let size = File::from(file.try_clone_to_owned()?).metadata()?.len();
+        if size != len as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!("peer's memory file has {size} bytes, announced {len}"),
+            ));
+        }
+        Ok(PeerRegion { map: Mapping::new(file, len, libc::PROT_READ)? })
+    }
+
+    /// First byte; read-only memory.
+    #[inline]
+    pub fn base(&self) -> NonNull<u8> {
+        self.map.base
+    }
+
+    /// Bytes mapped.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.map.len
+    }
+
+    /// Never: an empty file is not mapped.
+    pub fn is_empty(&self) -> bool {
+        false
+    }
+}
+
+impl Mapping {
+    fn new(file: BorrowedFd<'_>, len: usize, protection: libc::c_int) -> io::Result<Mapping> {
+        // SAFETY: a fresh mapping at an address the kernel chooses.
+        let base = unsafe {
+            libc::mmap(std::ptr::null_mut(), len, protection, libc::MAP_SHARED, file.as_raw_fd(), 0)
+        };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        Ok(Mapping { base, len })
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range was mapped by `new` and nobody keeps the pointer longer than `self`.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_sees_writes_and_cannot_map_writable() {
+        let region = Region::new(c"test", 5000).unwrap();
+        assert_eq!(region.len(), 8192);
+        let peer = PeerRegion::map(region.descriptor(), 8192).unwrap();
+        // SAFETY: both mappings are live and nobody else touches them.
+        unsafe {
+            region.base().write(7);
+            assert_eq!(peer.base().read(), 7);
+        }
+        let writable = Mapping::new(region.descriptor(), 8192, libc::PROT_READ | libc::PROT_WRITE);
+        assert_eq!(writable.unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn a_wrong_size_or_unsealed_file_is_refused() {
+        let region = Region::new(c"test", 4096).unwrap();
+        let error = PeerRegion::map(region.descriptor(), 8192).unwrap_err();
+        assert!(error.to_string().contains("4096 bytes, announced 8192"), "{error}");
+        let plain = File::open("/dev/null").unwrap();
+        assert!(PeerRegion::map(plain.as_fd(), 4096).is_err());
+    }
+}

@@ -1,0 +1,5 @@
+//! A model: its files, its configuration, its tokenizer and chat template, the forward pass over
+//! paged KV, and the sampler.
+
+pub mod forward;
+pub mod tensor;

@@ -1,0 +1,99 @@
+//! A named matrix or vector as it lies in a model file: bytes, element or block type, shape.
+//!
+//! Leaves to others: reading files (`gguf`, `safetensors`), repacking for kernels (`forward`).
+
+/// Element or block type of a stored tensor. Block types are GGUF's; a block lies along a row.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[allow(non_camel_case_types)]
+pub enum TensorType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 32 × i8 under one f16 scale.
+    Q8_0,
+    /// 32 × 4 bits under one f16 scale, offset −8.
+    Q4_0,
+    /// 32 × 4 bits under an f16 scale and an f16 minimum.
+    Q4_1,
+    /// 32 × 5 bits under one f16 scale, offset −16.
+    Q5_0,
+    /// 32 × 5 bits under an f16 scale and an f16 minimum.
+    Q5_1,
+    /// 256 × 4 bits, 8 sub-blocks with 6-bit scales and minima.
+    Q4_K,
+    /// 256 × 5 bits, 8 sub-blocks with 6-bit scales and minima.
+    Q5_K,
+    /// 256 × 6 bits, 16 sub-blocks with 8-bit scales.
+    Q6_K,
+}
+
+impl TensorType {
+    /// (elements, bytes) of one block; a plain element is a block of one.
+    pub const fn block(self) -> (usize, usize) {
+        match self {
+            TensorType::F32 => (1, 4),
+            TensorType::F16 | TensorType::Bf16 => (1, 2),
+            TensorType::Q8_0 => (32, 34),
+            TensorType::Q4_0 => (32, 18),
+            TensorType::Q4_1 => (32, 20),
+            TensorType::Q5_0 => (32, 22),
+            TensorType::Q5_1 => (32, 24),
+            TensorType::Q4_K => (256, 144),
+            TensorType::Q5_K => (256, 176),
+            TensorType::Q6_K => (256, 210),
+        }
+    }
+}
+
+/// In which order the rows of a stored matrix stand.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum RowOrder {
+    /// As the architecture defines them.
+    Natural,
+    /// q and k of a `llama` GGUF: inside each head the two halves are interleaved. Row `h·d + 2·i + j`
+    /// of the file is row `h·d + j·d/2 + i` of the model, with `d` the given head dimension.
+    RopeInterleaved {
+        /// Rows of one head.
+        head_dim: usize,
+    },
+}
+
+/// A tensor in a mapped file, checked: `bytes` has exactly the length that type and shape demand.
+#[derive(Clone, Copy, Debug)]
+pub struct TensorView<'a> {
+    /// Element or block type.
+    pub dtype: TensorType,
+    /// Output features (1 for a vector).
+    pub rows: usize,
+    /// Input features; contiguous.
+    pub cols: usize,
+    /// Order of the stored rows.
+    pub order: RowOrder,
+    /// `rows` rows of `cols` elements, row-major.
+    pub bytes: &'a [u8],
+}
+
+impl<'a> TensorView<'a> {
+    /// Bytes of one row.
+    pub const fn row_bytes(&self) -> usize {
+        let (elements, bytes) = self.dtype.block();
+        self.cols / elements * bytes
+    }
+
+    /// The stored bytes of the model's row `row`, whatever the order in the file.
+    pub fn row(&self, row: usize) -> &'a [u8] {
+        let stored = match self.order {
+            RowOrder::Natural => row,
+            RowOrder::RopeInterleaved { head_dim } => {
+                let (head, within) = (row / head_dim, row % head_dim);
+                let (half, index) = (within / (head_dim / 2), within % (head_dim / 2));
+                head * head_dim + 2 * index + half
+            }
+        };
+        let bytes = self.row_bytes();
+        &self.bytes[stored * bytes..(stored + 1) * bytes]
+    }
+}

@@ -1,0 +1,1 @@
+//! The one place that knows mio: reactor, connections, timers.

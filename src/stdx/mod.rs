@@ -1,0 +1,1 @@
+//! What the standard library lacks, without a word of the domain.

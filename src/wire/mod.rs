@@ -1,0 +1,1 @@
+//! Bytes between peers: ZMTP framing and the control messages, without I/O.

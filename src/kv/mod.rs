@@ -2,4 +2,5 @@
 //! ([`region`]).
 
 pub mod layout;
+pub mod lease;
 pub mod region;

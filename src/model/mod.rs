@@ -2,4 +2,6 @@
 //! paged KV, and the sampler.
 
 pub mod forward;
+pub mod logprobs;
+pub mod sampler;
 pub mod tensor;

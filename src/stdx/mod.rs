@@ -1,1 +1,3 @@
 //! What the standard library lacks, without a word of the domain.
+
+pub mod bell;

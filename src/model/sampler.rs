@@ -1,0 +1,4 @@
+//! placeholder merged later
+/// Sampling parameters.
+#[derive(Clone, Debug)]
+pub struct SamplingParams {}

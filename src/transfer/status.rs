@@ -140,6 +140,12 @@ impl StatusTable {
         Status::unpack(self.words[slot.index()].load(Ordering::Acquire))
     }
 
+    /// Whether this use of the slot has not ended.
+    pub fn is_open(&self, slot: SlotId, generation: Generation) -> bool {
+        let status = self.load(slot);
+        status.generation == generation && !status.state.is_terminal()
+    }
+
     /// Makes one move. Gives the status after it, or why nothing changed.
     pub fn advance(&self, slot: SlotId, generation: Generation, step: Move) -> Result<Status, Unmoved> {
         let word = &self.words[slot.index()];

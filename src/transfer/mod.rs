@@ -4,6 +4,7 @@ pub mod aux;
 pub mod command;
 pub mod copy;
 pub mod handle;
+pub mod manager;
 pub mod mover;
 pub mod pages;
 pub mod plan;

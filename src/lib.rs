@@ -4,6 +4,7 @@
 //! Modules import downwards only (design, section 12): `stdx`, `sys` → `limits`, `ids` → `wire`,
 //! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role`.
 
+pub mod cause;
 pub mod front;
 pub mod ids;
 pub mod kv;

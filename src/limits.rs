@@ -38,3 +38,34 @@ pub const CLUSTER_KEY_MIN: usize = 32;
 
 const _: () = assert!(PAGES_MAX * 4 + (1 << 10) <= ZMTP_MESSAGE_MAX);
 const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
+
+// net
+
+/// Connections of the process, dialled and accepted.
+pub const NET_CONNECTIONS_MAX: usize = 16 << 10;
+/// Listeners of the process: HTTP, registry, control, data and a few more.
+pub const NET_LISTENERS_MAX: usize = 16;
+/// Bytes received on a connection and not consumed; then reading pauses, and others have their
+/// turn. An HTTP head fits whole.
+pub const NET_RECEIVED_MAX: usize = 128 << 10;
+/// Bytes waiting to be sent on a connection; beyond it the reader is too slow. Two of the largest
+/// control messages, or the longest answer with logprobs, fit.
+pub const NET_QUEUED_MAX: usize = 16 << 20;
+/// Bytes waiting to be sent on all connections, so that many slow readers cannot exhaust memory.
+pub const NET_QUEUED_TOTAL_MAX: usize = 256 << 20;
+/// Bytes of a connection's buffer kept when it is empty; most messages fit.
+pub const NET_BUFFER_KEPT: usize = 16 << 10;
+/// Connections accepted on one listener before others have their turn.
+pub const NET_ACCEPT_TURN: usize = 64;
+/// Readiness events taken from the kernel at once.
+pub const NET_READY_MAX: usize = 1024;
+/// Time a closing connection has to take its last bytes and close its end.
+pub const NET_LINGER: std::time::Duration = std::time::Duration::from_secs(5);
+/// Wait before accepting again where the process is out of descriptors.
+pub const NET_ACCEPT_RETRY: std::time::Duration = std::time::Duration::from_millis(100);
+/// Descriptors passed at once, and held for a connection until taken: a pool, a ring, a doorbell
+/// each way, and as many again.
+pub const DESCRIPTORS_MAX: usize = 8;
+
+const _: () = assert!(NET_RECEIVED_MAX > HTTP_HEAD_MAX);
+const _: () = assert!(NET_QUEUED_MAX >= ZMTP_QUEUED_MAX);

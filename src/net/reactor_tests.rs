@@ -93,7 +93,7 @@ fn a_refused_dial_is_told_by_an_event() {
 
 #[test]
 fn a_dial_nobody_answers_ends_by_its_deadline() {
-    // A full backlog leaves further SYNs unanswered; how many fit is the kernel's business.
+    // An address for documentation, where nobody is.
     let mut reactor = Reactor::new().unwrap();
     let address = Address::Tcp("192.0.2.1:9".parse().unwrap());
     let conn = reactor.connect(&address, Instant::now() + Duration::from_millis(20)).unwrap();

@@ -1,1 +1,3 @@
 //! HTTP and OpenAI at the edge.
+
+pub mod http;

@@ -1,3 +1,4 @@
 //! HTTP and OpenAI at the edge.
 
 pub mod http;
+pub mod openai;

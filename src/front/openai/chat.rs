@@ -5,12 +5,16 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
-use super::request::{Conversation, Endpoint, GenerateRequest, Names, Prompts, Sampling};
+use super::request::{Conversation, Dialect, Endpoint, GenerateRequest, Prompts, Sampling};
 use crate::limits::TOP_LOGPROBS_MAX;
 use serde_json::{Map, Value};
 
-const NAMES: Names =
-    Names { max_tokens: &["max_completion_tokens", "max_tokens"], min_tokens: "min_tokens", seed: &["seed"] };
+const DIALECT: Dialect = Dialect {
+    default_length: None,
+    max_tokens: &["max_completion_tokens", "max_tokens"],
+    min_tokens: "min_tokens",
+    seed: &["seed"],
+};
 
 /// Fields of OpenAI that are not supported, with the values that ask for nothing.
 const UNSUPPORTED: &[Neutral<'_>] = &[
@@ -49,7 +53,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     fields.refuse(UNSUPPORTED)?;
     let conversation = conversation(&mut fields)?.ok_or_else(|| fields.invalid("messages", "is missing"))?;
     let mut request = GenerateRequest::read(Endpoint::Chat, Prompts::Chat(conversation), &mut fields)?;
-    request.read_sampling(&mut fields, &NAMES, defaults)?;
+    request.read_sampling(&mut fields, &DIALECT, defaults)?;
     request.read_stream_options(&mut fields)?;
     let logprobs = fields.flag("logprobs", false)?;
     let top = fields.integer("top_logprobs", 0..=TOP_LOGPROBS_MAX as i128)?.unwrap_or(0);

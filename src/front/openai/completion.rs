@@ -2,14 +2,15 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
-use super::request::{self, Endpoint, GenerateRequest, Names, Sampling};
+use super::request::{self, Dialect, Endpoint, GenerateRequest, Sampling};
 use crate::limits::TOP_LOGPROBS_MAX;
 
-/// OpenAI's default of `max_tokens`.
-const MAX_TOKENS: u32 = 16;
-
-pub(super) const NAMES: Names =
-    Names { max_tokens: &["max_tokens"], min_tokens: "min_tokens", seed: &["seed"] };
+const DIALECT: Dialect = Dialect {
+    default_length: Some(16),
+    max_tokens: &["max_tokens"],
+    min_tokens: "min_tokens",
+    seed: &["seed"],
+};
 
 /// Fields of OpenAI that are not supported, with the values that ask for nothing.
 const UNSUPPORTED: &[Neutral<'_>] = &[("suffix", &["\"\""]), ("logit_bias", &["{}"])];
@@ -24,8 +25,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
         request::prompts(&mut fields, "prompt")?.ok_or_else(|| fields.invalid("prompt", "is missing"))?;
     let mut request = GenerateRequest::read(Endpoint::Completions, prompts, &mut fields)?;
     request.batch = batch;
-    request.read_sampling(&mut fields, &NAMES, defaults)?;
-    request.max_tokens.get_or_insert(MAX_TOKENS);
+    request.read_sampling(&mut fields, &DIALECT, defaults)?;
     request.read_stream_options(&mut fields)?;
     let logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
     request.logprobs = logprobs.and_then(|count| usize::try_from(count).ok());

@@ -14,6 +14,7 @@ use std::marker::PhantomData;
 use std::ops::RangeInclusive;
 
 /// The fields of an object that nobody has asked for yet.
+#[derive(Default)]
 pub(super) struct Fields<'a> {
     /// What stands before a field's name in errors: empty, or `object.`.
     path: String,

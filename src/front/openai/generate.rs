@@ -2,14 +2,15 @@
 
 use super::error::ApiError;
 use super::fields::{Fields, Neutral};
-use super::request::{self, Endpoint, GenerateRequest, Names, Sampling};
+use super::request::{self, Dialect, Endpoint, GenerateRequest, Sampling};
 use crate::limits::TOP_LOGPROBS_MAX;
 
-/// SGLang's default of `max_new_tokens`.
-const MAX_NEW_TOKENS: u32 = 128;
-
-const NAMES: Names =
-    Names { max_tokens: &["max_new_tokens"], min_tokens: "min_new_tokens", seed: &["sampling_seed", "seed"] };
+const DIALECT: Dialect = Dialect {
+    default_length: Some(128),
+    max_tokens: &["max_new_tokens"],
+    min_tokens: "min_new_tokens",
+    seed: &["sampling_seed", "seed"],
+};
 
 /// Inputs and constraints that this server has no use for but must not drop.
 const UNSUPPORTED: &[Neutral<'_>] = &[
@@ -63,15 +64,11 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     };
     let mut request = GenerateRequest::read(Endpoint::Generate, prompts, &mut fields)?;
     request.batch = batch;
-    if let Some(mut sampling) = fields.object("sampling_params")? {
-        sampling.refuse(UNSUPPORTED_SAMPLING)?;
-        request.read_sampling(&mut sampling, &NAMES, defaults)?;
-        sampling.ignore(&[("no_stop_trim", &["false"]), ("spaces_between_special_tokens", &["true"])]);
-        request.unknown.extend(sampling.rest());
-    } else {
-        request.sampling = defaults.clone();
-    }
-    request.max_tokens.get_or_insert(MAX_NEW_TOKENS);
+    let mut sampling = fields.object("sampling_params")?.unwrap_or_default();
+    sampling.refuse(UNSUPPORTED_SAMPLING)?;
+    request.read_sampling(&mut sampling, &DIALECT, defaults)?;
+    sampling.ignore(&[("no_stop_trim", &["false"]), ("spaces_between_special_tokens", &["true"])]);
+    request.unknown.extend(sampling.rest());
     let top = fields.integer("top_logprobs_num", 0..=TOP_LOGPROBS_MAX as i128)?.unwrap_or(0);
     if fields.flag("return_logprob", false)? {
         request.logprobs = usize::try_from(top).ok();

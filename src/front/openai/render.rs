@@ -490,7 +490,8 @@ mod tests {
         let positions = positions();
         let head = r#"{"text":"é!","output_ids":[7,9,5],"meta_info":{"id":"r","finish_reason":"#;
         let counts = r#","prompt_tokens":2,"completion_tokens":3,"cached_tokens":1"#;
-        let reason = |finish| json(|out| generate("").body(out, &[choice(&[], Some(finish))], usage(), None));
+        let reason =
+            |finish: &Finish| json(|out| generate("").body(out, &[choice(&[], Some(finish))], usage(), None));
         for (finish, expected) in [
             (Finish::Length(3), r#"{"type":"length","length":3}"#),
             (Finish::EndOfSequence(5), r#"{"type":"stop","matched":5}"#),

@@ -147,8 +147,10 @@ pub struct GenerateRequest {
     pub unknown: Vec<String>,
 }
 
-/// Names of fields that differ between OpenAI's and SGLang's interface.
-pub(super) struct Names {
+/// What differs between OpenAI's and SGLang's interface in the fields that they share.
+pub(super) struct Dialect {
+    /// Of `max_tokens`, where it is not the context's length.
+    pub(super) default_length: Option<u32>,
     pub(super) max_tokens: &'static [&'static str],
     pub(super) min_tokens: &'static str,
     pub(super) seed: &'static [&'static str],
@@ -208,10 +210,10 @@ impl GenerateRequest {
     pub(super) fn read_sampling(
         &mut self,
         fields: &mut Fields<'_>,
-        names: &Names,
+        dialect: &Dialect,
         defaults: &Sampling,
     ) -> Result<(), ApiError> {
-        self.sampling = sampling(fields, names, defaults)?;
+        self.sampling = sampling(fields, dialect, defaults)?;
         let samples = fields.integer("n", 1..=i128::from(SAMPLES_MAX))?.unwrap_or(1);
         self.samples = usize::try_from(samples).unwrap_or(1);
         if self.prompts.len() * self.samples > CHOICES_MAX {
@@ -219,12 +221,13 @@ impl GenerateRequest {
                 fields.invalid("n", format!("times the number of prompts is more than {CHOICES_MAX}"))
             );
         }
-        for name in names.max_tokens {
+        for name in dialect.max_tokens {
             let value = fields.integer(name, 1..=i128::from(u32::MAX))?;
             self.max_tokens = self.max_tokens.or(value.and_then(|value| u32::try_from(value).ok()));
         }
+        self.max_tokens = self.max_tokens.or(dialect.default_length);
         let most = self.max_tokens.unwrap_or(u32::MAX);
-        let least = fields.integer(names.min_tokens, 0..=i128::from(most))?.unwrap_or(0);
+        let least = fields.integer(dialect.min_tokens, 0..=i128::from(most))?.unwrap_or(0);
         self.min_tokens = u32::try_from(least).unwrap_or(0);
         self.stop = stops(fields)?;
         let ids =
@@ -255,11 +258,11 @@ impl GenerateRequest {
     }
 }
 
-fn sampling(fields: &mut Fields<'_>, names: &Names, defaults: &Sampling) -> Result<Sampling, ApiError> {
+fn sampling(fields: &mut Fields<'_>, dialect: &Dialect, defaults: &Sampling) -> Result<Sampling, ApiError> {
     let penalty = |x: f32| (-2.0..=2.0).contains(&x);
     let (unit, pm2) = ("must be a number from 0 to 1", "must be a number from -2 to 2");
     let mut seed = defaults.seed;
-    for name in names.seed {
+    for name in dialect.seed {
         let value = fields.integer(name, i128::from(i64::MIN)..=i128::from(u64::MAX))?;
         // Negative seeds are seeds too: the bits count.
         seed = value.map(|value| value as u64).or(seed);

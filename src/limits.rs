@@ -7,3 +7,11 @@ pub const HTTP_HEAD_MAX: usize = 64 << 10;
 pub const HTTP_HEADERS_MAX: usize = 100;
 /// Longest HTTP body: prompts of a million ids as JSON fit.
 pub const HTTP_BODY_MAX: usize = 32 << 20;
+
+// model files
+/// Most metadata entries of a GGUF file; published ones hold under a hundred.
+pub const GGUF_METADATA_MAX: usize = 4096;
+/// Most tensors of a GGUF file; the largest published models hold a few thousand.
+pub const GGUF_TENSORS_MAX: usize = 1 << 16;
+/// Longest key or tensor name of a GGUF file, the format's own bound.
+pub const GGUF_NAME_MAX: usize = 65535;

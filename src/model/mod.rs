@@ -3,5 +3,8 @@
 
 pub mod config;
 pub mod forward;
+pub mod gguf;
+pub mod inventory;
+pub mod mapped;
 pub mod tensor;
 pub mod weights;

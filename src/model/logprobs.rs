@@ -1,0 +1,40 @@
+//! Logprobs of one position as they travel from the sampler to the client: by value, never allocated.
+
+/// Most alternatives a request may ask for; OpenAI's limit.
+pub const TOP_LOGPROBS_MAX: usize = 20;
+
+/// The best tokens of one position, best first.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TopLogprobs {
+    len: u8,
+    entries: [(u32, f32); TOP_LOGPROBS_MAX],
+}
+
+impl TopLogprobs {
+    /// None asked for.
+    pub const EMPTY: TopLogprobs = TopLogprobs { len: 0, entries: [(0, 0.0); TOP_LOGPROBS_MAX] };
+
+    /// Adds the next best; past the limit it is dropped.
+    pub fn push(&mut self, token: u32, logprob: f32) {
+        if let Some(entry) = self.entries.get_mut(self.len as usize) {
+            *entry = (token, logprob);
+            self.len += 1;
+        }
+    }
+
+    /// (token, logprob), best first.
+    pub fn as_slice(&self) -> &[(u32, f32)] {
+        &self.entries[..self.len as usize]
+    }
+}
+
+/// The outcome of sampling one position.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampled {
+    /// The token chosen.
+    pub token: u32,
+    /// Natural logarithm of the unscaled softmax at `token`.
+    pub logprob: f32,
+    /// The alternatives asked for.
+    pub top: TopLogprobs,
+}

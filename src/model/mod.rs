@@ -6,5 +6,6 @@ pub mod forward;
 pub mod gguf;
 pub mod inventory;
 pub mod mapped;
+pub mod quant;
 pub mod tensor;
 pub mod weights;

@@ -15,3 +15,5 @@ pub const GGUF_METADATA_MAX: usize = 4096;
 pub const GGUF_TENSORS_MAX: usize = 1 << 16;
 /// Longest key or tensor name of a GGUF file, the format's own bound.
 pub const GGUF_NAME_MAX: usize = 65535;
+/// Most ids of a vocabulary; the largest published ones have 300 thousand.
+pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;

@@ -8,4 +8,7 @@ pub mod inventory;
 pub mod mapped;
 pub mod quant;
 pub mod tensor;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod tokenizer;
 pub mod weights;

@@ -17,3 +17,5 @@ pub const GGUF_TENSORS_MAX: usize = 1 << 16;
 pub const GGUF_NAME_MAX: usize = 65535;
 /// Most ids of a vocabulary; the largest published ones have 300 thousand.
 pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;
+/// Most alternatives shown beside a token; the most that OpenAI's interface takes.
+pub const TOP_LOGPROBS_MAX: usize = 20;

@@ -8,6 +8,7 @@ pub mod gguf;
 pub mod inventory;
 pub mod mapped;
 pub mod quant;
+pub mod sampler;
 pub mod tensor;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -19,3 +19,8 @@ pub const GGUF_NAME_MAX: usize = 65535;
 pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;
 /// Most alternatives shown beside a token; the most that OpenAI's interface takes.
 pub const TOP_LOGPROBS_MAX: usize = 20;
+/// Longest head of a safetensors file, the format's own bound.
+pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
+/// Longest JSON file of a model's directory but for its tokenizer; indices of large models reach
+/// some megabytes.
+pub const MODEL_JSON_MAX: usize = 64 << 20;

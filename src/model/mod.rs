@@ -5,6 +5,7 @@ pub mod chat;
 pub mod config;
 pub mod forward;
 pub mod gguf;
+pub mod hf;
 pub mod inventory;
 pub mod mapped;
 pub mod quant;

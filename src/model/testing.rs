@@ -1,6 +1,7 @@
 //! Where tests find models.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// A model of `tests/fixtures`.
 pub(crate) fn fixture(name: &str) -> PathBuf {
@@ -20,4 +21,32 @@ pub(crate) fn smollm2() -> Option<PathBuf> {
     assert!(!required, "{} is missing", path.display());
     eprintln!("SKIPPED: {} is missing; tools/quickstart fetches it", path.display());
     None
+}
+
+/// A directory of its own for one test, removed with it.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// With the files of a fixture's directory.
+    pub(crate) fn copy_of(name: &str) -> Scratch {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("baton-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        for entry in std::fs::read_dir(fixture(name)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), path.join(entry.file_name())).unwrap();
+        }
+        Scratch(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
 }

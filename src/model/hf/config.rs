@@ -4,6 +4,7 @@
 
 use crate::limits::MODEL_JSON_MAX;
 use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 use serde_json::Value;
 use std::fmt::Display;
@@ -46,6 +47,17 @@ pub fn read(directory: &Path) -> Result<ModelConfig, LoadError> {
         }
     }
     Ok(config)
+}
+
+/// The element type that `config.json` names, bfloat16 where it names none.
+pub fn dtype(directory: &Path) -> Result<TensorType, LoadError> {
+    let config = Object::read(&directory.join("config.json"))?;
+    match config.string("dtype")?.or(config.string("torch_dtype")?) {
+        Some("float32") => Ok(TensorType::F32),
+        Some("float16") => Ok(TensorType::F16),
+        Some("bfloat16") | None => Ok(TensorType::Bf16),
+        Some(other) => Err(config.wrong("dtype", "float32, float16 or bfloat16", other)),
+    }
 }
 
 /// Reads `generation_config.json`, where there is one.

@@ -3,12 +3,14 @@
 
 pub mod chat;
 pub mod config;
+pub mod dummy;
+pub mod fingerprint;
 pub mod forward;
 pub mod gguf;
-
+pub mod hf;
 pub mod inventory;
-pub mod logprobs;
 pub mod mapped;
+pub mod open;
 pub mod quant;
 pub mod sampler;
 pub mod tensor;

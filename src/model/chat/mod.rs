@@ -33,6 +33,8 @@ pub struct Conversation<'a> {
 /// A template cannot be used, or does not take a conversation.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ChatError {
+    /// The model's files hold no template; a base model has none.
+    Missing,
     /// The template itself says what is wrong with the conversation.
     Refused(String),
     /// The template is broken, or the conversation is not of the shape that it expects.
@@ -42,6 +44,7 @@ pub enum ChatError {
 impl fmt::Display for ChatError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            ChatError::Missing => write!(f, "the model has no chat template"),
             ChatError::Refused(why) => write!(f, "the chat template refuses the messages: {why}"),
             ChatError::Template(why) => write!(f, "the chat template fails: {why}"),
         }
@@ -79,6 +82,11 @@ impl ChatTemplate {
     /// As it stands in the model's files.
     pub fn source(&self) -> &str {
         &self.source
+    }
+
+    /// All that decides what is rendered, for comparison.
+    pub fn rules(&self) -> String {
+        format!("{:?} {}", self.special, self.source)
     }
 
     /// The text of a conversation.
@@ -183,7 +191,7 @@ mod tests {
                 (Some(_), Err(ChatError::Template(_))) if golden.name == "tools/empty" => {}
                 (Some(expected), rendered) => assert_eq!(rendered.as_ref(), Ok(expected), "{}", golden.name),
                 (None, Err(ChatError::Refused(why))) => assert_eq!(Some(why), golden.error),
-                (None, Err(ChatError::Template(_))) => {}
+                (None, Err(ChatError::Template(_) | ChatError::Missing)) => {}
                 (None, Ok(text)) => panic!("{}: rendered {text:?}, not {:?}", golden.name, golden.error),
             }
         }

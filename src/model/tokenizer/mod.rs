@@ -15,6 +15,8 @@ use super::weights::LoadError;
 use pieces::{Decoding, Pieces};
 use std::fmt;
 use std::path::Path;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 /// A vocabulary with its rules.
 pub struct Tokenizer {
@@ -46,6 +48,19 @@ impl Tokenizer {
     /// From `tokenizer.json` in a Hugging Face directory.
     pub fn from_hf(directory: &Path) -> Result<Tokenizer, LoadError> {
         hf::read(directory)
+    }
+
+    /// Each byte is the id of its value, for models without a tokenizer; ids from `vocab` on are
+    /// left out.
+    pub fn of_bytes(vocab: usize, file: &Path) -> Result<Tokenizer, LoadError> {
+        let tokens = (0..=0x143).filter_map(char::from_u32);
+        let tokens = tokens.filter_map(|c| Some((c.to_string(), pieces::byte_of(c)?.into())));
+        let known = tokens.filter(|&(_, id): &(String, u32)| (id as usize) < vocab);
+        let bpe = BPE::builder().vocab_and_merges(known.collect::<Vocab>(), Vec::new()).build();
+        let mut inner = tokenizers::Tokenizer::new(bpe.map_err(|error| LoadError::malformed(file, error))?);
+        inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, false)));
+        inner.with_decoder(Some(ByteLevel::default()));
+        Tokenizer::new(inner, file)
     }
 
     fn new(mut inner: tokenizers::Tokenizer, file: &Path) -> Result<Tokenizer, LoadError> {
@@ -94,6 +109,12 @@ impl Tokenizer {
     /// One more than the highest id.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
+    }
+
+    /// All that decides ids and text, for comparison.
+    pub fn rules(&self) -> String {
+        let inner = self.inner.to_string(false).unwrap_or_default();
+        format!("{:?} {:?} {inner}", self.begin, self.end)
     }
 
     /// Whether an id marks structure rather than text.

@@ -69,7 +69,7 @@ impl Decoding {
 
 /// The byte that GPT-2 writes as `c`: printable Latin-1 stands for itself, the other bytes, in order,
 /// for the characters from U+0100.
-fn byte_of(c: char) -> Option<u8> {
+pub(super) fn byte_of(c: char) -> Option<u8> {
     match u32::from(c) {
         code @ (0x21..=0x7e | 0xa1..=0xac | 0xae..=0xff) => Some(code as u8),
         code @ 0x100..=0x120 => Some((code - 0x100) as u8),

@@ -9,6 +9,7 @@ pub mod forward;
 pub mod gguf;
 pub mod hf;
 pub mod inventory;
+pub mod logprobs;
 pub mod mapped;
 pub mod open;
 pub mod quant;

@@ -13,5 +13,6 @@ pub mod model;
 pub mod net;
 pub mod sched;
 pub mod stdx;
+pub mod sys;
 pub mod transfer;
 pub mod wire;

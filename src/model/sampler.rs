@@ -1,4 +1,4 @@
 //! placeholder merged later
 /// Sampling parameters.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct SamplingParams {}

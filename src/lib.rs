@@ -5,6 +5,7 @@
 //! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role`.
 
 pub mod cause;
+pub mod config;
 pub mod front;
 pub mod ids;
 pub mod kv;

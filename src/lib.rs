@@ -12,6 +12,7 @@ pub mod kv;
 pub mod limits;
 pub mod model;
 pub mod net;
+pub mod obs;
 pub mod sched;
 pub mod stdx;
 pub mod transfer;

@@ -6,6 +6,7 @@
 
 pub mod cause;
 pub mod config;
+pub mod doctor;
 pub mod front;
 pub mod ids;
 pub mod kv;

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 /// Serves large language models with prefill and decode on different workers.
 #[derive(Parser, Debug)]
-#[command(name = "baton", version, arg_required_else_help = true, max_term_width = 100)]
+#[command(name = "baton", version, arg_required_else_help = true)]
 pub struct Cli {
     /// The command.
     #[command(subcommand)]
@@ -126,7 +126,7 @@ pub(super) struct WorkerFlags {
 #[command(next_help_heading = "Model")]
 pub(super) struct ModelFlags {
     /// A Hugging Face directory or a .gguf file
-    #[arg(value_name = "MODEL")]
+    #[arg(value_name = "MODEL", help_heading = "Arguments")]
     pub(super) model: PathBuf,
     /// Name of the model in requests and answers; may be repeated, the first is shown [default: the
     /// name of the file or directory, and MODEL as typed]

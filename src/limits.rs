@@ -10,67 +10,31 @@ pub const HTTP_HEADERS_MAX: usize = 100;
 /// Longest HTTP body: prompts of a million ids as JSON fit.
 pub const HTTP_BODY_MAX: usize = 32 << 20;
 
-// transfer::manager
-/// Destinations kept for requests that have not come: the router sends both legs at once, so few wait at
-/// any moment; a flood of them must not eat the worker.
-pub const EARLY_DESTINATIONS_MAX: usize = 1024;
-/// How long one is kept: past a router's dispatch to a slow network, short beside a client's patience.
-pub const EARLY_DESTINATION_LIFE: Duration = Duration::from_secs(30);
-/// Rooms that are over and still answered truly.
-pub const TOMBSTONES_MAX: usize = 16_384;
-/// How long: past every deadline of the other side.
-pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(600);
+// config
 
-/// From dialling a prefill worker to a session that stands, each step: a live worker answers in
-/// milliseconds, one busy with a long layer within a second.
-pub const SESSION_SETUP_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a prefill worker that could not be reached is not dialled again: its requests fail at once and
-/// may be retried elsewhere.
-pub const DIAL_HOLD_OFF: Duration = Duration::from_secs(1);
-
-// wire::zmtp
-
-/// Bytes of a message: a Destination names a million pages with 4 bytes each.
-pub const ZMTP_MESSAGE_MAX: usize = (4 << 20) + (64 << 10);
-/// Parts of a message: an Announce has one for each rank, and a few of its own.
-pub const ZMTP_PARTS_MAX: usize = 128;
-/// Bytes waiting for a peer: two of the largest messages; a peer further behind is stuck.
-pub const ZMTP_QUEUED_MAX: usize = 2 * ZMTP_MESSAGE_MAX;
-/// Bytes of a message from a peer that has not proven itself: Hello and Proof take 200.
-pub const ZMTP_UNPROVEN_MESSAGE_MAX: usize = 1 << 10;
-/// Parts of a message from such a peer.
-pub const ZMTP_UNPROVEN_PARTS_MAX: usize = 2;
-/// Bytes of a command: metadata of a READY with a 255-byte identity takes 300.
-pub const ZMTP_COMMAND_MAX: usize = 1 << 10;
-/// Bytes of a message buffer kept between messages; a larger one is given back.
-pub const ZMTP_BUFFER_KEPT: usize = 64 << 10;
-
-// wire::message
-
-/// Bytes of a text in a message: a field's name or value, for the other side's log.
-pub const MESSAGE_TEXT_MAX: usize = 256;
-/// Ranks of a worker; tensor parallelism beyond a rack is not useful.
-pub const RANKS_MAX: usize = 64;
-/// Pages of one Destination: a million tokens in pages of one.
-pub const PAGES_MAX: usize = 1 << 20;
-/// Shortest cluster key in bytes: as strong as the hash it keys.
+/// Longest page in tokens: a request wastes half a page on average, and longer pages gain nothing.
+pub const PAGE_SIZE_MAX: u32 = 256;
+/// Most requests running in a worker; slots, aux records and batch arrays are allocated for all of them.
+pub const RUNNING_REQUESTS_MAX: u32 = 4096;
+/// Most requests waiting in a worker; each holds its body's ids.
+pub const QUEUED_REQUESTS_MAX: u32 = 65_536;
+/// Most workers of one role in one process; they share its cores, so more only cuts the memory up.
+pub const WORKERS_MAX: u32 = 16;
+/// Most threads of a team: beyond any machine of today.
+pub const THREADS_MAX: u32 = 1024;
+/// Longest context in tokens that may be asked for; beyond any model of today.
+pub const CONTEXT_MAX: u32 = 1 << 24;
+/// Longest chunk of a prompt in ms: a chunk that runs longer stalls its worker's streams.
+pub const CHUNK_MS_MAX: u32 = 60_000;
+/// Least KV memory of a worker in bytes: less holds not even a few pages of a toy model.
+pub const KV_MEMORY_MIN: u64 = 1 << 20;
+/// Most KV memory of a worker in bytes: beyond any machine of today; guards sums against overflow.
+pub const KV_MEMORY_MAX: u64 = 1 << 46;
+/// Fewest bytes of a cluster key: the strength of HMAC-SHA-256.
 pub const CLUSTER_KEY_MIN: usize = 32;
-
-const _: () = assert!(PAGES_MAX * 4 + (1 << 10) <= ZMTP_MESSAGE_MAX);
-const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
-/// From dialling a prefill worker to a session that stands, each step: a live worker answers in
-/// milliseconds, one busy with a long layer within a second.
-pub const SESSION_SETUP_DEADLINE: Duration = Duration::from_secs(5);
-/// How long a prefill worker that could not be reached is not dialled again: its requests fail at once and
-/// may be retried elsewhere.
-pub const DIAL_HOLD_OFF: Duration = Duration::from_secs(1);
-
-// Scheduler (`sched`).
-
-/// Commands an engine takes in one turn: a flood of them must not keep streams from their next token.
-pub const COMMANDS_PER_TURN: usize = 64;
-/// How often a request that does not fit may be passed by later ones that do; then nobody passes it.
-pub const PASSES_MAX: u32 = 32;
-/// Tokens of a prefill chunk before the machine's speed has been measured: a fraction of a second on
-/// the slowest machine.
-pub const UNMEASURED_CHUNK_TOKENS: u32 = 64;
+/// Most bytes of a cluster key; a longer file is something else.
+pub const CLUSTER_KEY_MAX: usize = 4096;
+/// Most bytes of a file of API keys.
+pub const API_KEYS_FILE_MAX: usize = 1 << 20;
+/// Most workers of one role behind a router.
+pub const ROUTER_WORKERS_MAX: usize = 1024;

@@ -181,9 +181,9 @@ impl Generations {
     }
 
     /// The client of a connection has gone: everything done for it ends.
-    pub fn gone(&mut self, conn: ConnId, now: Instant) {
+    pub fn gone(&mut self, conn: ConnId) {
         if let Some(exchange) = self.by_conn.get(&conn).copied() {
-            self.drop_exchange(exchange, Cause::ClientGone, now);
+            self.drop_exchange(exchange, Cause::ClientGone);
         }
     }
 
@@ -523,11 +523,11 @@ impl Generations {
             }
             None => way.refuse(conn, error),
         }
-        self.drop_exchange(id, cause, way.now);
+        self.drop_exchange(id, cause);
     }
 
     /// Forgets an exchange and ends its legs.
-    fn drop_exchange(&mut self, id: u64, cause: Cause, _now: Instant) {
+    fn drop_exchange(&mut self, id: u64, cause: Cause) {
         let Some(live) = self.forget(id) else { return };
         for request in live.legs {
             if let Some(leg) = self.legs.get(&request).copied().filter(|leg| !leg.finished) {

@@ -232,8 +232,7 @@ fn bits_do_not_depend_on_neighbours() {
         let expected = (bits(&runner.step()), runner.kv_bytes(&alone));
 
         let mut runner = Runner::new(&model, &How { page_size: 4, ..how });
-        let mut others: Vec<_> =
-            (0..20).map(|i| runner.sequence(&some_tokens(30 + i, 90)[i..])).collect();
+        let mut others: Vec<_> = (0..20).map(|i| runner.sequence(&some_tokens(30 + i, 90)[i..])).collect();
         let mut among = runner.sequence(&tokens);
         for (i, count) in [20, 1, 38, 1].into_iter().enumerate() {
             let (before, after) = others.split_at_mut(10 + i);

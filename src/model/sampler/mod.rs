@@ -6,6 +6,7 @@
 //! Not finite logits never panic and never make a number that is not finite.
 
 use crate::limits::TOP_LOGPROBS_MAX;
+use crate::model::logprobs::{Sampled, TopLogprobs};
 
 mod exp;
 
@@ -54,31 +55,6 @@ pub struct Context<'a> {
     pub output: &'a [u32],
 }
 
-/// The likeliest tokens before penalties and temperature, in descending order.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct TopLogprobs {
-    entries: [(u32, f32); TOP_LOGPROBS_MAX],
-    len: usize,
-}
-
-impl TopLogprobs {
-    /// (id, logprob) pairs.
-    pub fn as_slice(&self) -> &[(u32, f32)] {
-        &self.entries[..self.len]
-    }
-}
-
-/// A chosen token.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Sampled {
-    /// Its id.
-    pub token: u32,
-    /// Natural logarithm of the unscaled softmax at the id; finite.
-    pub logprob: f32,
-    /// As many as were asked for.
-    pub top: TopLogprobs,
-}
-
 /// What is said of a token without any likelihood, as vLLM says it.
 const LOGPROB_MIN: f32 = -9999.0;
 
@@ -125,7 +101,7 @@ impl Sampler {
         let log_total = exp::sum(&self.logits, max, 1.0, &mut self.weights).ln();
         let logprob = |logit: f32| ((f64::from(logit) - f64::from(max) - log_total) as f32).max(LOGPROB_MIN);
         let mut top = top(&self.logits, top_logprobs.min(TOP_LOGPROBS_MAX));
-        top.entries[..top.len].iter_mut().for_each(|entry| entry.1 = logprob(entry.1));
+        top.as_mut_slice().iter_mut().for_each(|entry| entry.1 = logprob(entry.1));
 
         let penalised = params.repetition_penalty != 1.0
             || params.presence_penalty != 0.0
@@ -264,18 +240,12 @@ fn id_of(rank: u64) -> u32 {
 
 /// The `count` highest logits in descending order.
 fn top(logits: &[f32], count: usize) -> TopLogprobs {
-    let mut top = TopLogprobs { entries: [(0, 0.0); TOP_LOGPROBS_MAX], len: 0 };
+    let mut top = TopLogprobs::EMPTY;
     if count == 0 {
         return top;
     }
     for (id, &logit) in (0..).zip(logits) {
-        if top.len == count && logit <= top.entries[count - 1].1 {
-            continue;
-        }
-        let place = top.as_slice().partition_point(|entry| entry.1 >= logit);
-        top.len = count.min(top.len + 1);
-        top.entries[place..top.len].rotate_right(1);
-        top.entries[place] = (id, logit);
+        top.insert(id, logit, count);
     }
     top
 }

@@ -124,9 +124,10 @@ impl Attend<'_> {
     fn take_queries(&mut self) {
         let padded = self.scratch.padded;
         let count = self.count();
-        let heads = self.queries.chunks(self.stride).flat_map(|row| {
-            row[..self.group * self.head_dim].chunks_exact(self.head_dim)
-        });
+        let heads = self
+            .queries
+            .chunks(self.stride)
+            .flat_map(|row| row[..self.group * self.head_dim].chunks_exact(self.head_dim));
         for (to, head) in self.scratch.queries.chunks_exact_mut(padded).zip(heads) {
             to[..self.head_dim].copy_from_slice(head);
         }
@@ -283,8 +284,7 @@ impl Attend<'_> {
         chunk: usize,
     ) -> usize {
         let Scratch { rows, scores, sums, padded, .. } = &mut *self.scratch;
-        let weights: [&[f32]; R] =
-            std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
+        let weights: [&[f32]; R] = std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
         let mut acc = [[s.splat(0.0); C]; R];
         for r in 0..R {
             for c in 0..C {

@@ -104,11 +104,8 @@ impl<'a> Loader<'a> {
             ]),
             Architecture::Llama | Architecture::Qwen2 => None,
         };
-        let parts = [
-            (name("self_attn.q_proj"), q),
-            (name("self_attn.k_proj"), kv),
-            (name("self_attn.v_proj"), kv),
-        ];
+        let parts =
+            [(name("self_attn.q_proj"), q), (name("self_attn.k_proj"), kv), (name("self_attn.v_proj"), kv)];
         Ok(Layer {
             input_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
             qkv: self.linear(&parts, hidden, config.attention_bias)?,

@@ -107,17 +107,17 @@ impl Kernel for Multiply<'_> {
                 add: self.add,
             };
             for_weights!(&matrix.weights,
-                plain w => {
-                    let weights = &w[inside * columns..][..columns];
-                    let input = self.input;
-                    each_tile(s, &self.rows, &mut out, PlainTile { weights, input });
-                },
-                quantised w => {
-                    let blocks = columns / super::block::BLOCK;
-                    let weights = &w[inside * blocks..][..blocks];
-                    let input = self.input;
-                    each_tile(s, &self.rows, &mut out, BlockTile { weights, input });
-                })
+            plain w => {
+                let weights = &w[inside * columns..][..columns];
+                let input = self.input;
+                each_tile(s, &self.rows, &mut out, PlainTile { weights, input });
+            },
+            quantised w => {
+                let blocks = columns / super::block::BLOCK;
+                let weights = &w[inside * blocks..][..blocks];
+                let input = self.input;
+                each_tile(s, &self.rows, &mut out, BlockTile { weights, input });
+            })
         }
     }
 }
@@ -246,13 +246,7 @@ impl<L: Levels, D: Scales, M: Minimum> Tile for BlockTile<'_, Block<L, D, M>> {
 
 /// The dot product over 16 columns.
 #[inline(always)]
-fn half_dot<S: Simd, L: Levels>(
-    s: S,
-    x: &Quantised,
-    row: usize,
-    half: usize,
-    registers: &[S::W; 8],
-) -> S::I {
+fn half_dot<S: Simd, L: Levels>(s: S, x: &Quantised, row: usize, half: usize, registers: &[S::W; 8]) -> S::I {
     let mut dot = s.splat_int(-L::excess::<S>() * x.sums[half][row]);
     for j in 4 * half..4 * half + 4 {
         dot = L::dot(s, dot, registers[j], x.words[row][j]);

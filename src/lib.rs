@@ -14,6 +14,7 @@ pub mod limits;
 pub mod model;
 pub mod net;
 pub mod obs;
+pub mod role;
 pub mod sched;
 pub mod stdx;
 pub mod sys;

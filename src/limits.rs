@@ -187,3 +187,5 @@ pub const PASSES_MAX: u32 = 32;
 /// Tokens of a prefill chunk before the machine's speed has been measured: a fraction of a second on
 /// the slowest machine.
 pub const UNMEASURED_CHUNK_TOKENS: u32 = 64;
+/// Sessions of one worker with peers: prefill workers of a large cluster, each announced once.
+pub const SESSIONS_MAX: usize = 256;

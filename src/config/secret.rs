@@ -21,6 +21,12 @@ impl Secret {
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
+
+    /// Whether `shown` is the secret, in time that depends on lengths alone.
+    pub fn matches(&self, shown: &[u8]) -> bool {
+        let differences = self.bytes.iter().zip(shown).fold(0, |sum, (a, b)| sum | (a ^ b));
+        std::hint::black_box(differences) == 0 && self.bytes.len() == shown.len()
+    }
 }
 
 impl fmt::Debug for Secret {

@@ -16,6 +16,7 @@ use crate::ids::{RequestId, Room, WorkerId};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::model::sampler::SamplingParams;
 use crate::net::{ConnId, Reactor};
+use crate::obs::metrics::{Stages, WorkerMetrics};
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
@@ -88,6 +89,8 @@ struct Leg {
     slot: Slot,
     partner: Option<RequestId>,
     finished: bool,
+    /// When its last token came.
+    last_token: Option<Instant>,
 }
 
 /// All requests for text of this process.
@@ -100,9 +103,33 @@ pub struct Generations {
     live: HashMap<u64, Live>,
     by_conn: HashMap<ConnId, u64>,
     legs: HashMap<RequestId, Leg>,
+    metrics: Vec<Arc<WorkerMetrics>>,
     next_exchange: u64,
     next_request: u64,
     turn: usize,
+}
+
+impl ChoiceTimes {
+    /// The stages of the time to first token, without gap; none before the first token.
+    fn stages(&self) -> Option<Stages> {
+        let decode = self.decode?;
+        let reader = self.prefill.unwrap_or(decode);
+        let mut last = reader.arrived;
+        // A stamp that was not set, or came before the one before it, is a stage of no time.
+        let mut stage = |stamp: Option<Instant>| {
+            let at = stamp.unwrap_or(last).max(last);
+            let time = at - last;
+            last = at;
+            time
+        };
+        let bootstrap = self.prefill.map_or_else(Default::default, |reader| stage(reader.bootstrapped));
+        let queue = stage(reader.admitted);
+        let prefill = stage(reader.filled);
+        let handover = stage(decode.filled);
+        let join = stage(decode.joined);
+        let first_step = stage(Some(decode.first_token?));
+        Some(Stages { queue, bootstrap, prefill, handover, join, first_step })
+    }
 }
 
 /// Where answers go.
@@ -117,8 +144,14 @@ pub struct Way<'a> {
 }
 
 impl Generations {
-    /// No requests yet.
-    pub fn new(terms: Terms, text: Arc<Text>, queue: TextQueue, handoff: Handoff) -> Generations {
+    /// No requests yet. `metrics` are the workers', in order of their ids.
+    pub fn new(
+        terms: Terms,
+        text: Arc<Text>,
+        queue: TextQueue,
+        handoff: Handoff,
+        metrics: Vec<Arc<WorkerMetrics>>,
+    ) -> Generations {
         Generations {
             terms,
             text,
@@ -127,6 +160,7 @@ impl Generations {
             live: HashMap::new(),
             by_conn: HashMap::new(),
             legs: HashMap::new(),
+            metrics,
             next_exchange: 0,
             next_request: 0,
             turn: 0,
@@ -202,6 +236,11 @@ impl Generations {
         hit.len()
     }
 
+    /// Whether the tokeniser or a mover has something.
+    pub fn has_news(&self) -> bool {
+        self.queue.has_news() || self.handoff.has_news()
+    }
+
     /// Takes in what the tokeniser has done and what movers say. True when there was something.
     pub fn turn(&mut self, way: &mut Way<'_>) -> bool {
         let mut busy = self.handoff.turn(way.now);
@@ -216,7 +255,11 @@ impl Generations {
     pub fn event(&mut self, event: Event, way: &mut Way<'_>) {
         match event {
             Event::Token { request, sampled } => {
-                let Some(leg) = self.legs.get(&request).copied() else { return };
+                let Some(leg) = self.legs.get_mut(&request) else { return };
+                if let Some(last) = leg.last_token.replace(way.now) {
+                    self.metrics[leg.worker.index()].next_token(way.now.saturating_duration_since(last));
+                }
+                let leg = *leg;
                 if leg.part == Part::Visible {
                     self.token(&leg, &sampled, way);
                 }
@@ -240,11 +283,18 @@ impl Generations {
         self.handoff.expire(now);
     }
 
-    fn check(&self, request: &GenerateRequest) -> Result<(), ApiError> {
-        match &request.model {
-            Some(name) if !self.terms.names.contains(name) => return Err(ApiError::model_not_found(name)),
-            _ => {}
+    /// Refuses a model that is not served here.
+    pub fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
+        match name {
+            Some(name) if !self.terms.names.iter().any(|own| own == name) => {
+                Err(ApiError::model_not_found(name))
+            }
+            _ => Ok(()),
         }
+    }
+
+    fn check(&self, request: &GenerateRequest) -> Result<(), ApiError> {
+        self.check_model(request.model.as_deref())?;
         if request.min_tokens > 0 {
             return Err(ApiError::unsupported("min_tokens"));
         }
@@ -319,14 +369,14 @@ impl Generations {
         match self.terms.placement.clone() {
             Placement::Mixed(workers) => {
                 let worker = self.roomiest(&workers)?;
-                let request = self.request(exchange, sample, worker, Room(0), ids, None, now)?;
+                let request = self.request(exchange, sample, worker, Room(0), ids, None)?;
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
             Placement::Split { prefill, decode } => {
                 let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
                 let room = room_of(random());
-                let reader = self.request(exchange, sample, source, room, ids, Some(1), now)?;
-                let writer = match self.request(exchange, sample, destination, room, ids, None, now) {
+                let reader = self.request(exchange, sample, source, room, ids, Some(1))?;
+                let writer = match self.request(exchange, sample, destination, room, ids, None) {
                     Ok(writer) => writer,
                     Err(error) => {
                         let slot = Slot { id: reader.slot, generation: reader.generation };
@@ -365,7 +415,6 @@ impl Generations {
         room: Room,
         ids: &Arc<[u32]>,
         max_new: Option<u32>,
-        now: Instant,
     ) -> Result<Box<Request>, ApiError> {
         let Some(live) = self.live.get(&exchange) else { return Err(ApiError::new(500, "internal", "lost")) };
         let asked = &live.request;
@@ -409,7 +458,10 @@ impl Generations {
     ) {
         let slot = Slot { id: request.slot, generation: request.generation };
         let (id, worker) = (request.id, request.worker);
-        self.legs.insert(id, Leg { exchange, choice, part, worker, slot, partner, finished: false });
+        self.legs.insert(
+            id,
+            Leg { exchange, choice, part, worker, slot, partner, finished: false, last_token: None },
+        );
         if let Some(live) = self.live.get_mut(&exchange) {
             live.legs.push(id);
         }
@@ -451,6 +503,7 @@ impl Generations {
             Outcome::Failed(cause) => Some(cause),
             _ => None,
         };
+        self.count(&leg, outcome);
         self.handoff.finished(leg.worker, leg.slot, failure, way.now);
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let times = &mut live.timings[leg.choice];
@@ -479,9 +532,49 @@ impl Generations {
         }
     }
 
+    /// What `/metrics` says of a leg's end.
+    fn count(&self, leg: &Leg, outcome: Outcome) {
+        let metrics = &self.metrics[leg.worker.index()];
+        match outcome {
+            Outcome::Stop => metrics.finished_stop.inc(),
+            Outcome::Length | Outcome::HandedOver => metrics.finished_length.inc(),
+            Outcome::Failed(cause) => {
+                let ended = self.live.get(&leg.exchange);
+                // A choice that a stop string ended was told to stop; that is no failure.
+                match ended.is_some_and(|live| live.timings[leg.choice].ended.is_some()) {
+                    true => metrics.finished_stop.inc(),
+                    false => metrics.failed(cause),
+                }
+            }
+        }
+    }
+
+    /// Records where the time of a choice went.
+    fn record(&self, leg: &Leg, now: Instant) {
+        let Some(live) = self.live.get(&leg.exchange) else { return };
+        let metrics = &self.metrics[leg.worker.index()];
+        metrics.ended(now.saturating_duration_since(live.arrived));
+        let times = &live.timings[leg.choice];
+        if let Some(stages) = times.stages() {
+            metrics.first_token(&stages);
+            if times.prefill.is_some() {
+                let prompt = self.prompt_tokens(leg);
+                let layout = self.handoff.worker(leg.worker).layout();
+                let bytes = u64::from(layout.pages_for(prompt)) * layout.page_bytes();
+                metrics.transferred(bytes, stages.handover);
+            }
+        }
+    }
+
+    fn prompt_tokens(&self, leg: &Leg) -> u32 {
+        self.handoff.worker(leg.worker).tenant(leg.slot).map_or(0, |tenant| tenant.prompt.tokens)
+    }
+
     fn end_choice(&mut self, leg: &Leg, outcome: Outcome, cached: u32, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         live.timings[leg.choice].ended.get_or_insert(way.now);
+        self.record(leg, way.now);
+        let Some(live) = self.live.get(&leg.exchange) else { return };
         let timings = live.request.return_timings.then(|| self.timings(leg));
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let Some(exchange) = live.exchange.as_mut() else { return };
@@ -505,7 +598,7 @@ impl Generations {
         } else {
             let timings = live.request.return_timings.then(|| self.first_timings(live));
             exchange.close(timings.as_ref(), &mut out);
-            way.connections.answer(way.reactor, conn, &Answer::json(&out), way.now);
+            way.answer(conn, &Answer::json(&out));
         }
         self.forget(id);
     }
@@ -565,7 +658,7 @@ impl Generations {
         let reader = times.prefill.or(times.decode);
         let decode = times.decode;
         let worker = self.handoff.worker(leg.worker);
-        let prompt = worker.tenant(leg.slot).map_or(0, |tenant| tenant.prompt.tokens);
+        let prompt = self.prompt_tokens(leg);
         let generated = live.exchange.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
         let handed = times.prefill.is_some();
         Timings {
@@ -592,8 +685,14 @@ impl Generations {
 }
 
 impl Way<'_> {
-    fn refuse(&mut self, conn: ConnId, error: &ApiError) {
+    /// Answers with an error.
+    pub fn refuse(&mut self, conn: ConnId, error: &ApiError) {
         self.connections.refuse(self.reactor, conn, error, self.now);
+    }
+
+    /// Answers whole.
+    pub fn answer(&mut self, conn: ConnId, answer: &Answer<'_>) {
+        self.connections.answer(self.reactor, conn, answer, self.now);
     }
 }
 

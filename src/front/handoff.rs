@@ -217,6 +217,11 @@ impl Handoff {
         self.members[id.index()].worker.release(slot);
     }
 
+    /// Whether a mover has something to say.
+    pub fn has_news(&self) -> bool {
+        self.members.iter().any(|member| member.reports.as_ref().is_some_and(|reports| !reports.is_empty()))
+    }
+
     /// Takes in what movers say, sends what waited, ends what is overdue. True when there was something.
     pub fn turn(&mut self, now: Instant) -> bool {
         let mut busy = false;

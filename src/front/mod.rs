@@ -6,5 +6,8 @@ pub mod generations;
 pub mod handoff;
 pub mod http;
 pub mod openai;
+pub mod routes;
+pub mod service;
+pub mod telemetry;
 pub mod text;
 pub mod worker;

@@ -76,6 +76,11 @@ impl TextQueue {
         })
     }
 
+    /// Whether an answer waits.
+    pub fn has_news(&self) -> bool {
+        !self.done.is_empty()
+    }
+
     /// The next answer.
     pub fn poll(&self) -> Option<Tokenised> {
         self.done.try_recv().ok()

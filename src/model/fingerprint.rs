@@ -9,7 +9,7 @@ use bytemuck::{Pod, Zeroable};
 use sha2::{Digest, Sha256};
 
 /// The first half of a SHA-256.
-pub type Identity = [u8; 16];
+pub type Identity = [u8; 32];
 
 /// An identity per part, so that a mismatch can be named.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Pod, Zeroable)]
@@ -62,6 +62,6 @@ impl Fingerprint {
 
 fn identity(hash: Sha256) -> Identity {
     let mut identity = Identity::default();
-    identity.copy_from_slice(&hash.finalize()[..16]);
+    identity.copy_from_slice(&hash.finalize()[..32]);
     identity
 }

@@ -24,6 +24,11 @@ impl Counter {
         self.add(1);
     }
 
+    /// Takes over a count that is kept elsewhere; it never falls.
+    pub fn raise_to(&self, count: u64) {
+        self.0.fetch_max(count, Relaxed);
+    }
+
     /// `count` more.
     #[inline]
     pub fn add(&self, count: u64) {

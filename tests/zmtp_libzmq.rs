@@ -185,8 +185,8 @@ fn our_dealer_talks_to_libzmqs_router() {
             }
         }
     }
-    // Not every PONG comes: libzmq keeps one command at a time, and a PING of its own, or for a
-    // second PING of ours, takes its place.
+    // Not every PONG comes: libzmq keeps one command at a time; a PING of its own, or the answer to
+    // a second PING of ours, takes its place.
     dealer.run(|seen| seen.messages.len() == 10 * messages.len() && !seen.pongs.is_empty());
     for (seen, sent) in dealer.seen.messages.iter().zip(messages.iter().cycle()) {
         assert!(seen == sent);

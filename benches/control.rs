@@ -25,7 +25,7 @@ fn main() {
     let pages: Vec<PageId> = (0..1024).map(|page| PageId(page * 7)).collect();
     for pages in [&[][..], &pages] {
         let message = message(pages);
-        let len = encode_once(&message).byte_len();
+        let len = wire_len(&message);
         println!("\n{} ({len} bytes)", if pages.is_empty() { "Done" } else { "Destination, 1,024 pages" });
         codec(&message);
         compare("round trip", REPEATS, || bare_round_trip(len), |key| round_trip(pages, key));
@@ -77,10 +77,12 @@ fn micros(duration: Duration) -> f64 {
 
 // Codec alone.
 
-fn encode_once(message: &Message<'_>) -> Multipart {
-    let mut out = Multipart::new();
+/// Bytes of the message with its frame headers.
+fn wire_len(message: &Message<'_>) -> usize {
+    let (mut connection, mut out) = (open_connection(), Multipart::new());
     message.encode(None, &mut out);
-    out
+    connection.send(out.parts()).expect("room");
+    connection.transmit().len()
 }
 
 fn open_connection() -> Connection {

@@ -337,7 +337,7 @@ impl Reactor {
     }
 
     /// Ends a connection once what is queued has been sent and the peer has closed its end, or
-    /// after [`NET_LINGER`](limits::NET_LINGER).
+    /// after [`NET_LINGER`](limits::NET_LINGER). One that is not yet connected ends now.
     pub fn close_after_flush(&mut self, id: ConnId) {
         match self.owned_mut(id) {
             Some(connection) if connection.state == State::Open => {

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::limits::{NET_QUEUED_MAX, NET_RECEIVED_MAX};
+use proptest::prelude::*;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -105,7 +106,7 @@ fn a_dial_nobody_answers_ends_by_its_deadline() {
 #[test]
 fn what_is_not_consumed_is_bounded_and_nothing_is_lost() {
     let (mut reactor, _, conn, mut client) = served();
-    let sent: Vec<u8> = (0..3 << 20u32).map(|at| (at * 31 >> 7) as u8).collect();
+    let sent: Vec<u8> = (0..3 << 20u32).map(|at| ((at * 31) >> 7) as u8).collect();
     let copy = sent.clone();
     let writer = std::thread::spawn(move || {
         client.write_all(&copy).unwrap();
@@ -300,4 +301,65 @@ fn descriptors_pass_between_reactors() {
     }
     let closed = Event::Closed { conn: dialled, reason: CloseReason::Descriptors };
     wait(&mut destination, |_, event| (event == closed).then_some(()));
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send { side: usize, len: usize },
+    Consume { side: usize, len: usize },
+    Poll { side: usize },
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(30))]
+    #[test]
+    fn streams_arrive_as_sent_whatever_the_order_of_calls(steps in proptest::collection::vec(prop_oneof![
+        (0usize..2, 0usize..300_000).prop_map(|(side, len)| Step::Send { side, len }),
+        (0usize..2, 0usize..300_000).prop_map(|(side, len)| Step::Consume { side, len }),
+        (0usize..2).prop_map(|side| Step::Poll { side }),
+    ], 0..60)) {
+        let mut reactors = [Reactor::new().unwrap(), Reactor::new().unwrap()];
+        let listener = reactors[0].listen(&loopback(), 1).unwrap();
+        let address = reactors[0].local_address(listener).unwrap().into();
+        let dialled = reactors[1].connect(&address, Instant::now() + PATIENCE).unwrap();
+        wait(&mut reactors[1], |_, event| (event == Event::Connected(dialled)).then_some(()));
+        let ids = [accepted(&mut reactors[0]), dialled];
+        // What each side has sent, and has consumed.
+        let (mut sent, mut seen) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        let mut consume = |reactors: &mut [Reactor; 2], side: usize, len: usize| {
+            let bytes = reactors[side].received(ids[side]);
+            let len = len.min(bytes.len());
+            seen[side].extend_from_slice(&bytes[..len]);
+            reactors[side].consume(ids[side], len);
+            seen[side].len()
+        };
+        for step in steps {
+            match step {
+                Step::Send { side, len } => {
+                    let from = sent[side].len();
+                    let bytes: Vec<u8> = (from..from + len).map(|at| (at >> 3) as u8).collect();
+                    if reactors[side].send(ids[side], &bytes).is_ok() {
+                        sent[side].extend_from_slice(&bytes);
+                    }
+                }
+                Step::Consume { side, len } => drop(consume(&mut reactors, side, len)),
+                Step::Poll { side } => {
+                    reactors[side].poll(Some(Instant::now())).unwrap();
+                    while reactors[side].next_event().is_some() {}
+                }
+            }
+        }
+        reactors[1].close_after_flush(ids[1]);
+        // The other end has consumed everything, and the first has closed.
+        let deadline = Instant::now() + PATIENCE;
+        while consume(&mut reactors, 0, usize::MAX) < sent[1].len() {
+            prop_assert!(Instant::now() < deadline, "waited in vain");
+            for reactor in &mut reactors {
+                reactor.poll(Some(Instant::now())).unwrap();
+                while reactor.next_event().is_some() {}
+            }
+        }
+        prop_assert!(seen[0] == sent[1]);
+        prop_assert!(sent[0].starts_with(&seen[1]));
+    }
 }

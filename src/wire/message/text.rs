@@ -13,5 +13,5 @@ pub fn read_text<'a>(parts: Parts<'a>, index: usize, what: &'static str) -> Resu
 
 /// Appends a text as one part, cut to what the reader accepts.
 pub fn write_text(text: &str, out: &mut Multipart) {
-    out.push(text[..text.floor_char_boundary(limits::MESSAGE_TEXT_MAX)].as_bytes());
+    out.push(&text.as_bytes()[..text.floor_char_boundary(limits::MESSAGE_TEXT_MAX)]);
 }

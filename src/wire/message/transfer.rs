@@ -106,7 +106,8 @@ impl<'a> Destination<'a> {
         exactly(parts, 2)?;
         let body: DestinationBody = read_body(body, "Destination")?;
         let pages = parts.get(1).unwrap_or_default();
-        if pages.len() % size_of::<PageId>() != 0 || pages.len() / size_of::<PageId>() > limits::PAGES_MAX {
+        let size = size_of::<PageId>();
+        if !pages.len().is_multiple_of(size) || pages.len() / size > limits::PAGES_MAX {
             return Err(MessageError::Content { what: "page list", len: pages.len() });
         }
         within("session", body.session.0, 1..=u32::MAX.into())?;

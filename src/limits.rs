@@ -36,5 +36,5 @@ pub const STOP_STRINGS_MAX: usize = 32;
 pub const STOP_STRING_BYTES_MAX: usize = 1024;
 /// Stop token ids of one request.
 pub const STOP_IDS_MAX: usize = 256;
-/// Bytes of names that a client chooses: request ids, cache salts, host names.
-pub const NAME_BYTES_MAX: usize = 256;
+/// Bytes of names that a client chooses: models, request ids, cache salts, hosts, fields.
+pub const NAME_BYTES_MAX: usize = 512;

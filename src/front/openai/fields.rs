@@ -5,7 +5,7 @@
 //! than its fields; null counts as absent; an error names the field at fault with its path.
 
 use super::error::ApiError;
-use crate::limits::{JSON_FIELDS_MAX, JSON_NODES_MAX};
+use crate::limits::{JSON_FIELDS_MAX, JSON_NODES_MAX, NAME_BYTES_MAX};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -98,6 +98,22 @@ impl<'a> Fields<'a> {
             Some(value) if (value as f32).is_finite() && valid(value as f32) => Ok(value as f32),
             Some(_) => Err(self.invalid(name, must)),
         }
+    }
+
+    /// The value of `name` as one `T` or a list of at most `MAX`.
+    pub(super) fn one_or_many<T: Deserialize<'a>, const MAX: usize>(
+        &mut self,
+        name: &str,
+        must: &str,
+    ) -> Result<Option<OneOrMany<T>>, ApiError> {
+        let Some(raw) = self.take(name) else { return Ok(None) };
+        let value = if raw.get().starts_with('[') {
+            let List(items) = self.value::<List<T, MAX>>(name, raw, must)?;
+            OneOrMany::Many(items)
+        } else {
+            OneOrMany::One(self.value(name, raw, must)?)
+        };
+        Ok(Some(value))
     }
 
     /// The value of `name` as a tree of bounded size.
@@ -203,6 +219,9 @@ impl<'de> Deserialize<'de> for Entries<'de> {
                     if entries.len() == JSON_FIELDS_MAX {
                         return Err(A::Error::custom(format!("more than {JSON_FIELDS_MAX} fields")));
                     }
+                    if name.len() > NAME_BYTES_MAX {
+                        return Err(A::Error::custom("a field's name is too long"));
+                    }
                     if entries.iter().any(|(earlier, _)| *earlier == name) {
                         return Err(A::Error::custom(format!("the field `{name}` stands there twice")));
                     }
@@ -243,28 +262,10 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
     }
 }
 
-/// One `T`, or a list of at most `MAX`.
+/// One `T`, or a list of them.
 pub(super) enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
-}
-
-impl<'a> Fields<'a> {
-    /// The value of `name` as one `T` or a list of at most `MAX`.
-    pub(super) fn one_or_many<T: Deserialize<'a>, const MAX: usize>(
-        &mut self,
-        name: &str,
-        must: &str,
-    ) -> Result<Option<OneOrMany<T>>, ApiError> {
-        let Some(raw) = self.take(name) else { return Ok(None) };
-        let value = if raw.get().starts_with('[') {
-            let List(items) = self.value::<List<T, MAX>>(name, raw, must)?;
-            OneOrMany::Many(items)
-        } else {
-            OneOrMany::One(self.value(name, raw, must)?)
-        };
-        Ok(Some(value))
-    }
 }
 
 /// What a list in JSON begins with, told without reading it.
@@ -285,7 +286,9 @@ mod tests {
     #[test]
     fn a_body_must_be_one_object_of_bounded_size() {
         let many = format!("{{{}}}", (0..257).map(|i| format!("\"{i}\":0")).collect::<Vec<_>>().join(","));
-        for body in ["", "{", "[]", "7", "{} x", "{\"a\":}", "{\"a\":1,\"a\":2}", "{\"a\":\"\u{1}\"}", &many]
+        let long = format!("{{\"{}\":0}}", "x".repeat(NAME_BYTES_MAX + 1));
+        for body in
+            ["", "{", "[]", "7", "{} x", "{\"a\":}", "{\"a\":1,\"a\":2}", "{\"a\":\"\u{1}\"}", &many, &long]
         {
             let error = parse(body).err().unwrap_or_else(|| panic!("{body} was taken"));
             assert_eq!((error.status, error.code, error.param), (400, "invalid_json", None), "{body}");

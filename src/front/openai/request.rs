@@ -178,7 +178,7 @@ impl GenerateRequest {
     ) -> Result<Self, ApiError> {
         let request = Self {
             endpoint,
-            model: fields.text("model")?,
+            model: fields.name("model", NAME_BYTES_MAX)?,
             prompts,
             samples: 1,
             sampling: Sampling::default(),

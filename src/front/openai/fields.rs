@@ -62,27 +62,26 @@ impl<'a> Fields<'a> {
         self.get(name, "must be a text")
     }
 
-    /// A text of 1 to `limit` bytes.
-    pub(super) fn name(&mut self, name: &str, limit: usize) -> Result<Option<String>, ApiError> {
+    /// A text of 1 to [`NAME_BYTES_MAX`] bytes.
+    pub(super) fn name(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let text = self.text(name)?;
-        if text.as_ref().is_some_and(|text| text.is_empty() || text.len() > limit) {
-            return Err(self.invalid(name, format!("must have 1 to {limit} bytes")));
+        if text.as_ref().is_some_and(|text| text.is_empty() || text.len() > NAME_BYTES_MAX) {
+            return Err(self.invalid(name, format!("must have 1 to {NAME_BYTES_MAX} bytes")));
         }
         Ok(text)
     }
 
     /// A whole number within `range`; `1.0` is one.
-    pub(super) fn integer(
+    pub(super) fn integer<T: TryFrom<i128>>(
         &mut self,
         name: &str,
         range: RangeInclusive<i128>,
-    ) -> Result<Option<i128>, ApiError> {
+    ) -> Result<Option<T>, ApiError> {
         let must = format!("must be a whole number from {} to {}", range.start(), range.end());
         let Some(number) = self.get::<serde_json::Number>(name, &must)? else { return Ok(None) };
-        match whole(&number).filter(|value| range.contains(value)) {
-            Some(value) => Ok(Some(value)),
-            None => Err(self.invalid(name, must)),
-        }
+        let value =
+            whole(&number).filter(|value| range.contains(value)).and_then(|value| T::try_from(value).ok());
+        value.map(Some).ok_or_else(|| self.invalid(name, must))
     }
 
     /// A number for which `valid` holds; `must` says so in words.
@@ -307,7 +306,10 @@ mod tests {
     fn whole_numbers_may_be_written_as_floats() {
         let integer = |json: &str| {
             let body = format!("{{\"n\":{json}}}");
-            parse(&body).unwrap().integer("n", -1..=i128::from(u64::MAX)).map_err(|error| error.message)
+            parse(&body)
+                .unwrap()
+                .integer::<i128>("n", -1..=i128::from(u64::MAX))
+                .map_err(|error| error.message)
         };
         assert_eq!(integer("5"), Ok(Some(5)));
         assert_eq!(integer("5.0"), Ok(Some(5)));
@@ -323,7 +325,7 @@ mod tests {
     #[test]
     fn what_nobody_asked_for_is_left() {
         let mut fields = parse(r#"{"a":1,"b":null,"c":{"d":1,"e":[ ]},"f":true,"g":false}"#).unwrap();
-        assert_eq!(fields.integer("a", 0..=9), Ok(Some(1)));
+        assert_eq!(fields.integer("a", 0..=9), Ok(Some(1u8)));
         let mut inner = fields.object("c").unwrap().unwrap();
         assert_eq!(inner.refuse(&[("e", &["[]"])]), Ok(()));
         assert_eq!(inner.rest(), ["c.d"]);

@@ -4,7 +4,6 @@ use super::chat;
 use super::error::ApiError;
 use super::fields::Fields;
 use super::request::Conversation;
-use crate::limits::NAME_BYTES_MAX;
 use serde::Serialize;
 
 /// What is to be tokenised.
@@ -45,7 +44,7 @@ impl TokenizeRequest {
         // A template writes the special tokens itself.
         let add = matches!(subject, Subject::Prompt(_));
         Ok(Self {
-            model: fields.name("model", NAME_BYTES_MAX)?,
+            model: fields.name("model")?,
             subject,
             add_special_tokens: fields.flag("add_special_tokens", add)?,
             return_token_strs: fields.flag("return_token_strs", false)?,
@@ -84,7 +83,7 @@ impl DetokenizeRequest {
         let mut fields = Fields::parse(body)?;
         let tokens = fields.get("tokens", "must be a list of token ids")?;
         let tokens = tokens.ok_or_else(|| fields.invalid("tokens", "is missing"))?;
-        Ok(Self { model: fields.name("model", NAME_BYTES_MAX)?, tokens })
+        Ok(Self { model: fields.name("model")?, tokens })
     }
 }
 

@@ -60,7 +60,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     if top > 0 && !logprobs {
         return Err(ApiError::invalid("top_logprobs", "needs `logprobs` to be true"));
     }
-    request.logprobs = if logprobs { usize::try_from(top).ok() } else { None };
+    request.logprobs = logprobs.then_some(top);
     fields.accept(ACCEPTED);
     request.finish(fields)
 }

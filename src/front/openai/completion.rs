@@ -27,15 +27,14 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     request.batch = batch;
     request.read_sampling(&mut fields, &DIALECT, defaults)?;
     request.read_stream_options(&mut fields)?;
-    let logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
-    request.logprobs = logprobs.and_then(|count| usize::try_from(count).ok());
+    request.logprobs = fields.integer("logprobs", 0..=TOP_LOGPROBS_MAX as i128)?;
     request.echo = fields.flag("echo", false)?;
     if request.echo && request.logprobs.is_some() {
         // Echoed tokens would need logprobs of the prompt.
         return Err(ApiError::invalid("echo", "cannot be combined with logprobs on this server"));
     }
     let best_of = fields.integer("best_of", 1..=i128::from(u32::MAX))?;
-    if best_of.is_some_and(|best_of| best_of != request.samples as i128) {
+    if best_of.is_some_and(|best_of: usize| best_of != request.samples) {
         return Err(ApiError::unsupported("best_of"));
     }
     fields.refuse(UNSUPPORTED)?;

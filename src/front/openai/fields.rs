@@ -5,7 +5,7 @@
 //! than its fields; null counts as absent; an error names the field at fault with its path.
 
 use super::error::ApiError;
-use crate::limits::{JSON_FIELDS_MAX, JSON_NODES_MAX};
+use crate::limits::{JSON_FIELDS_MAX, JSON_NODES_MAX, NAME_BYTES_MAX};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
@@ -62,27 +62,26 @@ impl<'a> Fields<'a> {
         self.get(name, "must be a text")
     }
 
-    /// A text of 1 to `limit` bytes.
-    pub(super) fn name(&mut self, name: &str, limit: usize) -> Result<Option<String>, ApiError> {
+    /// A text of 1 to [`NAME_BYTES_MAX`] bytes.
+    pub(super) fn name(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let text = self.text(name)?;
-        if text.as_ref().is_some_and(|text| text.is_empty() || text.len() > limit) {
-            return Err(self.invalid(name, format!("must have 1 to {limit} bytes")));
+        if text.as_ref().is_some_and(|text| text.is_empty() || text.len() > NAME_BYTES_MAX) {
+            return Err(self.invalid(name, format!("must have 1 to {NAME_BYTES_MAX} bytes")));
         }
         Ok(text)
     }
 
     /// A whole number within `range`; `1.0` is one.
-    pub(super) fn integer(
+    pub(super) fn integer<T: TryFrom<i128>>(
         &mut self,
         name: &str,
         range: RangeInclusive<i128>,
-    ) -> Result<Option<i128>, ApiError> {
+    ) -> Result<Option<T>, ApiError> {
         let must = format!("must be a whole number from {} to {}", range.start(), range.end());
         let Some(number) = self.get::<serde_json::Number>(name, &must)? else { return Ok(None) };
-        match whole(&number).filter(|value| range.contains(value)) {
-            Some(value) => Ok(Some(value)),
-            None => Err(self.invalid(name, must)),
-        }
+        let value =
+            whole(&number).filter(|value| range.contains(value)).and_then(|value| T::try_from(value).ok());
+        value.map(Some).ok_or_else(|| self.invalid(name, must))
     }
 
     /// A number for which `valid` holds; `must` says so in words.
@@ -98,6 +97,22 @@ impl<'a> Fields<'a> {
             Some(value) if (value as f32).is_finite() && valid(value as f32) => Ok(value as f32),
             Some(_) => Err(self.invalid(name, must)),
         }
+    }
+
+    /// The value of `name` as one `T` or a list of at most `MAX`.
+    pub(super) fn one_or_many<T: Deserialize<'a>, const MAX: usize>(
+        &mut self,
+        name: &str,
+        must: &str,
+    ) -> Result<Option<OneOrMany<T>>, ApiError> {
+        let Some(raw) = self.take(name) else { return Ok(None) };
+        let value = if raw.get().starts_with('[') {
+            let List(items) = self.value::<List<T, MAX>>(name, raw, must)?;
+            OneOrMany::Many(items)
+        } else {
+            OneOrMany::One(self.value(name, raw, must)?)
+        };
+        Ok(Some(value))
     }
 
     /// The value of `name` as a tree of bounded size.
@@ -203,6 +218,9 @@ impl<'de> Deserialize<'de> for Entries<'de> {
                     if entries.len() == JSON_FIELDS_MAX {
                         return Err(A::Error::custom(format!("more than {JSON_FIELDS_MAX} fields")));
                     }
+                    if name.len() > NAME_BYTES_MAX {
+                        return Err(A::Error::custom("a field's name is too long"));
+                    }
                     if entries.iter().any(|(earlier, _)| *earlier == name) {
                         return Err(A::Error::custom(format!("the field `{name}` stands there twice")));
                     }
@@ -243,28 +261,10 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
     }
 }
 
-/// One `T`, or a list of at most `MAX`.
+/// One `T`, or a list of them.
 pub(super) enum OneOrMany<T> {
     One(T),
     Many(Vec<T>),
-}
-
-impl<'a> Fields<'a> {
-    /// The value of `name` as one `T` or a list of at most `MAX`.
-    pub(super) fn one_or_many<T: Deserialize<'a>, const MAX: usize>(
-        &mut self,
-        name: &str,
-        must: &str,
-    ) -> Result<Option<OneOrMany<T>>, ApiError> {
-        let Some(raw) = self.take(name) else { return Ok(None) };
-        let value = if raw.get().starts_with('[') {
-            let List(items) = self.value::<List<T, MAX>>(name, raw, must)?;
-            OneOrMany::Many(items)
-        } else {
-            OneOrMany::One(self.value(name, raw, must)?)
-        };
-        Ok(Some(value))
-    }
 }
 
 /// What a list in JSON begins with, told without reading it.
@@ -285,7 +285,9 @@ mod tests {
     #[test]
     fn a_body_must_be_one_object_of_bounded_size() {
         let many = format!("{{{}}}", (0..257).map(|i| format!("\"{i}\":0")).collect::<Vec<_>>().join(","));
-        for body in ["", "{", "[]", "7", "{} x", "{\"a\":}", "{\"a\":1,\"a\":2}", "{\"a\":\"\u{1}\"}", &many]
+        let long = format!("{{\"{}\":0}}", "x".repeat(NAME_BYTES_MAX + 1));
+        for body in
+            ["", "{", "[]", "7", "{} x", "{\"a\":}", "{\"a\":1,\"a\":2}", "{\"a\":\"\u{1}\"}", &many, &long]
         {
             let error = parse(body).err().unwrap_or_else(|| panic!("{body} was taken"));
             assert_eq!((error.status, error.code, error.param), (400, "invalid_json", None), "{body}");
@@ -304,7 +306,10 @@ mod tests {
     fn whole_numbers_may_be_written_as_floats() {
         let integer = |json: &str| {
             let body = format!("{{\"n\":{json}}}");
-            parse(&body).unwrap().integer("n", -1..=i128::from(u64::MAX)).map_err(|error| error.message)
+            parse(&body)
+                .unwrap()
+                .integer::<i128>("n", -1..=i128::from(u64::MAX))
+                .map_err(|error| error.message)
         };
         assert_eq!(integer("5"), Ok(Some(5)));
         assert_eq!(integer("5.0"), Ok(Some(5)));
@@ -320,7 +325,7 @@ mod tests {
     #[test]
     fn what_nobody_asked_for_is_left() {
         let mut fields = parse(r#"{"a":1,"b":null,"c":{"d":1,"e":[ ]},"f":true,"g":false}"#).unwrap();
-        assert_eq!(fields.integer("a", 0..=9), Ok(Some(1)));
+        assert_eq!(fields.integer("a", 0..=9), Ok(Some(1u8)));
         let mut inner = fields.object("c").unwrap().unwrap();
         assert_eq!(inner.refuse(&[("e", &["[]"])]), Ok(()));
         assert_eq!(inner.rest(), ["c.d"]);

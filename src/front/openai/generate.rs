@@ -70,9 +70,7 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
     sampling.ignore(&[("no_stop_trim", &["false"]), ("spaces_between_special_tokens", &["true"])]);
     request.unknown.extend(sampling.rest());
     let top = fields.integer("top_logprobs_num", 0..=TOP_LOGPROBS_MAX as i128)?.unwrap_or(0);
-    if fields.flag("return_logprob", false)? {
-        request.logprobs = usize::try_from(top).ok();
-    }
+    request.logprobs = fields.flag("return_logprob", false)?.then_some(top);
     request.logprob_text = fields.flag("return_text_in_logprobs", false)?;
     fields.ignore(ADDED);
     request.finish(fields)

@@ -5,7 +5,6 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
-use crate::limits::NAME_BYTES_MAX;
 use serde::Serialize;
 
 /// The answer of `/v1/models`.
@@ -177,7 +176,7 @@ impl Abort {
         if fields.flag("abort_all", false)? {
             return Ok(Self::All);
         }
-        let rid = fields.name("rid", NAME_BYTES_MAX)?;
+        let rid = fields.name("rid")?;
         rid.map(Self::Rid).ok_or_else(|| fields.invalid("rid", "is missing"))
     }
 }

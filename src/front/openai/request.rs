@@ -178,7 +178,7 @@ impl GenerateRequest {
     ) -> Result<Self, ApiError> {
         let request = Self {
             endpoint,
-            model: fields.text("model")?,
+            model: fields.name("model")?,
             prompts,
             samples: 1,
             sampling: Sampling::default(),
@@ -197,7 +197,7 @@ impl GenerateRequest {
             return_timings: fields.flag("return_timings", false)?,
             batch: false,
             rids: Vec::new(),
-            cache_salt: fields.name("cache_salt", NAME_BYTES_MAX)?,
+            cache_salt: fields.name("cache_salt")?,
             bootstrap: None,
             unknown: Vec::new(),
         };
@@ -214,8 +214,7 @@ impl GenerateRequest {
         defaults: &Sampling,
     ) -> Result<(), ApiError> {
         self.sampling = sampling(fields, dialect, defaults)?;
-        let samples = fields.integer("n", 1..=i128::from(SAMPLES_MAX))?.unwrap_or(1);
-        self.samples = usize::try_from(samples).unwrap_or(1);
+        self.samples = fields.integer("n", 1..=i128::from(SAMPLES_MAX))?.unwrap_or(1);
         if self.prompts.len() * self.samples > CHOICES_MAX {
             return Err(
                 fields.invalid("n", format!("times the number of prompts is more than {CHOICES_MAX}"))
@@ -223,12 +222,11 @@ impl GenerateRequest {
         }
         for name in dialect.max_tokens {
             let value = fields.integer(name, 1..=i128::from(u32::MAX))?;
-            self.max_tokens = self.max_tokens.or(value.and_then(|value| u32::try_from(value).ok()));
+            self.max_tokens = self.max_tokens.or(value);
         }
         self.max_tokens = self.max_tokens.or(dialect.default_length);
         let most = self.max_tokens.unwrap_or(u32::MAX);
-        let least = fields.integer(dialect.min_tokens, 0..=i128::from(most))?.unwrap_or(0);
-        self.min_tokens = u32::try_from(least).unwrap_or(0);
+        self.min_tokens = fields.integer(dialect.min_tokens, 0..=i128::from(most))?.unwrap_or(0);
         self.stop = stops(fields)?;
         let ids =
             fields.get("stop_token_ids", &format!("must be a list of at most {STOP_IDS_MAX} token ids"))?;
@@ -263,7 +261,7 @@ fn sampling(fields: &mut Fields<'_>, dialect: &Dialect, defaults: &Sampling) -> 
     let (unit, pm2) = ("must be a number from 0 to 1", "must be a number from -2 to 2");
     let mut seed = defaults.seed;
     for name in dialect.seed {
-        let value = fields.integer(name, i128::from(i64::MIN)..=i128::from(u64::MAX))?;
+        let value = fields.integer::<i128>(name, i128::from(i64::MIN)..=i128::from(u64::MAX))?;
         // Negative seeds are seeds too: the bits count.
         seed = value.map(|value| value as u64).or(seed);
     }
@@ -280,9 +278,9 @@ fn sampling(fields: &mut Fields<'_>, dialect: &Dialect, defaults: &Sampling) -> 
             |x| x > 0.0 && x <= 1.0,
             "must be a number above 0, at most 1",
         )?,
-        top_k: match fields.integer("top_k", -1..=i128::from(u32::MAX))? {
+        top_k: match fields.integer::<i128>("top_k", -1..=i128::from(u32::MAX))? {
             None => defaults.top_k,
-            Some(k) => u32::try_from(k).ok().filter(|&k| k > 0),
+            Some(k) => u32::try_from(k).ok().filter(|&k: &u32| k > 0),
         },
         min_p: fields.number("min_p", defaults.min_p, |x| (0.0..=1.0).contains(&x), unit)?,
         presence_penalty: fields.number("presence_penalty", defaults.presence_penalty, penalty, pm2)?,

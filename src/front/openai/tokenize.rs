@@ -44,7 +44,7 @@ impl TokenizeRequest {
         // A template writes the special tokens itself.
         let add = matches!(subject, Subject::Prompt(_));
         Ok(Self {
-            model: fields.text("model")?,
+            model: fields.name("model")?,
             subject,
             add_special_tokens: fields.flag("add_special_tokens", add)?,
             return_token_strs: fields.flag("return_token_strs", false)?,
@@ -83,7 +83,7 @@ impl DetokenizeRequest {
         let mut fields = Fields::parse(body)?;
         let tokens = fields.get("tokens", "must be a list of token ids")?;
         let tokens = tokens.ok_or_else(|| fields.invalid("tokens", "is missing"))?;
-        Ok(Self { model: fields.text("model")?, tokens })
+        Ok(Self { model: fields.name("model")?, tokens })
     }
 }
 

@@ -19,6 +19,11 @@ pub const GGUF_NAME_MAX: usize = 65535;
 pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;
 /// Most alternatives shown beside a token; the most that OpenAI's interface takes.
 pub const TOP_LOGPROBS_MAX: usize = 20;
+/// Most layers of a model with dummy weights; the deepest published ones have under two hundred.
+pub const DUMMY_LAYERS_MAX: usize = 1024;
+/// Elements of its largest tensor, which is held in memory; embeddings of the largest published models
+/// have two thousand million.
+pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 /// Longest head of a safetensors file, the format's own bound.
 pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
 /// Longest JSON file of a model's directory but for its tokenizer; indices of large models reach

@@ -7,8 +7,10 @@ use super::config::ModelConfig;
 use super::inventory;
 use super::tensor::{RowOrder, TensorType, TensorView};
 use super::weights::{LoadError, WeightSource};
+use crate::limits::{DUMMY_ELEMENTS_MAX, DUMMY_LAYERS_MAX};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
+use std::path::Path;
 
 /// Largest weight; as wide as the usual initialisation, deviation 0.02.
 const SPREAD: f32 = 0.035;
@@ -25,14 +27,23 @@ pub struct DummyWeights {
 }
 
 impl DummyWeights {
-    /// Weights of a plain `dtype`: F32, F16 or BF16.
-    pub fn new(config: &ModelConfig, dtype: TensorType) -> DummyWeights {
+    /// Weights of a plain `dtype`: F32, F16 or BF16. `file` is where `config` was read.
+    pub fn new(config: &ModelConfig, dtype: TensorType, file: &Path) -> Result<DummyWeights, LoadError> {
+        if config.layers > DUMMY_LAYERS_MAX {
+            let expected = format!("at most {DUMMY_LAYERS_MAX}");
+            return Err(LoadError::field(file, "num_hidden_layers", expected, config.layers));
+        }
         let (mut tensors, mut largest, mut widest) = (BTreeMap::new(), 0, 0);
         for tensor in inventory::tensors(config) {
             let norm = tensor.name.contains("norm");
             let mut state = tensor.name.bytes().fold(0, |hash, byte| mix(hash ^ u64::from(byte)));
             let offset = (!norm).then(|| next(&mut state) as usize % SLACK);
-            largest = largest.max(tensor.rows * tensor.cols);
+            let elements = tensor.rows.saturating_mul(tensor.cols);
+            if elements > DUMMY_ELEMENTS_MAX {
+                let expected = format!("at most {DUMMY_ELEMENTS_MAX} elements");
+                return Err(LoadError::tensor(file, tensor.name, expected, elements));
+            }
+            largest = largest.max(elements);
             widest = widest.max(if norm { tensor.cols } else { 0 });
             tensors.insert(tensor.name, (offset, tensor.rows, tensor.cols));
         }
@@ -42,7 +53,8 @@ impl DummyWeights {
             unit * SPREAD
         });
         let random = encode(dtype, random);
-        DummyWeights { dtype, tensors, random, ones: encode(dtype, std::iter::repeat_n(1.0, widest)) }
+        let ones = encode(dtype, std::iter::repeat_n(1.0, widest));
+        Ok(DummyWeights { dtype, tensors, random, ones })
     }
 }
 
@@ -94,8 +106,10 @@ mod tests {
     fn every_tensor_is_there_and_always_the_same() {
         let directory = HfDirectory::open(&fixture("llama-mha-llama3-bf16")).unwrap();
         let config = directory.config();
-        let [one, two] = [(); 2].map(|()| DummyWeights::new(config, TensorType::Bf16));
-        inventory::check(config, &one, directory.names(), std::path::Path::new("dummy")).unwrap();
+        let file = Path::new("dummy");
+        let make = |config: &ModelConfig| DummyWeights::new(config, TensorType::Bf16, file);
+        let [one, two] = [(); 2].map(|()| make(config).unwrap());
+        inventory::check(config, &one, directory.names(), file).unwrap();
         for name in directory.names() {
             let [a, b] = [&one, &two].map(|weights| weights.tensor(name).unwrap().unwrap());
             assert_eq!(a.bytes, b.bytes);
@@ -106,5 +120,11 @@ mod tests {
         let key =
             |part| one.tensor(&format!("model.layers.0.self_attn.{part}_proj.weight")).unwrap().unwrap();
         assert_ne!(key("q").bytes, key("k").bytes);
+
+        let refusal = |config| make(&config).err().unwrap().to_string();
+        let deep = ModelConfig { layers: u32::MAX as usize, ..config.clone() };
+        assert!(refusal(deep).contains("num_hidden_layers"));
+        let wide = ModelConfig { vocab: u32::MAX as usize, hidden: u32::MAX as usize, ..config.clone() };
+        assert!(refusal(wide).contains("embed_tokens"));
     }
 }

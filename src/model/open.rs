@@ -111,7 +111,7 @@ fn open_directory(path: &Path) -> Result<ModelFiles, LoadError> {
 
 fn open_dummy(path: &Path) -> Result<ModelFiles, LoadError> {
     let config = hf_config::read(path)?;
-    let weights = DummyWeights::new(&config, hf_config::dtype(path)?);
+    let weights = DummyWeights::new(&config, hf_config::dtype(path)?, path)?;
     let tokenizer = if path.join("tokenizer.json").exists() {
         Tokenizer::from_hf(path)?
     } else {

@@ -27,17 +27,22 @@ pub(crate) fn smollm2() -> Option<PathBuf> {
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// With the files of a fixture's directory.
-    pub(crate) fn copy_of(name: &str) -> Scratch {
+    pub(crate) fn new() -> Scratch {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("baton-test-{}-{number}", std::process::id()));
         std::fs::create_dir(&path).unwrap();
+        Scratch(path)
+    }
+
+    /// With the files of a fixture's directory.
+    pub(crate) fn copy_of(name: &str) -> Scratch {
+        let scratch = Scratch::new();
         for entry in std::fs::read_dir(fixture(name)).unwrap() {
             let entry = entry.unwrap();
-            std::fs::copy(entry.path(), path.join(entry.file_name())).unwrap();
+            std::fs::copy(entry.path(), scratch.0.join(entry.file_name())).unwrap();
         }
-        Scratch(path)
+        scratch
     }
 
     pub(crate) fn path(&self) -> &Path {

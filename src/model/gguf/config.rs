@@ -9,7 +9,7 @@ use crate::model::tensor::TensorType;
 use crate::model::weights::LoadError;
 
 /// Keys below the architecture that change the computation and are not served.
-const REFUSED: [&str; 12] = [
+const REFUSED: [&str; 15] = [
     "attention.sliding_window",
     "attention.scale",
     "attention.clamp_kqv",
@@ -22,6 +22,9 @@ const REFUSED: [&str; 12] = [
     "expert_count",
     "attention.layer_norm_epsilon",
     "rope.scale_linear",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_log_multiplier",
 ];
 
 /// Reads the configuration and checks it for consistency.
@@ -213,8 +216,8 @@ fn llama3_scaling(
         let rotations = f64::from(context) / wavelength;
         let blend = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
         let expected = 1.0 / ((1.0 - blend) / f64::from(factor) + blend);
-        // NaN must fail too.
-        if !((f64::from(found) - expected).abs() <= 1e-3 * expected) {
+        let close = (f64::from(found) - expected).abs() <= 1e-3 * expected;
+        if !close {
             return refuse(
                 "the divisors of Llama 3 (factors 1 and 4 of 8192 tokens)",
                 format!("{found} at {index} where {expected} belongs"),

@@ -111,3 +111,6 @@ fn entry(config: &ModelConfig, name: &str, info: &TensorInfo, bytes: &[u8]) -> E
 fn plain(dtype: TensorType) -> bool {
     dtype.block().0 == 1
 }
+
+#[cfg(test)]
+mod tests;

@@ -276,10 +276,9 @@ impl Object {
                 return Err(self.wrong(field, served, found));
             }
         }
-        if let Some(layers) = self.field("layer_types", "a list of layer kinds", Value::as_array)? {
-            if let Some(other) = layers.iter().find(|kind| **kind != "full_attention") {
-                return Err(self.wrong("layer_types", "full_attention", other));
-            }
+        let layers = self.field("layer_types", "a list of layer kinds", Value::as_array)?;
+        if let Some(other) = layers.into_iter().flatten().find(|kind| **kind != "full_attention") {
+            return Err(self.wrong("layer_types", "full_attention", other));
         }
         let activation = self.string("hidden_act")?.unwrap_or("silu");
         if activation != "silu" && activation != "swish" {

@@ -2,41 +2,43 @@
 
 /// Sums side by side; wide enough for any vector unit.
 const LANES: usize = 16;
+/// Elements that are summed in single precision before their sum goes into the whole.
+const BLOCK: usize = 64 * LANES;
 
 /// `e^x` for `x <= 0` within two units in the last place; 0 below -87.
 #[inline]
 fn exp(x: f32) -> f32 {
-    // Adding and taking away this number rounds to an integer.
+    // A number whose unit in the last place is 1: adding it leaves an integer in the low bits.
     const ROUND: f32 = 12_582_912.0;
     let clamped = x.max(-88.0);
-    let turns = clamped * std::f32::consts::LOG2_E + ROUND - ROUND;
+    let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
+    let turns = shifted - ROUND;
     let rest = clamped - turns * 0.693_359_4 - turns * -2.121_944_4e-4;
     let mut series = 1.987_569_2e-4;
     for coefficient in [1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_6e-1, 0.5] {
         series = series * rest + coefficient;
     }
     let mantissa = series * rest * rest + rest + 1.0;
-    let scale = f32::from_bits(((turns as i32 + 127) as u32) << 23);
+    let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(127 << 23));
     if x < -87.0 { 0.0 } else { mantissa * scale }
 }
 
 /// Writes `e^((logit - max) / temperature)` for every logit and gives their sum.
 pub(super) fn sum(logits: &[f32], max: f32, temperature: f32, weights: &mut [f32]) -> f64 {
-    let weight = |logit: f32| exp(((logit - max) / temperature).min(0.0));
-    let mut sums = [0.0f64; LANES];
-    let (chunks, rest) = logits.as_chunks::<LANES>();
-    let (chunk_weights, rest_weights) = weights.as_chunks_mut::<LANES>();
-    for (chunk, weights) in chunks.iter().zip(chunk_weights) {
-        for lane in 0..LANES {
-            weights[lane] = weight(chunk[lane]);
-            sums[lane] += f64::from(weights[lane]);
+    let mut total = 0.0;
+    for (logits, weights) in logits.chunks(BLOCK).zip(weights.chunks_mut(BLOCK)) {
+        for (weight, &logit) in weights.iter_mut().zip(logits) {
+            *weight = exp(((logit - max) / temperature).min(0.0));
         }
+        let mut sums = [0.0; LANES];
+        for chunk in weights.chunks(LANES) {
+            for (sum, weight) in sums.iter_mut().zip(chunk) {
+                *sum += weight;
+            }
+        }
+        total += sums.iter().map(|&sum| f64::from(sum)).sum::<f64>();
     }
-    for (lane, (&logit, slot)) in rest.iter().zip(rest_weights).enumerate() {
-        *slot = weight(logit);
-        sums[lane] += f64::from(*slot);
-    }
-    sums.iter().sum()
+    total
 }
 
 #[cfg(test)]
@@ -55,7 +57,7 @@ mod tests {
 
     #[test]
     fn sums_all_lengths() {
-        for length in [1, 15, 16, 17, 1000] {
+        for length in [1, 15, 16, 17, 1023, 1024, 1025, 5000] {
             let logits: Vec<f32> = (0..length).map(|i| (i % 7) as f32).collect();
             let mut weights = vec![0.0; length];
             let max = 6.0;

@@ -155,10 +155,7 @@ impl Attend<'_> {
         self.scratch.sums[..count * padded].fill(0.0);
         for tile in (0..tokens).step_by(TILE) {
             let here = (tokens - tile).min(TILE);
-            for token in 0..here {
-                let to = &mut self.scratch.rows[token * padded..][..padded];
-                self.values.read(s, (first + tile + token) as u32, to);
-            }
+            self.values.read(s, (first + tile) as u32, here, &mut self.scratch.rows, padded);
             self.gather(s, tile, here);
         }
         for query in 0..count {
@@ -170,9 +167,7 @@ impl Attend<'_> {
     #[inline(always)]
     fn turn_keys<S: Simd>(&mut self, s: S, first: usize, tokens: usize) {
         let Scratch { rows, keys, padded, .. } = &mut *self.scratch;
-        for token in 0..tokens {
-            self.keys.read(s, (first + token) as u32, &mut rows[token * *padded..][..*padded]);
-        }
+        self.keys.read(s, first as u32, tokens, rows, *padded);
         for tile in 0..tokens.div_ceil(LANES) {
             for column in (0..*padded).step_by(LANES) {
                 let mut square = [[0.0; LANES]; LANES];

@@ -106,9 +106,10 @@ impl Kernel for Attend<'_> {
     fn run<S: Simd>(mut self, s: S) {
         self.take_queries();
         let context = self.start as usize + self.to.rows();
+        self.keys.prefetch(0, context.min(TILE));
         let mut first = 0;
         while first < context {
-            self.segment(s, first, (context - first).min(SEGMENT));
+            self.segment(s, first, (context - first).min(SEGMENT), context);
             first += SEGMENT;
         }
         self.give(s);
@@ -140,9 +141,14 @@ impl Attend<'_> {
     }
 
     #[inline(always)]
-    fn segment<S: Simd>(&mut self, s: S, first: usize, tokens: usize) {
+    fn segment<S: Simd>(&mut self, s: S, first: usize, tokens: usize, context: usize) {
         for tile in (0..tokens).step_by(TILE) {
             self.turn_keys(s, first + tile, (tokens - tile).min(TILE));
+            // What is read next arrives while this is computed; values follow the last keys.
+            match tokens.saturating_sub(tile + TILE) {
+                0 => self.values.prefetch(first as u32, tokens.min(TILE)),
+                left => self.keys.prefetch((first + tile + TILE) as u32, left.min(TILE)),
+            }
             self.score(s, tile);
         }
         let count = self.count();
@@ -156,6 +162,11 @@ impl Attend<'_> {
         for tile in (0..tokens).step_by(TILE) {
             let here = (tokens - tile).min(TILE);
             self.values.read(s, (first + tile) as u32, here, &mut self.scratch.rows, padded);
+            let next = first + tile + here;
+            match tokens - tile - here {
+                0 => self.keys.prefetch(next as u32, (context - next).min(TILE)),
+                left => self.values.prefetch(next as u32, left.min(TILE)),
+            }
             self.gather(s, tile, here);
         }
         for query in 0..count {

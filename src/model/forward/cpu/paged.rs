@@ -9,9 +9,6 @@ use crate::ids::PageId;
 use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
 use crate::model::forward::KvPool;
 
-/// Tokens between a read and the prefetch beside it: some 4 KiB of halves in flight.
-const AHEAD: u32 = 32;
-
 /// A pool for the length of a step.
 #[derive(Clone, Copy)]
 pub struct Paged<'a> {
@@ -79,7 +76,6 @@ impl Strip<'_> {
         while done < count {
             let position = position + done as u32;
             let (from, tokens) = self.run(position, count - done);
-            self.prefetch(position + AHEAD, tokens);
             let rows = to[done * stride..].chunks_exact_mut(stride).take(tokens);
             for (token, to) in rows.enumerate() {
                 // SAFETY: `run` checked so many neighbours.
@@ -95,27 +91,23 @@ impl Strip<'_> {
         }
     }
 
-    /// Asks for tokens that will be read soon: pages lie anywhere, so that the hardware cannot guess.
+    /// Asks for `count` tokens that will be read soon: pages lie anywhere, so that the hardware
+    /// cannot guess.
     #[inline(always)]
-    fn prefetch(&self, position: u32, tokens: usize) {
+    pub fn prefetch(&self, position: u32, count: usize) {
         let layout = self.paged.layout;
-        if (position / layout.page_size) as usize >= self.pages.len() {
-            return;
-        }
-        #[cfg(target_arch = "x86_64")]
-        {
-            let (at, tokens) = self.run(position, tokens);
-            let bytes = (layout.head_dim as u64 * layout.dtype.bytes()) as usize;
+        let bytes = (layout.head_dim as u64 * layout.dtype.bytes()) as usize;
+        let mut done = 0;
+        while done < count {
+            let (at, tokens) = self.run(position + done as u32, count - done);
             for token in 0..tokens {
                 for line in (0..bytes).step_by(64) {
-                    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-                    // SAFETY: `run` checked so many neighbours; a prefetch has no effect besides.
-                    unsafe {
-                        let at = at.add(token * layout.token_stride as usize + line);
-                        _mm_prefetch::<_MM_HINT_T0>(at.cast());
-                    }
+                    // SAFETY: `run` checked so many neighbours.
+                    let at = unsafe { at.add(token * layout.token_stride as usize + line) };
+                    prefetch_line(at);
                 }
             }
+            done += tokens;
         }
     }
 
@@ -130,6 +122,18 @@ impl Strip<'_> {
             KvDtype::Bf16 => write_as::<S, u16>(from, to, |lanes| s.to_bf16(lanes), s),
         }
     }
+}
+
+#[inline(always)]
+fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect on any address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 #[inline(always)]

@@ -107,7 +107,8 @@ impl Runner {
         let mut sequence = self.sequence(tokens);
         let mut all = vec![];
         while sequence.done < tokens.len() {
-            self.push(&mut sequence, chunk.min(tokens.len() - sequence.done), Logits::All);
+            let count = chunk.min(tokens.len() - sequence.done);
+            self.push(&mut sequence, count, Logits::All);
             all.extend(self.step());
         }
         self.free.append(&mut sequence.pages);

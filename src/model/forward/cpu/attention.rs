@@ -106,9 +106,10 @@ impl Kernel for Attend<'_> {
     fn run<S: Simd>(mut self, s: S) {
         self.take_queries();
         let context = self.start as usize + self.to.rows();
+        self.keys.prefetch(0, context.min(TILE));
         let mut first = 0;
         while first < context {
-            self.segment(s, first, (context - first).min(SEGMENT));
+            self.segment(s, first, (context - first).min(SEGMENT), context);
             first += SEGMENT;
         }
         self.give(s);
@@ -141,9 +142,14 @@ impl Attend<'_> {
     }
 
     #[inline(always)]
-    fn segment<S: Simd>(&mut self, s: S, first: usize, tokens: usize) {
+    fn segment<S: Simd>(&mut self, s: S, first: usize, tokens: usize, context: usize) {
         for tile in (0..tokens).step_by(TILE) {
             self.turn_keys(s, first + tile, (tokens - tile).min(TILE));
+            // What is read next arrives while this is computed; values follow the last keys.
+            match tokens.saturating_sub(tile + TILE) {
+                0 => self.values.prefetch(first as u32, tokens.min(TILE)),
+                left => self.keys.prefetch((first + tile + TILE) as u32, left.min(TILE)),
+            }
             self.score(s, tile);
         }
         let count = self.count();
@@ -156,9 +162,11 @@ impl Attend<'_> {
         self.scratch.sums[..count * padded].fill(0.0);
         for tile in (0..tokens).step_by(TILE) {
             let here = (tokens - tile).min(TILE);
-            for token in 0..here {
-                let to = &mut self.scratch.rows[token * padded..][..padded];
-                self.values.read(s, (first + tile + token) as u32, to);
+            self.values.read(s, (first + tile) as u32, here, &mut self.scratch.rows, padded);
+            let next = first + tile + here;
+            match tokens - tile - here {
+                0 => self.keys.prefetch(next as u32, (context - next).min(TILE)),
+                left => self.values.prefetch(next as u32, left.min(TILE)),
             }
             self.gather(s, tile, here);
         }
@@ -171,9 +179,7 @@ impl Attend<'_> {
     #[inline(always)]
     fn turn_keys<S: Simd>(&mut self, s: S, first: usize, tokens: usize) {
         let Scratch { rows, keys, padded, .. } = &mut *self.scratch;
-        for token in 0..tokens {
-            self.keys.read(s, (first + token) as u32, &mut rows[token * *padded..][..*padded]);
-        }
+        self.keys.read(s, first as u32, tokens, rows, *padded);
         for tile in 0..tokens.div_ceil(LANES) {
             for column in (0..*padded).step_by(LANES) {
                 let mut square = [[0.0; LANES]; LANES];

@@ -107,17 +107,17 @@ impl Kernel for Multiply<'_> {
                 add: self.add,
             };
             for_weights!(&matrix.weights,
-            plain w => {
-                let weights = &w[inside * columns..][..columns];
-                let input = self.input;
-                each_tile(s, &self.rows, &mut out, PlainTile { weights, input });
-            },
-            quantised w => {
-                let blocks = columns / super::block::BLOCK;
-                let weights = &w[inside * blocks..][..blocks];
-                let input = self.input;
-                each_tile(s, &self.rows, &mut out, BlockTile { weights, input });
-            })
+                plain w => {
+                    let weights = &w[inside * columns..][..columns];
+                    let input = self.input;
+                    each_tile(s, &self.rows, &mut out, PlainTile { weights, input });
+                },
+                quantised w => {
+                    let blocks = columns / super::block::BLOCK;
+                    let weights = &w[inside * blocks..][..blocks];
+                    let input = self.input;
+                    each_tile(s, &self.rows, &mut out, BlockTile { weights, input });
+                })
         }
     }
 }
@@ -143,6 +143,20 @@ impl Out<'_, '_> {
         }
         s.store(value, to);
     }
+}
+
+/// Repeats the body for `$r` in `0..$count`, `$r` being a constant in each copy: the compiler keeps
+/// long bodies rolled up otherwise, and the sums in memory.
+macro_rules! unroll {
+    ($count:expr, $r:ident, $body:block) => {
+        unroll!(@ $count, $r, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+    };
+    (@ $count:expr, $r:ident, $body:block, $($n:literal)*) => {
+        $(if $n < $count {
+            const $r: usize = $n;
+            $body
+        })*
+    };
 }
 
 /// A product of one group with rows `first..first + R` of a panel.
@@ -212,43 +226,45 @@ struct BlockTile<'a, B> {
 impl<L: Levels, D: Scales, M: Minimum> Tile for BlockTile<'_, Block<L, D, M>> {
     #[inline(always)]
     fn run<S: Simd, const R: usize>(self, s: S, panel: usize, first: usize) -> [S::F; R] {
-        assert!(first + R <= PANEL);
+        assert!(first + R <= PANEL && R <= 16);
         let mut sums = [s.splat(0.0); R];
         for (block, x) in self.weights.iter().zip(self.input.bytes(panel)) {
             let registers = block.levels.registers(s);
-            let scale = block.scales.lanes(s, 0);
-            let second = block.scales.lanes(s, 1);
+            let scales = [block.scales.lanes(s, 0), block.scales.lanes(s, 1)];
             let minimum = block.minimum.lanes(s);
-            for r in 0..R {
-                let row = first + r;
+            unroll!(R, ROW, {
+                let (row, sum) = (first + ROW, &mut sums[ROW]);
                 let unit = s.splat(x.scale[row]);
                 if D::HALVES {
-                    let low = half_dot::<S, L>(s, x, row, 0, &registers);
-                    let high = half_dot::<S, L>(s, x, row, 1, &registers);
-                    sums[r] = s.fma(s.float(low), s.mul(scale, unit), sums[r]);
-                    sums[r] = s.fma(s.float(high), s.mul(second, unit), sums[r]);
-                } else {
-                    let start = L::excess::<S>().wrapping_neg() * (x.sums[0][row] + x.sums[1][row]);
-                    let mut dot = s.splat_int(start);
-                    for j in 0..8 {
-                        dot = L::dot(s, dot, registers[j], x.words[row][j]);
+                    for half in 0..2 {
+                        let dot = s.float(dot::<S, L>(s, x, row, &registers, half..half + 1));
+                        *sum = s.fma(dot, s.mul(scales[half], unit), *sum);
                     }
-                    sums[r] = s.fma(s.float(dot), s.mul(scale, unit), sums[r]);
+                } else {
+                    let dot = s.float(dot::<S, L>(s, x, row, &registers, 0..2));
+                    *sum = s.fma(dot, s.mul(scales[0], unit), *sum);
                 }
                 if let Some(minimum) = minimum {
-                    sums[r] = s.fma(minimum, s.splat(x.total[row]), sums[r]);
+                    *sum = s.fma(minimum, s.splat(x.total[row]), *sum);
                 }
-            }
+            });
         }
         sums
     }
 }
 
-/// The dot product over 16 columns.
+/// The exact dot product of a row with some halves of a block.
 #[inline(always)]
-fn half_dot<S: Simd, L: Levels>(s: S, x: &Quantised, row: usize, half: usize, registers: &[S::W; 8]) -> S::I {
-    let mut dot = s.splat_int(-L::excess::<S>() * x.sums[half][row]);
-    for j in 4 * half..4 * half + 4 {
+fn dot<S: Simd, L: Levels>(
+    s: S,
+    x: &Quantised,
+    row: usize,
+    registers: &[S::W; 8],
+    halves: Range<usize>,
+) -> S::I {
+    let sum: i32 = halves.clone().map(|half| x.sums[half][row]).sum();
+    let mut dot = s.splat_int(-L::excess::<S>() * sum);
+    for j in 4 * halves.start..4 * halves.end {
         dot = L::dot(s, dot, registers[j], x.words[row][j]);
     }
     dot

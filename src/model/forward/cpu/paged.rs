@@ -43,41 +43,78 @@ impl<'a> Paged<'a> {
         Strip { paged: *self, start, pages }
     }
 
-    /// A pointer to one token's head, checked to hold `head_dim` elements.
+    /// A pointer to the heads of `tokens` neighbours on a page, checked to be inside.
     #[inline(always)]
-    fn at(&self, offset: u64) -> *mut u8 {
-        let bytes = self.layout.head_dim as u64 * self.layout.dtype.bytes();
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.len), "page outside the region");
+    fn at(&self, offset: u64, tokens: u64) -> *mut u8 {
+        let layout = self.layout;
+        let last = (tokens - 1) * layout.token_stride + layout.head_dim as u64 * layout.dtype.bytes();
+        assert!(offset.checked_add(last).is_some_and(|end| end <= self.len), "page outside the region");
         // SAFETY: inside the mapping.
         unsafe { self.base.add(offset as usize) }
     }
 }
 
 impl Strip<'_> {
+    /// The token at `position`, and how many tokens from there on are its neighbours, at most
+    /// `wanted`.
     #[inline(always)]
-    fn token(&self, position: u32) -> *mut u8 {
+    fn run(&self, position: u32, wanted: usize) -> (*mut u8, usize) {
         let layout = self.paged.layout;
-        let page = self.pages[(position / layout.page_size) as usize].index() as u64;
-        let token = (position % layout.page_size) as u64;
-        self.paged.at(self.start + page * layout.page_stride + token * layout.token_stride)
+        let (page, token) = (position / layout.page_size, position % layout.page_size);
+        let tokens = wanted.min((layout.page_size - token) as usize);
+        let page = self.pages[page as usize].index() as u64;
+        let offset = self.start + page * layout.page_stride + token as u64 * layout.token_stride;
+        (self.paged.at(offset, tokens as u64), tokens)
     }
 
-    /// Reads the head at `position` as floats.
+    /// Reads `count` tokens from `position` on as floats, into rows of `to` that are `stride` long.
     #[inline(always)]
-    pub fn read<S: Simd>(&self, s: S, position: u32, to: &mut [f32]) {
-        let from = self.token(position);
-        let to = &mut to[..self.paged.layout.head_dim as usize];
-        match self.paged.layout.dtype {
-            KvDtype::F32 => read_as::<S, f32>(from, to, |lanes| s.load(lanes), s),
-            KvDtype::F16 => read_as::<S, u16>(from, to, |lanes| s.half(lanes), s),
-            KvDtype::Bf16 => read_as::<S, u16>(from, to, |lanes| s.bf16(lanes), s),
+    pub fn read<S: Simd>(&self, s: S, position: u32, count: usize, to: &mut [f32], stride: usize) {
+        let layout = self.paged.layout;
+        let dim = layout.head_dim as usize;
+        let mut done = 0;
+        while done < count {
+            let position = position + done as u32;
+            let (from, tokens) = self.run(position, count - done);
+            let rows = to[done * stride..].chunks_exact_mut(stride).take(tokens);
+            for (token, to) in rows.enumerate() {
+                // SAFETY: `run` checked so many neighbours.
+                let from = unsafe { from.add(token * layout.token_stride as usize) };
+                let to = &mut to[..dim];
+                match layout.dtype {
+                    KvDtype::F32 => read_as::<S, f32>(from, to, |lanes| s.load(lanes), s),
+                    KvDtype::F16 => read_as::<S, u16>(from, to, |lanes| s.half(lanes), s),
+                    KvDtype::Bf16 => read_as::<S, u16>(from, to, |lanes| s.bf16(lanes), s),
+                }
+            }
+            done += tokens;
+        }
+    }
+
+    /// Asks for `count` tokens that will be read soon: pages lie anywhere, so that the hardware
+    /// cannot guess.
+    #[inline(always)]
+    pub fn prefetch(&self, position: u32, count: usize) {
+        let layout = self.paged.layout;
+        let bytes = (layout.head_dim as u64 * layout.dtype.bytes()) as usize;
+        let mut done = 0;
+        while done < count {
+            let (at, tokens) = self.run(position + done as u32, count - done);
+            for token in 0..tokens {
+                for line in (0..bytes).step_by(64) {
+                    // SAFETY: `run` checked so many neighbours.
+                    let at = unsafe { at.add(token * layout.token_stride as usize + line) };
+                    prefetch_line(at);
+                }
+            }
+            done += tokens;
         }
     }
 
     /// Writes the head at `position`, rounded to the pool's type.
     #[inline(always)]
     pub fn write<S: Simd>(&self, s: S, position: u32, from: &[f32]) {
-        let to = self.token(position);
+        let (to, _) = self.run(position, 1);
         let from = &from[..self.paged.layout.head_dim as usize];
         match self.paged.layout.dtype {
             KvDtype::F32 => write_as::<S, f32>(from, to, |lanes| as_lanes(s, lanes), s),
@@ -85,6 +122,18 @@ impl Strip<'_> {
             KvDtype::Bf16 => write_as::<S, u16>(from, to, |lanes| s.to_bf16(lanes), s),
         }
     }
+}
+
+#[inline(always)]
+fn prefetch_line(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a prefetch has no effect on any address.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        _mm_prefetch::<_MM_HINT_T0>(at.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }
 
 #[inline(always)]

@@ -147,7 +147,7 @@ fn quantise<S: Simd>(s: S, values: [S::F; 2], lane: usize, block: &mut Quantised
     let largest = if largest > 1e-30 { largest } else { 0.0 };
     let inverse = s.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
     let halves = values.map(|v| s.bytes(s.round(s.mul(v, inverse))));
-    let scale = largest / 127.0;
+    let scale = largest * (1.0 / 127.0);
     let sums = halves.map(|half| half.iter().map(|b| *b as i32).sum::<i32>());
     block.words[lane] = bytemuck::cast(halves);
     block.scale[lane] = scale;

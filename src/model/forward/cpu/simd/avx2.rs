@@ -149,13 +149,6 @@ impl Simd for Avx2 {
         let lanes: [i32; LANES] = unsafe { std::mem::transmute(value) };
         lanes.map(|v| v as i8)
     }
-    #[inline(always)]
-    fn from_bytes(self, bytes: &[i8; LANES]) -> Self::F {
-        op!({
-            let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
-            [bytes, _mm_unpackhi_epi64(bytes, bytes)].map(|b| _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(b)))
-        })
-    }
 
     #[inline(always)]
     fn nibbles(self, from: &[u8; 64]) -> [Self::W; 2] {

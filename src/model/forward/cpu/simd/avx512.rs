@@ -129,10 +129,6 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     fn bytes(self, value: __m512i) -> [i8; LANES] {
         op!(std::mem::transmute(_mm512_cvtepi32_epi8(value)))
     }
-    #[inline(always)]
-    fn from_bytes(self, bytes: &[i8; LANES]) -> __m512 {
-        op!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))))
-    }
 
     #[inline(always)]
     fn nibbles(self, from: &[u8; 64]) -> [__m512i; 2] {

@@ -72,8 +72,6 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn float(self, value: Self::I) -> Self::F;
     /// The low byte of each lane.
     fn bytes(self, value: Self::I) -> [i8; LANES];
-    /// Sixteen signed bytes as floats.
-    fn from_bytes(self, bytes: &[i8; LANES]) -> Self::F;
 
     /// Low and high nibbles, each as unsigned bytes.
     fn nibbles(self, from: &[u8; 64]) -> [Self::W; 2];
@@ -93,27 +91,23 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The sum of all lanes, in one fixed order.
     #[inline(always)]
     fn sum(self, value: Self::F) -> f32 {
-        let mut lanes = [0.0; LANES];
-        self.store(value, &mut lanes);
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                lanes[i] += lanes[i + half];
-            }
-        }
-        lanes[0]
+        self.reduce(value, |a, b| a + b)
     }
 
     /// The largest lane.
     #[inline(always)]
     fn largest(self, value: Self::F) -> f32 {
-        let mut lanes = [0.0; LANES];
-        self.store(value, &mut lanes);
-        for half in [8, 4, 2, 1] {
-            for i in 0..half {
-                lanes[i] = if lanes[i] > lanes[i + half] { lanes[i] } else { lanes[i + half] };
-            }
-        }
-        lanes[0]
+        self.reduce(value, |a, b| if a > b { a } else { b })
+    }
+
+    /// Joins halves until one is left.
+    #[inline(always)]
+    fn reduce(self, value: Self::F, join: impl Fn(f32, f32) -> f32) -> f32 {
+        let mut all = [0.0; LANES];
+        self.store(value, &mut all);
+        let half: [f32; 8] = std::array::from_fn(|i| join(all[i], all[i + 8]));
+        let quarter: [f32; 4] = std::array::from_fn(|i| join(half[i], half[i + 4]));
+        join(join(quarter[0], quarter[2]), join(quarter[1], quarter[3]))
     }
 
     /// eˣ to about 2 ulp; zero below −87, e⁸⁸ above 88.

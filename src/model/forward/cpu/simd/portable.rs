@@ -95,10 +95,6 @@ impl Simd for Portable {
     fn bytes(self, value: [i32; LANES]) -> [i8; LANES] {
         from_fn(|i| value[i] as i8)
     }
-    #[inline(always)]
-    fn from_bytes(self, bytes: &[i8; LANES]) -> Lanes {
-        from_fn(|i| bytes[i] as f32)
-    }
 
     #[inline(always)]
     fn nibbles(self, from: &[u8; 64]) -> [[u8; 64]; 2] {

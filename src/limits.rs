@@ -10,6 +10,23 @@ pub const HTTP_HEADERS_MAX: usize = 100;
 /// Longest HTTP body: prompts of a million ids as JSON fit.
 pub const HTTP_BODY_MAX: usize = 32 << 20;
 
+// model files
+/// Most metadata entries of a GGUF file; published ones hold under a hundred.
+pub const GGUF_METADATA_MAX: usize = 4096;
+/// Most tensors of a GGUF file; the largest published models hold a few thousand.
+pub const GGUF_TENSORS_MAX: usize = 1 << 16;
+/// Longest key or tensor name of a GGUF file, the format's own bound.
+pub const GGUF_NAME_MAX: usize = 65535;
+/// Most ids of a vocabulary; the largest published ones have 300 thousand.
+pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;
+/// Most alternatives shown beside a token; the most that OpenAI's interface takes.
+pub const TOP_LOGPROBS_MAX: usize = 20;
+/// Longest head of a safetensors file, the format's own bound.
+pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
+/// Longest JSON file of a model's directory but for its tokenizer; indices of large models reach
+/// some megabytes.
+pub const MODEL_JSON_MAX: usize = 64 << 20;
+
 // transfer::manager
 /// Destinations kept for requests that have not come: the router sends both legs at once, so few wait at
 /// any moment; a flood of them must not eat the worker.

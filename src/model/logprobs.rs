@@ -1,7 +1,6 @@
 //! Logprobs of one position as they travel from the sampler to the client: by value, never allocated.
 
-/// Most alternatives a request may ask for; OpenAI's limit.
-pub const TOP_LOGPROBS_MAX: usize = 20;
+pub use crate::limits::TOP_LOGPROBS_MAX;
 
 /// The best tokens of one position, best first.
 #[derive(Clone, Copy, Debug, PartialEq)]

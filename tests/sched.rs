@@ -10,6 +10,7 @@ use baton::model::sampler::SamplingParams;
 use baton::sched::engine::run;
 use baton::sched::mailbox::{Command, Event, Outcome};
 use baton::stdx::bell::Bell;
+use baton::transfer::aux::AuxRecord;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -319,6 +320,39 @@ fn a_hand_off_that_fails_ends_both_legs_with_its_cause() {
     assert_eq!(rig.told[&next.decode], alone(&Wanted::new(40, 6)));
 }
 
+#[test]
+fn a_record_that_is_not_the_request_s_fails_it() {
+    let spoils: [fn(&mut AuxRecord); 3] =
+        [|aux| aux.room += 1, |aux| aux.generation += 1, |aux| aux.first_token = VOCAB];
+    for spoil in spoils {
+        let mut rig = Rig::split(&Setup::new());
+        rig.mover.as_mut().unwrap().spoil = spoil;
+        let legs = rig.submit(&Wanted::new(10, 6));
+        rig.finish();
+        assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::Corrupt)));
+        assert!(rig.tokens(legs.decode).is_empty());
+    }
+}
+
+/// A mover that stands still and requests that come and go: its ring keeps room for every Cancel.
+#[test]
+fn cancels_never_outgrow_the_mover_s_ring() {
+    let mut rig = Rig::split(&Setup::new());
+    for _ in 0..100 {
+        while rig.has_slots() {
+            let legs = rig.submit(&Wanted::new(3, 2));
+            rig.abort(legs.prefill.unwrap());
+            rig.abort(legs.decode);
+            rig.step_engine();
+            rig.step_ctl();
+        }
+        rig.step_engine();
+        rig.step_ctl();
+    }
+    assert!(!rig.has_slots());
+    rig.finish();
+}
+
 /// The pages of an ended transfer stay leased while its mover still may read or write them.
 #[test]
 fn pages_of_an_ended_transfer_wait_for_its_lease() {
@@ -345,6 +379,7 @@ fn recorded(rig: &Rig) -> Vec<Vec<std::ops::Range<u32>>> {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init)]
 fn chunks_end_on_pages_and_the_begun_prompt_continues_first() {
     let mut setup = Setup::new();
     setup.config.page_size = 4;
@@ -365,6 +400,7 @@ fn chunks_end_on_pages_and_the_begun_prompt_continues_first() {
 }
 
 #[test]
+#[allow(clippy::single_range_in_vec_init)]
 fn chunks_are_bounded_in_time() {
     let mut setup = Setup::new();
     setup.config.chunked_prefill_size = 128;

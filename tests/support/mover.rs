@@ -34,6 +34,8 @@ pub struct TestMover {
     pub speed: usize,
     /// Fails the source's slot at its next chunk.
     pub corrupt: bool,
+    /// What happens to a record on its way.
+    pub spoil: fn(&mut AuxRecord),
 }
 
 impl TestMover {
@@ -46,6 +48,7 @@ impl TestMover {
             expected: HashMap::new(),
             speed: usize::MAX,
             corrupt: false,
+            spoil: |_| (),
         }
     }
 
@@ -113,6 +116,7 @@ impl TestMover {
         self.copy_tokens(slot, target.slot, tokens);
         if let Some(mut aux) = last {
             aux.generation = target.generation.0;
+            (self.spoil)(&mut aux);
             self.end_expected(target.slot, target.generation, Some(aux));
             let _ = self.destination.status.advance(target.slot, target.generation, Move::Finish);
             let _ = self.source.status.advance(slot, generation, Move::Finish);

@@ -288,7 +288,7 @@ fn a_full_event_ring_makes_the_engine_wait_and_loses_nothing() {
     for split in [true, false] {
         let setup = Setup::new();
         let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
-        let wanted = [Wanted::new(20, 30), Wanted::new(7, 30)];
+        let wanted = [Wanted::new(20, 100), Wanted::new(7, 100)];
         let legs = wanted.each_ref().map(|wanted| rig.submit(wanted));
         for round in 0..200 {
             rig.step_engine();
@@ -298,7 +298,7 @@ fn a_full_event_ring_makes_the_engine_wait_and_loses_nothing() {
             }
         }
         let steps = rig.watch.layers.load(Relaxed) / u64::from(LAYERS);
-        assert!(steps < 100, "{steps} steps ran while nobody listened");
+        assert!(steps < 40, "{steps} steps ran while nobody listened");
         rig.finish();
         for (legs, wanted) in legs.iter().zip(&wanted) {
             assert_eq!(rig.told[&legs.decode], alone(wanted));
@@ -337,20 +337,20 @@ fn a_record_that_is_not_the_request_s_fails_it() {
 /// A mover that stands still and requests that come and go: its ring keeps room for every Cancel.
 #[test]
 fn cancels_never_outgrow_the_mover_s_ring() {
-    let mut rig = Rig::split(&Setup::new());
-    for _ in 0..100 {
-        while rig.has_slots() {
-            let legs = rig.submit(&Wanted::new(3, 2));
-            rig.abort(legs.prefill.unwrap());
-            rig.abort(legs.decode);
+    for worker in [FIRST, DECODE] {
+        let mut rig = Rig::split(&Setup::new());
+        for _ in 0..100 {
+            while rig.free_slots(worker) > 0 {
+                let id = rig.submit_leg(worker, Room(7), &Wanted::new(3, 2));
+                rig.abort(id);
+                rig.step_engine();
+                rig.step_ctl();
+            }
             rig.step_engine();
             rig.step_ctl();
         }
-        rig.step_engine();
-        rig.step_ctl();
+        rig.finish();
     }
-    assert!(!rig.has_slots());
-    rig.finish();
 }
 
 /// The pages of an ended transfer stay leased while its mover still may read or write them.

@@ -8,7 +8,6 @@
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
-use crate::model::logprobs::Sampled;
 use crate::sched::admission;
 use crate::sched::config::SchedConfig;
 use crate::sched::line::Line;
@@ -164,8 +163,7 @@ impl DecodeWorker {
         held.request.stamps.prefill_us = Some((aux.queue_us, aux.prefill_us));
         held.state.stage = Stage::Arrived;
         self.stats.generated(1);
-        let first: Sampled = aux.first();
-        match accept(&mut held.request, first, turn.mail, turn.clock) {
+        match accept(&mut held.request, aux.first(), turn.mail, turn.clock) {
             Some(outcome) => self.finish(slot, outcome, turn.mail),
             None => self.arrived.join(slot),
         }

@@ -282,6 +282,10 @@ impl Rig {
         self.fronts.iter().all(|front| !front.free.is_empty())
     }
 
+    pub fn free_slots(&self, worker: WorkerId) -> usize {
+        self.fronts[worker.index()].free.len()
+    }
+
     /// Both legs at once, as a router sends them.
     pub fn submit(&mut self, wanted: &Wanted) -> Legs {
         let room = Room(self.next);

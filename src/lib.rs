@@ -5,12 +5,15 @@
 //! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role`.
 
 pub mod cause;
+pub mod config;
+pub mod doctor;
 pub mod front;
 pub mod ids;
 pub mod kv;
 pub mod limits;
 pub mod model;
 pub mod net;
+pub mod obs;
 pub mod sched;
 pub mod stdx;
 pub mod sys;

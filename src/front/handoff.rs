@@ -132,6 +132,15 @@ impl Handoff {
         &self.members[id.index()].worker
     }
 
+    /// The transport between workers of this process.
+    pub fn transport_name(&self) -> &'static str {
+        match self.offer.transports.first() {
+            Some(Transport::Shm) => "shm",
+            Some(Transport::Tcp) => "tcp",
+            Some(Transport::Fake) | None => "fake",
+        }
+    }
+
     /// A worker, to take slots from.
     pub fn worker_mut(&mut self, id: WorkerId) -> &mut Worker {
         &mut self.members[id.index()].worker

@@ -100,6 +100,16 @@ impl Worker {
         self.free.len()
     }
 
+    /// Requests it can hold.
+    pub fn slots(&self) -> usize {
+        self.tenants.len()
+    }
+
+    /// Tokens that the whole pool holds.
+    pub fn tokens(&self) -> usize {
+        self.memory.pages as usize * self.memory.layout.page_size as usize
+    }
+
     /// Where KV lies.
     pub fn layout(&self) -> &KvLayout {
         &self.memory.layout

@@ -243,8 +243,8 @@ impl DecodeWorker {
         held.finish(outcome, &mut self.pool, mail);
     }
 
-    /// Gives the slot of a finished request back, unless its lease is out. Not before the mover's ring has room,
-    /// so that it always takes one Cancel per slot.
+    /// Gives the slot of a finished request back, unless its lease is out. Not before the mover's ring has
+    /// room, so that it always takes one Cancel per slot.
     fn let_go(&mut self, slot: SlotId, mail: &mut Mail) {
         if self.slots[slot].state.lease != LeaseState::Out && self.receiver.has_room() {
             self.slots.let_go(slot, mail);

@@ -8,10 +8,10 @@
 //! Invariants: before it is open, nothing but Hello and Proof leaves or is accepted, under narrow
 //! bounds. Not here: deadlines of proof and heartbeat, which peer may connect (`front`, `transfer`).
 
+use super::Multipart;
 use super::auth::{ClusterKey, Hellos, Seal, Side};
 use super::message::{Hello, Message, MessageError, Proof};
 use super::zmtp::{self, Connection, Limits, SendError, Socket, ZmtpError};
-use super::{Multipart, Parts};
 use std::fmt;
 
 /// One end of a connection between workers.
@@ -22,7 +22,7 @@ pub struct Link {
     key: Option<ClusterKey>,
     state: State,
     our_hello: Hello,
-    /// The bytes of each side's Hello, once sent or received; valid before `Open`.
+    /// The only part of each side's Hello, once sent or received.
     our_bytes: Vec<u8>,
     peer_bytes: Vec<u8>,
     peer: Option<Hello>,
@@ -142,9 +142,11 @@ impl Link {
             return self.poll_handshake();
         }
         Ok(match self.zmtp.poll_event() {
-            Some(zmtp::Event::Message(parts)) => {
-                Message::decode(parts, self.incoming.as_mut())?.map(Event::Message)
-            }
+            Some(zmtp::Event::Message(parts)) => match Message::decode(parts, self.incoming.as_mut())? {
+                Some(Message::Proof(_)) if self.key.is_none() => return Err(LinkError::UnexpectedProof),
+                Some(Message::Hello(_) | Message::Proof(_)) => return Err(LinkError::OutOfOrder),
+                message => message.map(Event::Message),
+            },
             Some(zmtp::Event::Pong { context }) => Some(Event::Pong { context }),
             Some(zmtp::Event::Ready(_)) | None => None,
         })
@@ -191,7 +193,7 @@ impl Link {
                 let message = Message::decode(parts, None)?.ok_or(LinkError::OutOfOrder)?;
                 match (self.state, message) {
                     (State::Hello, Message::Hello(hello)) => {
-                        flatten(parts, &mut self.peer_bytes);
+                        self.peer_bytes.extend_from_slice(parts.get(0).unwrap_or_default());
                         self.peer = Some(hello);
                         return self.greeted();
                     }
@@ -234,7 +236,7 @@ impl Link {
     fn say(&mut self, message: &Message<'_>) -> Result<(), LinkError> {
         message.encode(None, &mut self.scratch);
         if let Message::Hello(_) = message {
-            flatten(self.scratch.parts(), &mut self.our_bytes);
+            self.our_bytes.extend_from_slice(self.scratch.parts().get(0).unwrap_or_default());
         }
         Ok(self.zmtp.send(self.scratch.parts())?)
     }
@@ -245,12 +247,6 @@ impl Link {
             Side::Acceptor => Hellos { dialer: &self.peer_bytes, acceptor: &self.our_bytes },
         }
     }
-}
-
-/// A Hello is one part, so its bytes are the part's.
-fn flatten(parts: Parts<'_>, out: &mut Vec<u8>) {
-    out.clear();
-    parts.iter().for_each(|part| out.extend_from_slice(part));
 }
 
 #[cfg(test)]
@@ -290,6 +286,15 @@ mod tests {
         deliver(&bytes, to)
     }
 
+    fn carry_into(from: &mut Link, to: &mut Link, seen: &mut Result<Vec<String>, LinkError>) {
+        if let Ok(events) = seen {
+            match carry(from, to) {
+                Ok(more) => events.extend(more),
+                Err(error) => *seen = Err(error),
+            }
+        }
+    }
+
     fn deliver(bytes: &[u8], to: &mut Link) -> Result<Vec<String>, LinkError> {
         let (mut seen, mut taken) = (Vec::new(), 0);
         while taken < bytes.len() {
@@ -311,14 +316,8 @@ mod tests {
     ) -> (Result<Vec<String>, LinkError>, Result<Vec<String>, LinkError>) {
         let (mut seen_a, mut seen_b) = (Ok(Vec::new()), Ok(Vec::new()));
         for _ in 0..6 {
-            for (from, to, seen) in [(&mut *a, &mut *b, &mut seen_b), (&mut *b, &mut *a, &mut seen_a)] {
-                if let Ok(events) = seen {
-                    match carry(from, to) {
-                        Ok(more) => events.extend(more),
-                        Err(error) => *seen = Err(error),
-                    }
-                }
-            }
+            carry_into(a, b, &mut seen_b);
+            carry_into(b, a, &mut seen_a);
         }
         (seen_a, seen_b)
     }
@@ -376,7 +375,7 @@ mod tests {
     fn a_changed_or_repeated_message_ends_a_keyed_link() {
         let open = || {
             let (mut dialer, mut acceptor) = links(key(1), key(1));
-            settle(&mut dialer, &mut acceptor);
+            settle(&mut dialer, &mut acceptor).0.unwrap();
             dialer.send(&Message::Bye(Bye { cause: None })).unwrap();
             let bytes = dialer.transmit().to_vec();
             (bytes, acceptor)
@@ -396,9 +395,8 @@ mod tests {
         carry(&mut acceptor, &mut dialer).unwrap();
         let bytes = dialer.transmit().to_vec();
         // READY arrives, then a frame of a megabyte where Hello is due.
-        let ready = bytes.iter().skip(1).position(|&byte| byte == 0).map(|_| &bytes[..]).unwrap();
-        let ready_len = 2 + usize::from(ready[1]);
-        deliver(&ready[..ready_len], &mut acceptor).unwrap();
+        let ready_len = 2 + usize::from(bytes[1]);
+        deliver(&bytes[..ready_len], &mut acceptor).unwrap();
         let long = [&[2][..], &(1u64 << 20).to_be_bytes()].concat();
         let error = deliver(&long, &mut acceptor).unwrap_err();
         assert!(matches!(error, LinkError::Zmtp(ZmtpError::MessageTooLong { .. })), "{error}");

@@ -10,7 +10,7 @@ pub struct Multipart {
     ends: Vec<usize>,
 }
 
-/// The finished parts of a [`Multipart`], borrowed.
+/// The finished parts of a [`Multipart`], borrowed; `bytes` ends with the last of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts<'a> {
     bytes: &'a [u8],
@@ -58,7 +58,7 @@ impl Multipart {
 
     /// The finished parts.
     pub fn parts(&self) -> Parts<'_> {
-        Parts { bytes: &self.bytes, ends: &self.ends }
+        Parts { bytes: &self.bytes[..self.ends.last().copied().unwrap_or(0)], ends: &self.ends }
     }
 }
 
@@ -75,7 +75,7 @@ impl<'a> Parts<'a> {
 
     /// Bytes of all parts.
     pub fn byte_len(self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
+        self.bytes.len()
     }
 
     /// Part `index`, counted from 0.
@@ -93,7 +93,8 @@ impl<'a> Parts<'a> {
     /// The parts before the last one, and the last one.
     pub fn split_last(self) -> Option<(Parts<'a>, &'a [u8])> {
         let last = self.get(self.len().checked_sub(1)?)?;
-        Some((Parts { bytes: self.bytes, ends: &self.ends[..self.len() - 1] }, last))
+        let bytes = &self.bytes[..self.bytes.len() - last.len()];
+        Some((Parts { bytes, ends: &self.ends[..self.len() - 1] }, last))
     }
 }
 

@@ -5,7 +5,8 @@
 //! alone: random numbers come from (seed, position), sums have a fixed order, ties go to the lower id.
 //! Not finite logits never panic and never make a number that is not finite.
 
-use crate::model::logprobs::{Sampled, TOP_LOGPROBS_MAX, TopLogprobs};
+use crate::limits::TOP_LOGPROBS_MAX;
+use crate::model::logprobs::{Sampled, TopLogprobs};
 
 mod exp;
 
@@ -99,11 +100,8 @@ impl Sampler {
         let (likeliest, max) = argmax(&self.logits);
         let log_total = exp::sum(&self.logits, max, 1.0, &mut self.weights).ln();
         let logprob = |logit: f32| ((f64::from(logit) - f64::from(max) - log_total) as f32).max(LOGPROB_MIN);
-        let mut best = [(0, 0.0); TOP_LOGPROBS_MAX];
-        let mut top = TopLogprobs::EMPTY;
-        for &(id, logit) in highest(&self.logits, &mut best[..top_logprobs.min(TOP_LOGPROBS_MAX)]) {
-            top.push(id, logprob(logit));
-        }
+        let mut top = top(&self.logits, top_logprobs.min(TOP_LOGPROBS_MAX));
+        top.as_mut_slice().iter_mut().for_each(|entry| entry.1 = logprob(entry.1));
 
         let penalised = params.repetition_penalty != 1.0
             || params.presence_penalty != 0.0
@@ -240,22 +238,16 @@ fn id_of(rank: u64) -> u32 {
     !(rank as u32)
 }
 
-/// The highest logits in descending order, as many as `best` has room for.
-fn highest<'a>(logits: &[f32], best: &'a mut [(u32, f32)]) -> &'a [(u32, f32)] {
-    let mut len = 0;
-    if best.is_empty() {
-        return best;
+/// The `count` highest logits in descending order.
+fn top(logits: &[f32], count: usize) -> TopLogprobs {
+    let mut top = TopLogprobs::EMPTY;
+    if count == 0 {
+        return top;
     }
     for (id, &logit) in (0..).zip(logits) {
-        if len == best.len() && logit <= best[len - 1].1 {
-            continue;
-        }
-        let place = best[..len].partition_point(|entry| entry.1 >= logit);
-        len = best.len().min(len + 1);
-        best[place..len].rotate_right(1);
-        best[place] = (id, logit);
+        top.insert(id, logit, count);
     }
-    &best[..len]
+    top
 }
 
 /// A number in [0, 1) that depends on seed and position alone: two rounds of SplitMix64.

@@ -100,7 +100,11 @@ impl Chunks {
         }
         let Allowance { mut pages, mut prompts } = allowance;
         let need = |slots: &Slots<S>, slot| need(slots[slot].prompt_tokens(), slots[slot].request.max_new);
-        while self.begun.is_none() && prompts > 0 && left >= self.config.page_size {
+        while self.begun.is_none()
+            && prompts > 0
+            && self.picked.len() < self.config.max_running
+            && left >= self.config.page_size
+        {
             let Some(slot) = self.line.next(|slot| need(slots, slot) <= pages) else { break };
             pages -= need(slots, slot);
             prompts -= 1;
@@ -185,7 +189,7 @@ impl Pace {
         } else if self.seconds == 0.0 {
             UNMEASURED_CHUNK_TOKENS
         } else {
-            (self.tokens / self.seconds * f64::from(ms) / 1000.0) as u32
+            (self.tokens / self.seconds * f64::from(ms) / 1000.0).round() as u32
         }
     }
 

@@ -8,7 +8,6 @@
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
-use crate::model::logprobs::Sampled;
 use crate::sched::admission;
 use crate::sched::config::SchedConfig;
 use crate::sched::line::Line;
@@ -164,8 +163,7 @@ impl DecodeWorker {
         held.request.stamps.prefill_us = Some((aux.queue_us, aux.prefill_us));
         held.state.stage = Stage::Arrived;
         self.stats.generated(1);
-        let first: Sampled = aux.first();
-        match accept(&mut held.request, first, turn.mail, turn.clock) {
+        match accept(&mut held.request, aux.first(), turn.mail, turn.clock) {
             Some(outcome) => self.finish(slot, outcome, turn.mail),
             None => self.arrived.join(slot),
         }
@@ -245,8 +243,8 @@ impl DecodeWorker {
         held.finish(outcome, &mut self.pool, mail);
     }
 
-    /// Gives the slot of a finished request back, unless its lease is out. Not before the mover's ring has room,
-    /// so that it always takes one Cancel per slot.
+    /// Gives the slot of a finished request back, unless its lease is out. Not before the mover's ring has
+    /// room, so that it always takes one Cancel per slot.
     fn let_go(&mut self, slot: SlotId, mail: &mut Mail) {
         if self.slots[slot].state.lease != LeaseState::Out && self.receiver.has_room() {
             self.slots.let_go(slot, mail);

@@ -38,8 +38,8 @@ pub struct Engine {
 
 impl Engine {
     /// Workers are stepped in the order given: prefill before decode, so that a chunk's last KV leaves as
-    /// early as it can. `forward` takes batches of [`SchedConfig::batch_limits`]. `clock` tells the time inside a
-    /// turn ([`Instant::now`] but for tests and simulation).
+    /// early as it can. `forward` takes batches of [`SchedConfig::batch_limits`]. `clock` tells the time
+    /// inside a turn ([`Instant::now`] but for tests and simulation).
     pub fn new(
         config: &SchedConfig,
         workers: Vec<Box<dyn Worker>>,
@@ -103,8 +103,8 @@ impl Engine {
     }
 }
 
-/// The engine's thread, until `stop`. `spin` is how many empty turns it spins before it parks (0 where threads
-/// outnumber cores); `bell` must unpark this thread.
+/// The engine's thread, until `stop`. `spin` is how many empty turns it spins before it parks (0 where
+/// threads outnumber cores); `bell` must unpark this thread.
 pub fn run(engine: &mut Engine, bell: &Bell, stop: &AtomicBool, spin: u32) {
     let _seal = seal_thread();
     let mut empty = 0;

@@ -1,8 +1,8 @@
 //! The engine's ends of the two rings to `ctl`, with an inbox in between so that an abort is seen while a
 //! step runs.
 //!
-//! Thread: `engine`. Invariant: events never outgrow the ring, since a turn begins only with room for the most
-//! that one turn tells ([`events_per_turn`]).
+//! Thread: `engine`. Invariant: events never outgrow the ring, since a turn begins only with room for the
+//! most that one turn tells ([`events_per_turn`]).
 
 use crate::ids::{Generation, SlotId, WorkerId};
 use crate::limits::COMMANDS_PER_TURN;

@@ -3,8 +3,9 @@
 //! Thread: `engine`. Owns: the page pool of each worker, the queues, the running batch. Never touches a
 //! socket, a lock or a disk, never waits for a transfer: it polls the status table. Whole pages only.
 //!
-//! [`engine`] steps [`worker`]s: [`prefill`], [`decode`], [`mixed`]. They share [`slots`] (requests by slot),
-//! [`line`] (fair waiting), [`admission`] (the arithmetic), [`chunks`] (parts of prompts), [`running`] (the batch).
+//! [`engine`] steps [`worker`]s: [`prefill`], [`decode`], [`mixed`]. They share [`slots`] (requests by
+//! slot), [`line`] (fair waiting), [`admission`] (the arithmetic), [`chunks`] (parts of prompts),
+//! [`running`] (the batch).
 
 pub mod admission;
 pub mod chunks;

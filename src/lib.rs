@@ -16,5 +16,6 @@ pub mod net;
 pub mod obs;
 pub mod sched;
 pub mod stdx;
+pub mod sys;
 pub mod transfer;
 pub mod wire;

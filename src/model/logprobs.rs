@@ -1,7 +1,6 @@
 //! Logprobs of one position as they travel from the sampler to the client: by value, never allocated.
 
-/// Most alternatives a request may ask for; OpenAI's limit.
-pub const TOP_LOGPROBS_MAX: usize = 20;
+use crate::limits::TOP_LOGPROBS_MAX;
 
 /// The best tokens of one position, best first.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,6 +19,24 @@ impl TopLogprobs {
             *entry = (token, logprob);
             self.len += 1;
         }
+    }
+
+    /// Puts an entry in its place among the best `count`; of equals the one inserted first stays ahead.
+    pub fn insert(&mut self, token: u32, logprob: f32, count: usize) {
+        let (len, count) = (self.len as usize, count.min(TOP_LOGPROBS_MAX));
+        if count == 0 || (len == count && logprob <= self.entries[count - 1].1) {
+            return;
+        }
+        let place = self.as_slice().partition_point(|entry| entry.1 >= logprob);
+        let len = count.min(len + 1);
+        self.len = len as u8;
+        self.entries[place..len].rotate_right(1);
+        self.entries[place] = (token, logprob);
+    }
+
+    /// The entries, to be changed in place.
+    pub fn as_mut_slice(&mut self) -> &mut [(u32, f32)] {
+        &mut self.entries[..self.len as usize]
     }
 
     /// (token, logprob), best first.

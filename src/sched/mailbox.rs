@@ -49,6 +49,18 @@ pub enum Command {
     },
 }
 
+impl Command {
+    /// The worker it is addressed to.
+    pub fn worker(&self) -> WorkerId {
+        match self {
+            Command::Submit(request) => request.worker,
+            Command::Granted { worker, .. }
+            | Command::SessionReady { worker, .. }
+            | Command::Abort { worker, .. } => *worker,
+        }
+    }
+}
+
 /// How a request ended on this worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {

@@ -4,7 +4,8 @@
 //! generation before Success.
 
 use crate::ids::{Generation, Room};
-use crate::model::logprobs::{Sampled, TOP_LOGPROBS_MAX, TopLogprobs};
+use crate::limits::TOP_LOGPROBS_MAX;
+use crate::model::logprobs::{Sampled, TopLogprobs};
 use bytemuck::{Pod, Zeroable};
 
 /// Version of [`AuxRecord`]; peers of different versions refuse each other at Announce.

@@ -109,7 +109,8 @@ impl Receiver {
     }
 
     /// Leases `pages` to the transfer: sets WaitingForInput and tells the mover, *before* the caller lets
-    /// Destination leave. False when the slot has failed meanwhile; the mover then ends the lease at once.
+    /// Destination leave. False when the slot has failed
+    /// meanwhile; the mover then ends the lease at once.
     pub fn expect(
         &self,
         slot: SlotId,
@@ -123,9 +124,6 @@ impl Receiver {
         let (session, room) = from;
         let granted = self.status.advance(slot, generation, Move::Grant).is_ok();
         self.tell(DestinationCommand::Expect { slot, generation, session, room, tokens, lease });
-        if !granted {
-            self.tell(DestinationCommand::Cancel { slot, generation });
-        }
         granted
     }
 

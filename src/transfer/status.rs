@@ -126,7 +126,6 @@ impl StatusTable {
     pub fn open(&self, slot: SlotId) -> Generation {
         let word = &self.words[slot.index()];
         let last = Status::unpack(word.load(Ordering::Acquire));
-        debug_assert!(last.state.is_terminal(), "slot {slot} opened while {:?}", last.state);
         let next = (last.generation.0 + 1) & ((1 << GENERATION_BITS) - 1);
         let generation = Generation(next.max(1));
         let fresh = Status { generation, state: State::Bootstrapping, cause: None, lanes: 0 };
@@ -138,6 +137,12 @@ impl StatusTable {
     #[inline]
     pub fn load(&self, slot: SlotId) -> Status {
         Status::unpack(self.words[slot.index()].load(Ordering::Acquire))
+    }
+
+    /// Whether this use of the slot has not ended.
+    pub fn is_open(&self, slot: SlotId, generation: Generation) -> bool {
+        let status = self.load(slot);
+        status.generation == generation && !status.state.is_terminal()
     }
 
     /// Makes one move. Gives the status after it, or why nothing changed.

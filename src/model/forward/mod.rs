@@ -5,6 +5,7 @@
 //! own tokens and KV: not on neighbours, chunk size, page placement, page size or thread count.
 
 pub mod batch;
+pub mod cpu;
 
 use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;

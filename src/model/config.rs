@@ -1,0 +1,90 @@
+//! What a model is: sizes and constants that the forward pass needs. Plain values, no parsing.
+
+/// Kinds of decoder layer that the forward pass knows.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum Architecture {
+    /// Llama, SmolLM2, Mistral without a window.
+    Llama,
+    /// As Llama, with biases on q, k and v.
+    Qwen2,
+    /// As Llama, with RMS norms over each head of q and k.
+    Qwen3,
+}
+
+/// How rotary frequencies are stretched beyond the context that the model was first trained on.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Positions divided by `factor`.
+    Linear {
+        /// Divisor of positions.
+        factor: f32,
+    },
+    /// Llama 3: long wavelengths divided by `factor`, short ones kept, blended in between.
+    Llama3 {
+        /// Divisor of low frequencies.
+        factor: f32,
+        /// Wavelengths above `original_context / low_freq_factor` are divided.
+        low_freq_factor: f32,
+        /// Wavelengths below `original_context / high_freq_factor` are kept.
+        high_freq_factor: f32,
+        /// Context of the first training, in tokens.
+        original_context: u32,
+    },
+    /// YaRN: a ramp over dimensions between interpolation and extrapolation.
+    Yarn {
+        /// Divisor of interpolated frequencies.
+        factor: f32,
+        /// Context of the first training, in tokens.
+        original_context: u32,
+        /// Rotations over the original context above which a dimension is kept.
+        beta_fast: f32,
+        /// Rotations below which a dimension is interpolated.
+        beta_slow: f32,
+        /// Multiplier of cos and sin; `None` means `0.1 ln(factor) + 1`.
+        attention_factor: Option<f32>,
+    },
+}
+
+/// Sizes, constants and special ids of a model. All sizes are positive, `kv_heads` divides `heads`,
+/// `head_dim` is even; readers check this.
+#[derive(Clone, PartialEq, Debug)]
+pub struct ModelConfig {
+    /// Kind of layer.
+    pub architecture: Architecture,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Decoder layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of one head; `heads * head_dim` need not be `hidden`.
+    pub head_dim: usize,
+    /// Width inside the MLP.
+    pub intermediate: usize,
+    /// Rows of the embedding and of the head.
+    pub vocab: usize,
+    /// Longest sequence in tokens that the model claims to take.
+    pub context: usize,
+    /// Epsilon of the RMS norms.
+    pub norm_eps: f32,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f32,
+    /// Stretching of the rotary frequencies.
+    pub rope_scaling: RopeScaling,
+    /// The head is the embedding; there is no `lm_head.weight`.
+    pub tied_head: bool,
+    /// q, k and v have biases.
+    pub attention_bias: bool,
+    /// The projection after attention has a bias.
+    pub output_bias: bool,
+    /// gate, up and down have biases.
+    pub mlp_bias: bool,
+    /// Beginning of sequence.
+    pub bos: Option<u32>,
+    /// Ids that end a generation.
+    pub eos: Vec<u32>,
+}

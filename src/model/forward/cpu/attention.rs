@@ -1,0 +1,389 @@
+//! Causal attention of a few query positions over one KV head's paged keys and values.
+//!
+//! The context is cut at absolute positions into segments. Inside a segment: scores with tokens as
+//! lanes, their maximum, exponentials, and one sequential sum over tokens; then segments are folded
+//! in order. Invariant: none of this depends on chunk, batch, page size or who computes it.
+
+use super::paged::Strip;
+use super::parts::Window;
+use super::simd::{Kernel, LANES, Lanes, Simd};
+
+/// Tokens of a segment; part of the definition of the result's bits.
+const SEGMENT: usize = 256;
+/// Tokens converted at once: keys or values of these stay in the first-level cache.
+const TILE: usize = 64;
+/// Query heads, over all positions of a task, that share a conversion.
+const QUERIES: usize = 64;
+
+/// Positions of one task.
+pub fn span_tokens(group: usize) -> usize {
+    (QUERIES / group).clamp(1, 16)
+}
+
+/// A thread's working memory.
+pub struct Scratch {
+    /// `[query][padded]`
+    queries: Vec<f32>,
+    /// `[tile of 16 tokens][padded][16]`
+    keys: Vec<Lanes>,
+    /// `[token][padded]`: values, or keys before they are turned.
+    rows: Vec<f32>,
+    /// `[query][SEGMENT]`: scores, then their exponentials.
+    scores: Vec<f32>,
+    /// `[query][padded]`: of this segment.
+    sums: Vec<f32>,
+    /// `[query][padded]`: of all segments so far.
+    folded: Vec<f32>,
+    /// Per query: of this segment.
+    now: Vec<Weight>,
+    /// Per query: of all segments so far.
+    total: Vec<Weight>,
+    padded: usize,
+}
+
+/// Maximum score and sum of exponentials under it.
+#[derive(Clone, Copy)]
+struct Weight {
+    largest: f32,
+    sum: f32,
+}
+
+const NOTHING: Weight = Weight { largest: f32::NEG_INFINITY, sum: 0.0 };
+
+impl Scratch {
+    /// For heads of `head_dim` elements, `group` query heads to a KV head.
+    pub fn new(head_dim: usize, group: usize) -> Scratch {
+        let padded = head_dim.next_multiple_of(LANES);
+        let queries = span_tokens(group) * group;
+        Scratch {
+            queries: vec![0.0; queries * padded],
+            keys: vec![[0.0; LANES]; TILE / LANES * padded],
+            rows: vec![0.0; TILE * padded],
+            scores: vec![0.0; queries * SEGMENT],
+            sums: vec![0.0; queries * padded],
+            folded: vec![0.0; queries * padded],
+            now: vec![NOTHING; queries],
+            total: vec![NOTHING; queries],
+            padded,
+        }
+    }
+
+    /// Bytes held.
+    pub fn memory(&self) -> usize {
+        let floats = [&self.queries, &self.rows, &self.scores, &self.sums, &self.folded];
+        floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
+            + size_of_val(&*self.keys)
+            + 2 * size_of_val(&*self.now)
+    }
+}
+
+/// One task.
+pub struct Attend<'a> {
+    /// Working memory.
+    pub scratch: &'a mut Scratch,
+    /// Keys of this head.
+    pub keys: Strip<'a>,
+    /// Values of this head.
+    pub values: Strip<'a>,
+    /// Queries, rotated and scaled: `group` heads for each position, from row to row `stride`.
+    pub queries: &'a [f32],
+    /// See `queries`.
+    pub stride: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Query heads.
+    pub group: usize,
+    /// Position of the first query.
+    pub start: u32,
+    /// A row for each position, `group` heads wide.
+    pub to: Window<'a>,
+}
+
+impl Kernel for Attend<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        self.take_queries();
+        let context = self.start as usize + self.to.rows();
+        let mut first = 0;
+        while first < context {
+            self.segment(s, first, (context - first).min(SEGMENT));
+            first += SEGMENT;
+        }
+        self.give(s);
+    }
+}
+
+impl Attend<'_> {
+    fn count(&self) -> usize {
+        self.to.rows() * self.group
+    }
+
+    #[inline(always)]
+    fn take_queries(&mut self) {
+        let padded = self.scratch.padded;
+        let count = self.count();
+        let heads = self
+            .queries
+            .chunks(self.stride)
+            .flat_map(|row| row[..self.group * self.head_dim].chunks_exact(self.head_dim));
+        for (to, head) in self.scratch.queries.chunks_exact_mut(padded).zip(heads) {
+            to[..self.head_dim].copy_from_slice(head);
+        }
+        self.scratch.total[..count].fill(NOTHING);
+    }
+
+    /// Tokens of the segment that query `query` sees.
+    #[inline(always)]
+    fn visible(&self, query: usize, first: usize, tokens: usize) -> usize {
+        (self.start as usize + query / self.group + 1).saturating_sub(first).min(tokens)
+    }
+
+    #[inline(always)]
+    fn segment<S: Simd>(&mut self, s: S, first: usize, tokens: usize) {
+        for tile in (0..tokens).step_by(TILE) {
+            self.turn_keys(s, first + tile, (tokens - tile).min(TILE));
+            self.score(s, tile);
+        }
+        let count = self.count();
+        for query in 0..count {
+            let visible = self.visible(query, first, tokens);
+            let scores = &mut self.scratch.scores[query * SEGMENT..][..SEGMENT];
+            self.scratch.now[query] = softmax(s, scores, visible, tokens);
+        }
+        let padded = self.scratch.padded;
+        self.scratch.sums[..count * padded].fill(0.0);
+        for tile in (0..tokens).step_by(TILE) {
+            let here = (tokens - tile).min(TILE);
+            for token in 0..here {
+                let to = &mut self.scratch.rows[token * padded..][..padded];
+                self.values.read(s, (first + tile + token) as u32, to);
+            }
+            self.gather(s, tile, here);
+        }
+        for query in 0..count {
+            fold(s, self.scratch, query);
+        }
+    }
+
+    /// Reads the keys of up to [`TILE`] tokens, turned so that tokens are lanes.
+    #[inline(always)]
+    fn turn_keys<S: Simd>(&mut self, s: S, first: usize, tokens: usize) {
+        let Scratch { rows, keys, padded, .. } = &mut *self.scratch;
+        for token in 0..tokens {
+            self.keys.read(s, (first + token) as u32, &mut rows[token * *padded..][..*padded]);
+        }
+        for tile in 0..tokens.div_ceil(LANES) {
+            for column in (0..*padded).step_by(LANES) {
+                let mut square = [[0.0; LANES]; LANES];
+                for (token, row) in square.iter_mut().enumerate() {
+                    let at = (tile * LANES + token) * *padded + column;
+                    *row = *rows[at..].first_chunk().expect("padded");
+                }
+                let to = keys[tile * *padded + column..].first_chunk_mut().expect("padded");
+                s.transpose(&square, to);
+            }
+        }
+    }
+
+    /// Scores of all queries against the keys just turned.
+    #[inline(always)]
+    fn score<S: Simd>(&mut self, s: S, tile: usize) {
+        let count = self.count();
+        let mut query = 0;
+        while query < count {
+            query += match count - query {
+                4.. => self.score_rows::<S, 4>(s, query, tile),
+                3 => self.score_rows::<S, 3>(s, query, tile),
+                2 => self.score_rows::<S, 2>(s, query, tile),
+                _ => self.score_rows::<S, 1>(s, query, tile),
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn score_rows<S: Simd, const R: usize>(&mut self, s: S, query: usize, tile: usize) -> usize {
+        // As many tiles of 16 tokens at once as registers hold.
+        if S::TILE >= 16 {
+            self.score_tiles::<S, R, 4>(s, query, tile);
+        } else {
+            self.score_tiles::<S, R, 1>(s, query, tile);
+        }
+        R
+    }
+
+    #[inline(always)]
+    fn score_tiles<S: Simd, const R: usize, const T: usize>(&mut self, s: S, query: usize, tile: usize) {
+        let Scratch { queries, keys, scores, padded, .. } = &mut *self.scratch;
+        let q: [&[f32]; R] = std::array::from_fn(|r| &queries[(query + r) * *padded..][..self.head_dim]);
+        for lane_tile in (0..TILE / LANES).step_by(T) {
+            let k: [&[Lanes]; T] =
+                std::array::from_fn(|t| &keys[(lane_tile + t) * *padded..][..self.head_dim]);
+            let mut sums = [[s.splat(0.0); T]; R];
+            for d in 0..self.head_dim {
+                let lanes: [S::F; T] = std::array::from_fn(|t| s.load(&k[t][d]));
+                for r in 0..R {
+                    let x = s.splat(q[r][d]);
+                    for t in 0..T {
+                        sums[r][t] = s.fma(x, lanes[t], sums[r][t]);
+                    }
+                }
+            }
+            for r in 0..R {
+                for t in 0..T {
+                    let at = (query + r) * SEGMENT + tile + (lane_tile + t) * LANES;
+                    s.store(sums[r][t], scores[at..].first_chunk_mut().expect("whole tiles"));
+                }
+            }
+        }
+    }
+
+    /// Adds up the values in `rows` under the exponentials of their tokens.
+    #[inline(always)]
+    fn gather<S: Simd>(&mut self, s: S, tile: usize, tokens: usize) {
+        let count = self.count();
+        let mut query = 0;
+        while query < count {
+            query += match count - query {
+                4.. if S::TILE >= 16 => self.gather_rows::<S, 4>(s, query, tile, tokens),
+                3 if S::TILE >= 16 => self.gather_rows::<S, 3>(s, query, tile, tokens),
+                2.. => self.gather_rows::<S, 2>(s, query, tile, tokens),
+                _ => self.gather_rows::<S, 1>(s, query, tile, tokens),
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn gather_rows<S: Simd, const R: usize>(
+        &mut self,
+        s: S,
+        query: usize,
+        tile: usize,
+        tokens: usize,
+    ) -> usize {
+        let chunks = self.scratch.padded / LANES;
+        let mut chunk = 0;
+        while chunk < chunks {
+            chunk += match chunks - chunk {
+                4.. if S::TILE >= 16 => self.gather_chunks::<S, R, 4>(s, query, tile, tokens, chunk),
+                2.. => self.gather_chunks::<S, R, 2>(s, query, tile, tokens, chunk),
+                _ => self.gather_chunks::<S, R, 1>(s, query, tile, tokens, chunk),
+            };
+        }
+        R
+    }
+
+    #[inline(always)]
+    fn gather_chunks<S: Simd, const R: usize, const C: usize>(
+        &mut self,
+        s: S,
+        query: usize,
+        tile: usize,
+        tokens: usize,
+        chunk: usize,
+    ) -> usize {
+        let Scratch { rows, scores, sums, padded, .. } = &mut *self.scratch;
+        let weights: [&[f32]; R] = std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
+        let mut acc = [[s.splat(0.0); C]; R];
+        for r in 0..R {
+            for c in 0..C {
+                acc[r][c] = s.load(piece(sums, *padded, query + r, chunk + c));
+            }
+        }
+        for (token, row) in rows.chunks_exact(*padded).take(tokens).enumerate() {
+            let values: [S::F; C] = std::array::from_fn(|c| s.load(piece(row, 0, 0, chunk + c)));
+            for r in 0..R {
+                let weight = s.splat(weights[r][token]);
+                for c in 0..C {
+                    acc[r][c] = s.fma(weight, values[c], acc[r][c]);
+                }
+            }
+        }
+        for r in 0..R {
+            for c in 0..C {
+                s.store(acc[r][c], piece_mut(sums, *padded, query + r, chunk + c));
+            }
+        }
+        C
+    }
+
+    /// Divides by the sums of exponentials.
+    #[inline(always)]
+    fn give<S: Simd>(&mut self, _s: S) {
+        let padded = self.scratch.padded;
+        for position in 0..self.to.rows() {
+            let row = self.to.row(position);
+            for (head, to) in row.chunks_exact_mut(self.head_dim).enumerate() {
+                let query = position * self.group + head;
+                let inverse = 1.0 / self.scratch.total[query].sum;
+                let from = &self.scratch.folded[query * padded..][..self.head_dim];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = from * inverse);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn piece(rows: &[f32], padded: usize, row: usize, chunk: usize) -> &Lanes {
+    rows[row * padded + chunk * LANES..].first_chunk().expect("padded")
+}
+
+#[inline(always)]
+fn piece_mut(rows: &mut [f32], padded: usize, row: usize, chunk: usize) -> &mut Lanes {
+    rows[row * padded + chunk * LANES..].first_chunk_mut().expect("padded")
+}
+
+/// Turns the first `visible` scores into exponentials under their maximum, and the rest up to
+/// `tokens` into zeros.
+#[inline(always)]
+fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: usize, tokens: usize) -> Weight {
+    let seen = visible.next_multiple_of(LANES);
+    scores[visible..seen].fill(f32::NEG_INFINITY);
+    scores[seen..tokens.next_multiple_of(LANES)].fill(0.0);
+    if visible == 0 {
+        return NOTHING;
+    }
+    let tiles = &mut scores[..seen];
+    let mut largest = s.splat(f32::NEG_INFINITY);
+    for lanes in tiles.chunks_exact(LANES) {
+        largest = s.max(largest, s.load(lanes.first_chunk().expect("exact")));
+    }
+    let largest = s.largest(largest);
+    let mut sum = s.splat(0.0);
+    for lanes in tiles.chunks_exact_mut(LANES) {
+        let lanes: &mut Lanes = lanes.first_chunk_mut().expect("exact");
+        let p = s.exp(s.add(s.load(lanes), s.splat(-largest)));
+        sum = s.add(sum, p);
+        s.store(p, lanes);
+    }
+    Weight { largest, sum: s.sum(sum) }
+}
+
+/// Folds a query's segment into what came before.
+#[inline(always)]
+fn fold<S: Simd>(s: S, scratch: &mut Scratch, query: usize) {
+    let (total, now) = (&mut scratch.total[query], scratch.now[query]);
+    if now.sum == 0.0 {
+        return;
+    }
+    let padded = scratch.padded;
+    let sums = &scratch.sums[query * padded..][..padded];
+    let folded = &mut scratch.folded[query * padded..][..padded];
+    if total.sum == 0.0 {
+        *total = now;
+        folded.copy_from_slice(sums);
+        return;
+    }
+    let largest = if total.largest > now.largest { total.largest } else { now.largest };
+    let mut factors = [0.0; LANES];
+    factors[0] = total.largest - largest;
+    factors[1] = now.largest - largest;
+    let exponentials = s.exp(s.load(&factors));
+    s.store(exponentials, &mut factors);
+    let [old, new, ..] = factors;
+    *total = Weight { largest, sum: total.sum * old + now.sum * new };
+    for (a, b) in folded.iter_mut().zip(sums) {
+        *a = *a * old + *b * new;
+    }
+}

@@ -1,0 +1,317 @@
+//! How weights lie in memory for the kernels: sixteen output rows side by side, so that rows are
+//! lanes and nothing is ever summed across lanes.
+//!
+//! Plain types lie as `[group][column]` of [`Numbers`]; quantised ones as `[group][32 columns]` of
+//! [`Block`]: levels, one scale per row (two for Q6_K), a minimum where the type has one.
+
+use super::simd::{LANES, Lanes, Simd};
+use half::f16;
+
+/// Columns of a block.
+pub const BLOCK: usize = 32;
+/// Levels of a block: 32 columns of one row, as the file numbers them.
+pub type RowLevels = [u8; BLOCK];
+
+/// Sixteen numbers as they are stored, one per output row.
+pub trait Numbers: Copy + Send + Sync + 'static {
+    /// Rounded to the stored type; exact where the numbers came from it.
+    fn pack(lanes: &Lanes) -> Self;
+    /// As floats.
+    fn lanes<S: Simd>(&self, s: S) -> S::F;
+    /// One of them.
+    fn get(&self, lane: usize) -> f32;
+}
+
+impl Numbers for Lanes {
+    fn pack(lanes: &Lanes) -> Self {
+        *lanes
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, s: S) -> S::F {
+        s.load(self)
+    }
+    fn get(&self, lane: usize) -> f32 {
+        self[lane]
+    }
+}
+
+/// Sixteen halves.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Halves(pub [u16; LANES]);
+
+impl Numbers for Halves {
+    fn pack(lanes: &Lanes) -> Self {
+        Halves(lanes.map(|x| f16::from_f32(x).to_bits()))
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, s: S) -> S::F {
+        s.half(&self.0)
+    }
+    fn get(&self, lane: usize) -> f32 {
+        f16::from_bits(self.0[lane]).to_f32()
+    }
+}
+
+/// Sixteen bfloat16.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub struct Bfloats(pub [u16; LANES]);
+
+impl Numbers for Bfloats {
+    fn pack(lanes: &Lanes) -> Self {
+        Bfloats(lanes.map(|x| half::bf16::from_f32(x).to_bits()))
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, s: S) -> S::F {
+        s.bf16(&self.0)
+    }
+    fn get(&self, lane: usize) -> f32 {
+        f32::from_bits((self.0[lane] as u32) << 16)
+    }
+}
+
+/// Integer weights of 16 rows × 32 columns. Register `j` holds columns `4j..4j+4` of each row.
+pub trait Levels: Copy + Send + Sync + 'static {
+    /// From rows of levels.
+    fn pack(rows: &[RowLevels; LANES]) -> Self;
+    /// The eight registers.
+    fn registers<S: Simd>(&self, s: S) -> [S::W; 8];
+    /// One register by four activations, added to `sum`.
+    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I;
+    /// What `dot` has too much for each unit of the activations' sum.
+    fn excess<S: Simd>() -> i32;
+    /// The value of one weight, in units of its scale.
+    fn get(&self, lane: usize, column: usize) -> i32;
+}
+
+/// Four bits, `OFFSET` standing for zero.
+#[derive(Clone, Copy)]
+#[repr(C, align(32))]
+pub struct Nibbles<const OFFSET: i32>([[u8; 64]; 4]);
+
+impl<const OFFSET: i32> Levels for Nibbles<OFFSET> {
+    fn pack(rows: &[RowLevels; LANES]) -> Self {
+        let mut packed = [[0; 64]; 4];
+        for (lane, row) in rows.iter().enumerate() {
+            for column in 0..16 {
+                packed[column / 4][lane * 4 + column % 4] = row[column] | row[column + 16] << 4;
+            }
+        }
+        Nibbles(packed)
+    }
+    #[inline(always)]
+    fn registers<S: Simd>(&self, s: S) -> [S::W; 8] {
+        let [a, b, c, d] = &self.0;
+        let [a0, a1] = s.nibbles(a);
+        let [b0, b1] = s.nibbles(b);
+        let [c0, c1] = s.nibbles(c);
+        let [d0, d1] = s.nibbles(d);
+        [a0, b0, c0, d0, a1, b1, c1, d1]
+    }
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I {
+        s.dot(sum, weights, x)
+    }
+    #[inline(always)]
+    fn excess<S: Simd>() -> i32 {
+        OFFSET
+    }
+    fn get(&self, lane: usize, column: usize) -> i32 {
+        let byte = self.0[column % 16 / 4][lane * 4 + column % 4];
+        (byte >> (column / 16 * 4) & 15) as i32 - OFFSET
+    }
+}
+
+fn interleave(rows: &[RowLevels; LANES]) -> [[u8; 64]; 8] {
+    let mut packed = [[0; 64]; 8];
+    for (lane, row) in rows.iter().enumerate() {
+        for column in 0..BLOCK {
+            packed[column / 4][lane * 4 + column % 4] = row[column];
+        }
+    }
+    packed
+}
+
+/// Bytes below 128, `OFFSET` standing for zero.
+#[derive(Clone, Copy)]
+#[repr(C, align(32))]
+pub struct Bytes<const OFFSET: i32>([[u8; 64]; 8]);
+
+impl<const OFFSET: i32> Levels for Bytes<OFFSET> {
+    fn pack(rows: &[RowLevels; LANES]) -> Self {
+        Bytes(interleave(rows))
+    }
+    #[inline(always)]
+    fn registers<S: Simd>(&self, s: S) -> [S::W; 8] {
+        let [a, b, c, d, e, f, g, h] = &self.0;
+        [
+            s.unsigned(a),
+            s.unsigned(b),
+            s.unsigned(c),
+            s.unsigned(d),
+            s.unsigned(e),
+            s.unsigned(f),
+            s.unsigned(g),
+            s.unsigned(h),
+        ]
+    }
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I {
+        s.dot(sum, weights, x)
+    }
+    #[inline(always)]
+    fn excess<S: Simd>() -> i32 {
+        OFFSET
+    }
+    fn get(&self, lane: usize, column: usize) -> i32 {
+        self.0[column / 4][lane * 4 + column % 4] as i32 - OFFSET
+    }
+}
+
+/// Signed bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(32))]
+pub struct SignedBytes([[u8; 64]; 8]);
+
+impl Levels for SignedBytes {
+    fn pack(rows: &[RowLevels; LANES]) -> Self {
+        SignedBytes(interleave(rows))
+    }
+    #[inline(always)]
+    fn registers<S: Simd>(&self, s: S) -> [S::W; 8] {
+        let [a, b, c, d, e, f, g, h] = &self.0;
+        [
+            s.signed(a),
+            s.signed(b),
+            s.signed(c),
+            s.signed(d),
+            s.signed(e),
+            s.signed(f),
+            s.signed(g),
+            s.signed(h),
+        ]
+    }
+    #[inline(always)]
+    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I {
+        s.dot_signed(sum, weights, x)
+    }
+    #[inline(always)]
+    fn excess<S: Simd>() -> i32 {
+        S::SIGNED_BIAS
+    }
+    fn get(&self, lane: usize, column: usize) -> i32 {
+        self.0[column / 4][lane * 4 + column % 4] as i8 as i32
+    }
+}
+
+/// Scales of a block: one for all 32 columns, or one for each half.
+pub trait Scales: Copy + Send + Sync + 'static {
+    /// Columns under one scale differ between the halves.
+    const HALVES: bool;
+    /// From one pair per row, equal unless `HALVES`.
+    fn pack(rows: &[[f32; 2]; LANES]) -> Self;
+    /// Of one half.
+    fn lanes<S: Simd>(&self, s: S, half: usize) -> S::F;
+    /// Of one half of one row.
+    fn get(&self, lane: usize, half: usize) -> f32;
+}
+
+impl<N: Numbers> Scales for N {
+    const HALVES: bool = false;
+    fn pack(rows: &[[f32; 2]; LANES]) -> Self {
+        N::pack(&rows.map(|pair| pair[0]))
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, s: S, _half: usize) -> S::F {
+        Numbers::lanes(self, s)
+    }
+    fn get(&self, lane: usize, _half: usize) -> f32 {
+        Numbers::get(self, lane)
+    }
+}
+
+impl Scales for [Lanes; 2] {
+    const HALVES: bool = true;
+    fn pack(rows: &[[f32; 2]; LANES]) -> Self {
+        [rows.map(|pair| pair[0]), rows.map(|pair| pair[1])]
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, s: S, half: usize) -> S::F {
+        s.load(&self[half])
+    }
+    fn get(&self, lane: usize, half: usize) -> f32 {
+        self[half][lane]
+    }
+}
+
+/// What is added to every weight of a row's block, if anything.
+pub trait Minimum: Copy + Send + Sync + 'static {
+    /// From one per row.
+    fn pack(rows: &Lanes) -> Self;
+    /// As floats.
+    fn lanes<S: Simd>(&self, s: S) -> Option<S::F>;
+    /// Of one row.
+    fn get(&self, lane: usize) -> f32;
+}
+
+impl Minimum for () {
+    fn pack(_rows: &Lanes) -> Self {}
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, _s: S) -> Option<S::F> {
+        None
+    }
+    fn get(&self, _lane: usize) -> f32 {
+        0.0
+    }
+}
+
+impl<N: Numbers> Minimum for N {
+    fn pack(rows: &Lanes) -> Self {
+        N::pack(rows)
+    }
+    #[inline(always)]
+    fn lanes<S: Simd>(&self, s: S) -> Option<S::F> {
+        Some(Numbers::lanes(self, s))
+    }
+    fn get(&self, lane: usize) -> f32 {
+        Numbers::get(self, lane)
+    }
+}
+
+/// 16 rows × 32 columns of a quantised matrix: weight = scale · level + minimum.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Block<L, D, M> {
+    /// Integers.
+    pub levels: L,
+    /// Units of the integers.
+    pub scales: D,
+    /// Added to each weight.
+    pub minimum: M,
+}
+
+impl<L: Levels, D: Scales, M: Minimum> Block<L, D, M> {
+    /// One weight.
+    pub fn get(&self, lane: usize, column: usize) -> f32 {
+        let level = self.levels.get(lane, column) as f32;
+        level * self.scales.get(lane, column / 16) + self.minimum.get(lane)
+    }
+}
+
+/// The forms of GGUF's types. Types with 6-bit scales keep the product of both scales in full.
+pub type Q4_0 = Block<Nibbles<8>, Halves, ()>;
+/// See [`Q4_0`].
+pub type Q4_1 = Block<Nibbles<0>, Halves, Halves>;
+/// See [`Q4_0`].
+pub type Q4K = Block<Nibbles<0>, Lanes, Lanes>;
+/// See [`Q4_0`].
+pub type Q5_0 = Block<Bytes<16>, Halves, ()>;
+/// See [`Q4_0`].
+pub type Q5_1 = Block<Bytes<0>, Halves, Halves>;
+/// See [`Q4_0`].
+pub type Q5K = Block<Bytes<0>, Lanes, Lanes>;
+/// See [`Q4_0`].
+pub type Q6K = Block<Bytes<32>, [Lanes; 2], ()>;
+/// See [`Q4_0`].
+pub type Q8_0 = Block<SignedBytes, Halves, ()>;

@@ -1,0 +1,169 @@
+//! What happens to activations between matrix products: RMS norm, SwiGLU, rotation, packing.
+
+use super::panel::{Quantised, Source, pack_row};
+use super::rope::rotate;
+use super::simd::{Kernel, LANES, Lanes, Simd};
+
+/// Rows that are packed, numbered from zero.
+pub trait Rows: Copy + Sync {
+    /// One row.
+    type Row: Source;
+    /// The row `row`.
+    fn row<S: Simd>(&self, s: S, row: usize) -> Self::Row;
+}
+
+#[inline(always)]
+fn lanes(row: &[f32], chunk: usize) -> &Lanes {
+    row[chunk * LANES..].first_chunk().expect("rows are padded to sixteen")
+}
+
+/// Rows as they are.
+#[derive(Clone, Copy)]
+pub struct Raw<'a> {
+    /// Row-major.
+    pub rows: &'a [f32],
+    /// Elements from row to row, a multiple of sixteen.
+    pub stride: usize,
+}
+
+impl<'a> Rows for Raw<'a> {
+    type Row = &'a [f32];
+    #[inline(always)]
+    fn row<S: Simd>(&self, _s: S, row: usize) -> &'a [f32] {
+        &self.rows[row * self.stride..][..self.stride]
+    }
+}
+
+impl Source for &[f32] {
+    #[inline(always)]
+    fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
+        s.load(lanes(self, chunk))
+    }
+}
+
+/// Rows under an RMS norm.
+#[derive(Clone, Copy)]
+pub struct Normed<'a> {
+    /// What is normed; padding is zero.
+    pub raw: Raw<'a>,
+    /// Which rows, in order; all where empty.
+    pub picked: &'a [u32],
+    /// Elements that count.
+    pub columns: usize,
+    /// Padded like the rows.
+    pub weight: &'a [f32],
+    /// Added to the mean square.
+    pub epsilon: f32,
+}
+
+/// One row of [`Normed`].
+pub struct NormedRow<'a> {
+    row: &'a [f32],
+    weight: &'a [f32],
+    factor: f32,
+}
+
+impl<'a> Rows for Normed<'a> {
+    type Row = NormedRow<'a>;
+    #[inline(always)]
+    fn row<S: Simd>(&self, s: S, row: usize) -> NormedRow<'a> {
+        let row = self.picked.get(row).map_or(row, |picked| *picked as usize);
+        let row = self.raw.row(s, row);
+        NormedRow { row, weight: self.weight, factor: norm_factor(s, row, self.columns, self.epsilon) }
+    }
+}
+
+impl Source for NormedRow<'_> {
+    #[inline(always)]
+    fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
+        let scaled = s.mul(s.load(lanes(self.row, chunk)), s.splat(self.factor));
+        s.mul(scaled, s.load(lanes(self.weight, chunk)))
+    }
+}
+
+/// 1 / √(mean square + ε). `row` may be padded with zeros.
+#[inline(always)]
+fn norm_factor<S: Simd>(s: S, row: &[f32], columns: usize, epsilon: f32) -> f32 {
+    let mut sum = s.splat(0.0);
+    let mut chunks = row.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        let x = s.load(chunk.first_chunk().expect("exact"));
+        sum = s.fma(x, x, sum);
+    }
+    let mut tail = [0.0; LANES];
+    tail[..chunks.remainder().len()].copy_from_slice(chunks.remainder());
+    let x = s.load(&tail);
+    sum = s.fma(x, x, sum);
+    1.0 / (s.sum(sum) / columns as f32 + epsilon).sqrt()
+}
+
+/// silu(gate) · up, the two standing side by side in a row.
+#[derive(Clone, Copy)]
+pub struct Gated<'a> {
+    /// Gates, then ups.
+    pub raw: Raw<'a>,
+}
+
+/// One row of [`Gated`].
+pub struct GatedRow<'a> {
+    gate: &'a [f32],
+    up: &'a [f32],
+}
+
+impl<'a> Rows for Gated<'a> {
+    type Row = GatedRow<'a>;
+    #[inline(always)]
+    fn row<S: Simd>(&self, s: S, row: usize) -> GatedRow<'a> {
+        let (gate, up) = self.raw.row(s, row).split_at(self.raw.stride / 2);
+        GatedRow { gate, up }
+    }
+}
+
+impl Source for GatedRow<'_> {
+    #[inline(always)]
+    fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
+        let gate = s.load(lanes(self.gate, chunk));
+        let decay = s.exp(s.mul(gate, s.splat(-1.0)));
+        let silu = s.div(gate, s.add(s.splat(1.0), decay));
+        s.mul(silu, s.load(lanes(self.up, chunk)))
+    }
+}
+
+/// One task: packs consecutive rows as the rows of one panel.
+pub struct Pack<'a, R> {
+    /// Where they come from.
+    pub rows: R,
+    /// The panel's first row.
+    pub first: usize,
+    /// Rows in the panel.
+    pub count: usize,
+    /// Elements of a row.
+    pub columns: usize,
+    /// The panel as bytes; empty if not wanted.
+    pub bytes: &'a mut [Quantised],
+    /// The panel as floats; empty if not wanted.
+    pub floats: &'a mut [Lanes],
+}
+
+impl<R: Rows> Kernel for Pack<'_, R> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for lane in 0..self.count {
+            let row = self.rows.row(s, self.first + lane);
+            pack_row(s, &row, lane, self.columns, self.bytes, self.floats);
+        }
+    }
+}
+
+/// Norms (Qwen3) and rotates the heads of one token in place.
+#[inline(always)]
+pub fn turn_heads<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles: &[f32], scale: f32) {
+    for head in heads.chunks_exact_mut(angles.len()) {
+        if let Some((weight, epsilon)) = norm {
+            let factor = norm_factor(s, head, head.len(), epsilon);
+            head.iter_mut().zip(weight).for_each(|(x, w)| *x = *x * factor * w);
+        }
+        rotate(head, angles, scale);
+    }
+}

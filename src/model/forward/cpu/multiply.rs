@@ -1,0 +1,255 @@
+//! Matrix products: panels of activations by groups of sixteen output rows.
+//!
+//! Invariant: an output is one chain of operations over its columns in order, the same whether its
+//! row is computed alone or with others.
+
+use super::block::{Block, Levels, Minimum, Numbers, Scales};
+use super::matrix::{Matrix, Weights, for_weights};
+use super::panel::{Input, PANEL, Quantised, Wanted};
+use super::parts::Window;
+use super::simd::{Kernel, LANES, Lanes, Simd};
+use std::ops::Range;
+
+/// Matrices that read the same activations, their outputs side by side, each padded to a multiple
+/// of sixteen columns.
+pub struct Linear {
+    matrices: Vec<Matrix>,
+    /// Padded like the outputs; empty without biases.
+    bias: Vec<f32>,
+}
+
+impl Linear {
+    /// Of matrices with equal columns, and their biases in order.
+    pub fn new(matrices: Vec<Matrix>, biases: Vec<Option<Vec<f32>>>) -> Linear {
+        let mut bias = Vec::new();
+        if biases.iter().any(Option::is_some) {
+            for (matrix, one) in matrices.iter().zip(&biases) {
+                let end = bias.len() + matrix.groups() * LANES;
+                bias.extend_from_slice(one.as_deref().unwrap_or(&[]));
+                bias.resize(end, 0.0);
+            }
+        }
+        Linear { matrices, bias }
+    }
+
+    /// Groups of sixteen outputs.
+    pub fn groups(&self) -> usize {
+        self.matrices.iter().map(Matrix::groups).sum()
+    }
+
+    /// Padded outputs.
+    pub fn outputs(&self) -> usize {
+        self.groups() * LANES
+    }
+
+    /// Inputs.
+    pub fn columns(&self) -> usize {
+        self.matrices[0].columns
+    }
+
+    /// Forms of activations read.
+    pub fn wants(&self) -> Wanted {
+        self.matrices.iter().fold(Wanted::default(), |wanted, matrix| wanted.or(matrix.wants()))
+    }
+
+    /// Bytes held.
+    pub fn memory(&self) -> usize {
+        self.matrices.iter().map(Matrix::memory).sum::<usize>() + size_of_val(&*self.bias)
+    }
+
+    /// The first matrix: the embedding, where it is the head too.
+    pub fn first(&self) -> &Matrix {
+        &self.matrices[0]
+    }
+
+    /// The matrix that holds a group, and the group's number inside.
+    fn find(&self, mut group: usize) -> (&Matrix, usize) {
+        for matrix in &self.matrices {
+            if group < matrix.groups() {
+                return (matrix, group);
+            }
+            group -= matrix.groups();
+        }
+        unreachable!("group past the end")
+    }
+}
+
+/// One task: some groups' outputs for some rows.
+pub struct Multiply<'a> {
+    /// Weights.
+    pub linear: &'a Linear,
+    /// Packed activations.
+    pub input: Input<'a>,
+    /// Rows of the input; starts at a panel's first.
+    pub rows: Range<usize>,
+    /// First group.
+    pub group: usize,
+    /// Outputs: `rows` × 16 columns of each group.
+    pub to: Window<'a>,
+    /// Add to what is there.
+    pub add: bool,
+}
+
+impl Kernel for Multiply<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(mut self, s: S) {
+        debug_assert!(self.rows.start % PANEL == 0 && self.to.rows() == self.rows.len());
+        for index in 0..self.to.columns() / LANES {
+            let group = self.group + index;
+            let (matrix, inside) = self.linear.find(group);
+            let columns = matrix.columns;
+            let mut out = Out {
+                bias: self.linear.bias.get(group * LANES..(group + 1) * LANES),
+                to: &mut self.to,
+                column: index * LANES,
+                add: self.add,
+            };
+            for_weights!(&matrix.weights,
+            plain w => {
+                let weights = &w[inside * columns..][..columns];
+                let input = self.input;
+                each_tile(s, &self.rows, &mut out, PlainTile { weights, input });
+            },
+            quantised w => {
+                let blocks = columns / super::block::BLOCK;
+                let weights = &w[inside * blocks..][..blocks];
+                let input = self.input;
+                each_tile(s, &self.rows, &mut out, BlockTile { weights, input });
+            })
+        }
+    }
+}
+
+/// Where a group's outputs go.
+struct Out<'a, 'w> {
+    bias: Option<&'a [f32]>,
+    to: &'a mut Window<'w>,
+    column: usize,
+    add: bool,
+}
+
+impl Out<'_, '_> {
+    #[inline(always)]
+    fn put<S: Simd>(&mut self, s: S, row: usize, mut value: S::F) {
+        if let Some(bias) = self.bias.and_then(|bias| bias.first_chunk()) {
+            value = s.add(value, s.load(bias));
+        }
+        let to = &mut self.to.row(row)[self.column..self.column + LANES];
+        let to: &mut Lanes = to.first_chunk_mut().expect("sixteen columns");
+        if self.add {
+            value = s.add(s.load(to), value);
+        }
+        s.store(value, to);
+    }
+}
+
+/// A product of one group with rows `first..first + R` of a panel.
+trait Tile: Copy {
+    fn run<S: Simd, const R: usize>(self, s: S, panel: usize, first: usize) -> [S::F; R];
+}
+
+/// Covers the rows with as large tiles as registers hold, never across a panel's end.
+#[inline(always)]
+fn each_tile<S: Simd>(s: S, rows: &Range<usize>, out: &mut Out<'_, '_>, tile: impl Tile) {
+    let mut row = rows.start;
+    while row < rows.end {
+        let left = (rows.end - row).min(PANEL - row % PANEL);
+        let at = row - rows.start;
+        row += match left {
+            16.. if S::TILE >= 16 => put_tile::<S, 16>(s, row, at, out, tile),
+            8.. if S::TILE >= 8 => put_tile::<S, 8>(s, row, at, out, tile),
+            4.. if S::TILE >= 4 => put_tile::<S, 4>(s, row, at, out, tile),
+            2.. => put_tile::<S, 2>(s, row, at, out, tile),
+            _ => put_tile::<S, 1>(s, row, at, out, tile),
+        };
+    }
+}
+
+#[inline(always)]
+fn put_tile<S: Simd, const R: usize>(
+    s: S,
+    row: usize,
+    at: usize,
+    out: &mut Out<'_, '_>,
+    tile: impl Tile,
+) -> usize {
+    let values = tile.run::<S, R>(s, row / PANEL, row % PANEL);
+    for (i, value) in values.into_iter().enumerate() {
+        out.put(s, at + i, value);
+    }
+    R
+}
+
+#[derive(Clone, Copy)]
+struct PlainTile<'a, N> {
+    weights: &'a [N],
+    input: Input<'a>,
+}
+
+impl<N: Numbers> Tile for PlainTile<'_, N> {
+    #[inline(always)]
+    fn run<S: Simd, const R: usize>(self, s: S, panel: usize, first: usize) -> [S::F; R] {
+        assert!(first + R <= PANEL);
+        let mut sums = [s.splat(0.0); R];
+        for (weights, x) in self.weights.iter().zip(self.input.floats(panel)) {
+            let weights = Numbers::lanes(weights, s);
+            for r in 0..R {
+                sums[r] = s.fma(weights, s.splat(x[first + r]), sums[r]);
+            }
+        }
+        sums
+    }
+}
+
+#[derive(Clone, Copy)]
+struct BlockTile<'a, B> {
+    weights: &'a [B],
+    input: Input<'a>,
+}
+
+impl<L: Levels, D: Scales, M: Minimum> Tile for BlockTile<'_, Block<L, D, M>> {
+    #[inline(always)]
+    fn run<S: Simd, const R: usize>(self, s: S, panel: usize, first: usize) -> [S::F; R] {
+        assert!(first + R <= PANEL);
+        let mut sums = [s.splat(0.0); R];
+        for (block, x) in self.weights.iter().zip(self.input.bytes(panel)) {
+            let registers = block.levels.registers(s);
+            let scale = block.scales.lanes(s, 0);
+            let second = block.scales.lanes(s, 1);
+            let minimum = block.minimum.lanes(s);
+            for r in 0..R {
+                let row = first + r;
+                let unit = s.splat(x.scale[row]);
+                if D::HALVES {
+                    let low = half_dot::<S, L>(s, x, row, 0, &registers);
+                    let high = half_dot::<S, L>(s, x, row, 1, &registers);
+                    sums[r] = s.fma(s.float(low), s.mul(scale, unit), sums[r]);
+                    sums[r] = s.fma(s.float(high), s.mul(second, unit), sums[r]);
+                } else {
+                    let start = L::excess::<S>().wrapping_neg() * (x.sums[0][row] + x.sums[1][row]);
+                    let mut dot = s.splat_int(start);
+                    for j in 0..8 {
+                        dot = L::dot(s, dot, registers[j], x.words[row][j]);
+                    }
+                    sums[r] = s.fma(s.float(dot), s.mul(scale, unit), sums[r]);
+                }
+                if let Some(minimum) = minimum {
+                    sums[r] = s.fma(minimum, s.splat(x.total[row]), sums[r]);
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// The dot product over 16 columns.
+#[inline(always)]
+fn half_dot<S: Simd, L: Levels>(s: S, x: &Quantised, row: usize, half: usize, registers: &[S::W; 8]) -> S::I {
+    let mut dot = s.splat_int(-L::excess::<S>() * x.sums[half][row]);
+    for j in 4 * half..4 * half + 4 {
+        dot = L::dot(s, dot, registers[j], x.words[row][j]);
+    }
+    dot
+}

@@ -1,0 +1,148 @@
+//! Reads and writes heads in paged KV. The only place that touches the region's memory.
+//!
+//! Invariant: every access is inside the region, and no reference into it is formed: peers may be
+//! reading it. That no thread reads what another writes is the step's order of phases.
+#![allow(unsafe_code)]
+
+use super::simd::{LANES, Simd};
+use crate::ids::PageId;
+use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
+use crate::model::forward::KvPool;
+
+/// A pool for the length of a step.
+#[derive(Clone, Copy)]
+pub struct Paged<'a> {
+    base: *mut u8,
+    len: u64,
+    layout: &'a KvLayout,
+}
+
+// SAFETY: a raw pointer whose accesses are ordered as the module says.
+unsafe impl Sync for Paged<'_> {}
+// SAFETY: as above.
+unsafe impl Send for Paged<'_> {}
+
+/// One head's keys or values of one sequence in one layer.
+#[derive(Clone, Copy)]
+pub struct Strip<'a> {
+    paged: Paged<'a>,
+    /// Of the page's first token.
+    start: u64,
+    pages: &'a [PageId],
+}
+
+impl<'a> Paged<'a> {
+    /// The pool's memory.
+    pub fn new(pool: KvPool<'a>) -> Paged<'a> {
+        Paged { base: pool.region.base().as_ptr(), len: pool.region.len() as u64, layout: pool.layout }
+    }
+
+    /// One head of a sequence that has `pages`.
+    pub fn strip(&self, layer: u32, which: KeyValue, head: u32, pages: &'a [PageId]) -> Strip<'a> {
+        let start = self.layout.offset(PageId(0), layer, which, head, 0);
+        Strip { paged: *self, start, pages }
+    }
+
+    /// A pointer to one token's head, checked to hold `head_dim` elements.
+    #[inline(always)]
+    fn at(&self, offset: u64) -> *mut u8 {
+        let bytes = self.layout.head_dim as u64 * self.layout.dtype.bytes();
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.len), "page outside the region");
+        // SAFETY: inside the mapping.
+        unsafe { self.base.add(offset as usize) }
+    }
+}
+
+impl Strip<'_> {
+    #[inline(always)]
+    fn token(&self, position: u32) -> *mut u8 {
+        let layout = self.paged.layout;
+        let page = self.pages[(position / layout.page_size) as usize].index() as u64;
+        let token = (position % layout.page_size) as u64;
+        self.paged.at(self.start + page * layout.page_stride + token * layout.token_stride)
+    }
+
+    /// Reads the head at `position` as floats.
+    #[inline(always)]
+    pub fn read<S: Simd>(&self, s: S, position: u32, to: &mut [f32]) {
+        let from = self.token(position);
+        let to = &mut to[..self.paged.layout.head_dim as usize];
+        match self.paged.layout.dtype {
+            KvDtype::F32 => read_as::<S, f32>(from, to, |lanes| s.load(lanes), s),
+            KvDtype::F16 => read_as::<S, u16>(from, to, |lanes| s.half(lanes), s),
+            KvDtype::Bf16 => read_as::<S, u16>(from, to, |lanes| s.bf16(lanes), s),
+        }
+    }
+
+    /// Writes the head at `position`, rounded to the pool's type.
+    #[inline(always)]
+    pub fn write<S: Simd>(&self, s: S, position: u32, from: &[f32]) {
+        let to = self.token(position);
+        let from = &from[..self.paged.layout.head_dim as usize];
+        match self.paged.layout.dtype {
+            KvDtype::F32 => write_as::<S, f32>(from, to, |lanes| as_lanes(s, lanes), s),
+            KvDtype::F16 => write_as::<S, u16>(from, to, |lanes| s.to_half(lanes), s),
+            KvDtype::Bf16 => write_as::<S, u16>(from, to, |lanes| s.to_bf16(lanes), s),
+        }
+    }
+}
+
+#[inline(always)]
+fn as_lanes<S: Simd>(s: S, value: S::F) -> [f32; LANES] {
+    let mut lanes = [0.0; LANES];
+    s.store(value, &mut lanes);
+    lanes
+}
+
+/// `from` holds as many elements `E` as `to`.
+#[inline(always)]
+fn read_as<S: Simd, E: Copy + Default>(
+    from: *const u8,
+    to: &mut [f32],
+    convert: impl Fn(&[E; LANES]) -> S::F,
+    s: S,
+) {
+    let from: *const E = from.cast();
+    let mut at = 0;
+    let mut chunks = to.chunks_exact_mut(LANES);
+    for chunk in &mut chunks {
+        // SAFETY: `at + LANES` elements are inside.
+        let lanes: [E; LANES] = unsafe { from.add(at).cast::<[E; LANES]>().read_unaligned() };
+        s.store(convert(&lanes), chunk.first_chunk_mut().expect("exact"));
+        at += LANES;
+    }
+    let tail = chunks.into_remainder();
+    if !tail.is_empty() {
+        let mut lanes = [E::default(); LANES];
+        for (i, lane) in lanes[..tail.len()].iter_mut().enumerate() {
+            // SAFETY: below the length of `to`.
+            *lane = unsafe { from.add(at + i).read_unaligned() };
+        }
+        let values = as_lanes(s, convert(&lanes));
+        tail.copy_from_slice(&values[..tail.len()]);
+    }
+}
+
+/// `to` has room for as many elements `E` as `from`.
+#[inline(always)]
+fn write_as<S: Simd, E: Copy>(from: &[f32], to: *mut u8, convert: impl Fn(S::F) -> [E; LANES], s: S) {
+    let to: *mut E = to.cast();
+    let mut at = 0;
+    let mut chunks = from.chunks_exact(LANES);
+    for chunk in &mut chunks {
+        let lanes = convert(s.load(chunk.first_chunk().expect("exact")));
+        // SAFETY: `at + LANES` elements are inside.
+        unsafe { to.add(at).cast::<[E; LANES]>().write_unaligned(lanes) };
+        at += LANES;
+    }
+    let tail = chunks.remainder();
+    if !tail.is_empty() {
+        let mut lanes = [0.0; LANES];
+        lanes[..tail.len()].copy_from_slice(tail);
+        let lanes = convert(s.load(&lanes));
+        for (i, lane) in lanes[..tail.len()].iter().enumerate() {
+            // SAFETY: below the length of `from`.
+            unsafe { to.add(at + i).write_unaligned(*lane) };
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! Activations as matrix products read them: panels of sixteen rows, block after block.
+//!
+//! For quantised weights a row's 32 columns become signed bytes under a scale of their own, so that
+//! dot products are exact integers. For plain weights they stay floats.
+
+use super::block::BLOCK;
+use super::simd::{LANES, Lanes, Simd};
+
+/// Rows of a panel.
+pub const PANEL: usize = 16;
+
+/// 16 rows × 32 columns of activations as bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub struct Quantised {
+    /// Per row, four columns to a word.
+    pub words: [[i32; 8]; PANEL],
+    /// Per row.
+    pub scale: [f32; PANEL],
+    /// Per row: scale · sum of all bytes.
+    pub total: [f32; PANEL],
+    /// Per half of the columns and row: sum of bytes.
+    pub sums: [[i32; PANEL]; 2],
+}
+
+const EMPTY: Quantised =
+    Quantised { words: [[0; 8]; PANEL], scale: [0.0; PANEL], total: [0.0; PANEL], sums: [[0; PANEL]; 2] };
+
+/// In which forms the consumers of some activations want them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Wanted {
+    /// Some weights are quantised.
+    pub bytes: bool,
+    /// Some weights are plain.
+    pub floats: bool,
+}
+
+impl Wanted {
+    /// Either's.
+    pub fn or(self, other: Wanted) -> Wanted {
+        Wanted { bytes: self.bytes || other.bytes, floats: self.floats || other.floats }
+    }
+}
+
+/// Panels for a bounded number of rows and columns.
+pub struct Panels {
+    bytes: Vec<Quantised>,
+    floats: Vec<Lanes>,
+}
+
+/// Panels filled for `columns` columns.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    bytes: &'a [Quantised],
+    floats: &'a [Lanes],
+    columns: usize,
+}
+
+impl Panels {
+    /// Room for `rows` rows of `columns` columns in the wanted forms.
+    pub fn new(rows: usize, columns: usize, wanted: Wanted) -> Panels {
+        let panels = rows.div_ceil(PANEL);
+        Panels {
+            bytes: vec![EMPTY; if wanted.bytes { panels * columns.div_ceil(BLOCK) } else { 0 }],
+            floats: vec![[0.0; PANEL]; if wanted.floats { panels * columns } else { 0 }],
+        }
+    }
+
+    /// Bytes held.
+    pub fn memory(&self) -> usize {
+        size_of_val(&*self.bytes) + size_of_val(&*self.floats)
+    }
+
+    /// Blocks and float columns for `rows` × `columns`, each to be cut into one piece per panel by
+    /// [`blocks_per_panel`] and `columns`. A form that is not wanted is empty.
+    pub fn parts(&mut self, rows: usize, columns: usize, wanted: Wanted) -> (&mut [Quantised], &mut [Lanes]) {
+        let panels = rows.div_ceil(PANEL);
+        let bytes = if wanted.bytes { panels * blocks_per_panel(columns) } else { 0 };
+        let floats = if wanted.floats { panels * columns } else { 0 };
+        (&mut self.bytes[..bytes], &mut self.floats[..floats])
+    }
+
+    /// What was packed last, for `columns` columns.
+    pub fn input(&self, columns: usize) -> Input<'_> {
+        Input { bytes: &self.bytes, floats: &self.floats, columns }
+    }
+}
+
+/// Blocks of one panel.
+pub fn blocks_per_panel(columns: usize) -> usize {
+    columns.div_ceil(BLOCK)
+}
+
+impl<'a> Input<'a> {
+    /// One panel as bytes.
+    #[inline(always)]
+    pub fn bytes(&self, panel: usize) -> &'a [Quantised] {
+        let blocks = blocks_per_panel(self.columns);
+        &self.bytes[panel * blocks..][..blocks]
+    }
+
+    /// One panel as floats.
+    #[inline(always)]
+    pub fn floats(&self, panel: usize) -> &'a [Lanes] {
+        &self.floats[panel * self.columns..][..self.columns]
+    }
+}
+
+/// Rows to be packed, sixteen columns at a time. Columns past the end read as zero.
+pub trait Source {
+    /// Columns `16 · chunk..` of the row.
+    fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F;
+}
+
+/// Packs one row as row `lane` of a panel; either slice may be empty.
+#[inline(always)]
+pub fn pack_row<S: Simd>(
+    s: S,
+    source: &impl Source,
+    lane: usize,
+    columns: usize,
+    bytes: &mut [Quantised],
+    floats: &mut [Lanes],
+) {
+    for (index, block) in bytes.iter_mut().enumerate() {
+        quantise(s, [source.chunk(s, 2 * index), source.chunk(s, 2 * index + 1)], lane, block);
+    }
+    if floats.is_empty() {
+        return;
+    }
+    for chunk in 0..columns.div_ceil(LANES) {
+        let mut lanes = [0.0; LANES];
+        s.store(source.chunk(s, chunk), &mut lanes);
+        for (column, value) in floats[chunk * LANES..].iter_mut().zip(lanes) {
+            column[lane] = value;
+        }
+    }
+}
+
+#[inline(always)]
+fn quantise<S: Simd>(s: S, values: [S::F; 2], lane: usize, block: &mut Quantised) {
+    let minus = s.splat(-1.0);
+    let [a, b] = values;
+    let magnitude = s.max(s.max(a, s.mul(a, minus)), s.max(b, s.mul(b, minus)));
+    let largest = s.largest(magnitude);
+    // A block of next to nothing is nothing: its inverse would be infinite.
+    let largest = if largest > 1e-30 { largest } else { 0.0 };
+    let inverse = s.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
+    let halves = values.map(|v| s.bytes(s.round(s.mul(v, inverse))));
+    let scale = largest / 127.0;
+    let sums = halves.map(|half| half.iter().map(|b| *b as i32).sum::<i32>());
+    block.words[lane] = bytemuck::cast(halves);
+    block.scale[lane] = scale;
+    block.total[lane] = scale * (sums[0] + sums[1]) as f32;
+    block.sums[0][lane] = sums[0];
+    block.sums[1][lane] = sums[1];
+}

@@ -1,0 +1,208 @@
+//! Sixteen lanes as one 512-bit register: AVX-512 F, BW, VL, DQ, with or without VNNI.
+//!
+//! Invariant: an [`Avx512`] exists only inside functions compiled for these features on a CPU that
+//! has them; that is the reason behind every block below.
+#![allow(unsafe_code)]
+
+use super::{LANES, Lanes, Simd};
+use std::arch::x86_64::*;
+
+/// Proof that the CPU has AVX-512 F, BW, VL and DQ, and VNNI if so named. Both forms give equal bits.
+#[derive(Clone, Copy)]
+pub struct Avx512<const VNNI: bool>(());
+
+impl<const VNNI: bool> Avx512<VNNI> {
+    /// # Safety
+    /// The CPU has the features that the type names.
+    #[inline(always)]
+    pub unsafe fn assume() -> Self {
+        Avx512(())
+    }
+}
+
+macro_rules! op {
+    ($($body:tt)*) => {{
+        // SAFETY: `self` proves the instructions; memory is named by references of exact size.
+        unsafe { $($body)* }
+    }};
+}
+
+/// Dot products of four bytes each without VNNI; pairs must not leave i16.
+#[inline(always)]
+fn dot4(sum: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
+    // SAFETY: called from methods of `Avx512` only.
+    unsafe {
+        let pairs = _mm512_maddubs_epi16(unsigned, signed);
+        _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
+    }
+}
+
+impl<const VNNI: bool> Simd for Avx512<VNNI> {
+    type F = __m512;
+    type I = __m512i;
+    type W = __m512i;
+
+    const TILE: usize = 16;
+    // Signed weights are shifted to unsigned, w + 128.
+    const SIGNED_BIAS: i32 = 128;
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> __m512 {
+        op!(_mm512_set1_ps(value))
+    }
+    #[inline(always)]
+    fn load(self, from: &Lanes) -> __m512 {
+        op!(_mm512_loadu_ps(from.as_ptr()))
+    }
+    #[inline(always)]
+    fn store(self, value: __m512, to: &mut Lanes) {
+        op!(_mm512_storeu_ps(to.as_mut_ptr(), value))
+    }
+    #[inline(always)]
+    fn add(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_add_ps(a, b))
+    }
+    #[inline(always)]
+    fn mul(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_mul_ps(a, b))
+    }
+    #[inline(always)]
+    fn div(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_div_ps(a, b))
+    }
+    #[inline(always)]
+    fn max(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_max_ps(a, b))
+    }
+    #[inline(always)]
+    fn min(self, a: __m512, b: __m512) -> __m512 {
+        op!(_mm512_min_ps(a, b))
+    }
+    #[inline(always)]
+    fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
+        op!(_mm512_fmadd_ps(a, b, c))
+    }
+    #[inline(always)]
+    fn round(self, value: __m512) -> __m512i {
+        op!(_mm512_cvtps_epi32(value))
+    }
+    #[inline(always)]
+    fn exp2(self, n: __m512i) -> __m512 {
+        op!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127)))))
+    }
+    #[inline(always)]
+    fn where_above(self, x: __m512, limit: __m512, value: __m512) -> __m512 {
+        op!(_mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GT_OQ>(x, limit), value))
+    }
+
+    #[inline(always)]
+    fn half(self, from: &[u16; LANES]) -> __m512 {
+        op!(_mm512_cvtph_ps(_mm256_loadu_si256(from.as_ptr().cast())))
+    }
+    #[inline(always)]
+    fn bf16(self, from: &[u16; LANES]) -> __m512 {
+        op!({
+            let halves = _mm256_loadu_si256(from.as_ptr().cast());
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(halves)))
+        })
+    }
+    #[inline(always)]
+    fn to_half(self, value: __m512) -> [u16; LANES] {
+        op!(std::mem::transmute(_mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(value)))
+    }
+    #[inline(always)]
+    fn to_bf16(self, value: __m512) -> [u16; LANES] {
+        let mut lanes = [0.0; LANES];
+        self.store(value, &mut lanes);
+        lanes.map(|v| half::bf16::from_f32(v).to_bits())
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> __m512i {
+        op!(_mm512_set1_epi32(value))
+    }
+    #[inline(always)]
+    fn float(self, value: __m512i) -> __m512 {
+        op!(_mm512_cvtepi32_ps(value))
+    }
+    #[inline(always)]
+    fn bytes(self, value: __m512i) -> [i8; LANES] {
+        op!(std::mem::transmute(_mm512_cvtepi32_epi8(value)))
+    }
+    #[inline(always)]
+    fn from_bytes(self, bytes: &[i8; LANES]) -> __m512 {
+        op!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes.as_ptr().cast()))))
+    }
+
+    #[inline(always)]
+    fn nibbles(self, from: &[u8; 64]) -> [__m512i; 2] {
+        let bytes = self.unsigned(from);
+        op!({
+            let mask = _mm512_set1_epi8(15);
+            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+        })
+    }
+    #[inline(always)]
+    fn unsigned(self, from: &[u8; 64]) -> __m512i {
+        op!(_mm512_loadu_si512(from.as_ptr().cast()))
+    }
+    #[inline(always)]
+    fn signed(self, from: &[u8; 64]) -> __m512i {
+        let bytes = self.unsigned(from);
+        op!(_mm512_xor_si512(bytes, _mm512_set1_epi8(-128)))
+    }
+    #[inline(always)]
+    fn dot(self, sum: __m512i, weights: __m512i, x: i32) -> __m512i {
+        op!({
+            let x = _mm512_set1_epi32(x);
+            if VNNI { _mm512_dpbusd_epi32(sum, weights, x) } else { dot4(sum, weights, x) }
+        })
+    }
+    #[inline(always)]
+    fn dot_signed(self, sum: __m512i, weights: __m512i, x: i32) -> __m512i {
+        if VNNI {
+            return self.dot(sum, weights, x);
+        }
+        // In two parts, since 255 · 127 · 2 would leave i16.
+        op!({
+            let x = _mm512_set1_epi32(x);
+            let high = _mm512_set1_epi8(-128);
+            let sum = dot4(sum, _mm512_andnot_si512(high, weights), x);
+            dot4(sum, _mm512_and_si512(high, weights), x)
+        })
+    }
+
+    #[inline(always)]
+    fn transpose(self, from: &[Lanes; LANES], to: &mut [Lanes; LANES]) {
+        op!({
+            let r: [__m512; 16] = std::array::from_fn(|i| _mm512_loadu_ps(from[i].as_ptr()));
+            // Inside each 128-bit part: pairs, then quads of rows 4q.. for column 4·part + i & 3.
+            let pairs: [__m512; 16] = std::array::from_fn(|i| {
+                let (a, b) = (r[i & !1], r[i | 1]);
+                if i & 1 == 0 { _mm512_unpacklo_ps(a, b) } else { _mm512_unpackhi_ps(a, b) }
+            });
+            let quads: [__m512; 16] = std::array::from_fn(|i| {
+                let first = (i & 12) + ((i >> 1) & 1);
+                let (a, b) = (pairs[first], pairs[first + 2]);
+                if i & 1 == 0 { _mm512_shuffle_ps::<0x44>(a, b) } else { _mm512_shuffle_ps::<0xEE>(a, b) }
+            });
+            // Then a 4 × 4 transposition of the parts.
+            for i in 0..4 {
+                let (a, b, c, d) = (quads[i], quads[4 + i], quads[8 + i], quads[12 + i]);
+                let even_low = _mm512_shuffle_f32x4::<0x88>(a, b);
+                let odd_low = _mm512_shuffle_f32x4::<0xDD>(a, b);
+                let even_high = _mm512_shuffle_f32x4::<0x88>(c, d);
+                let odd_high = _mm512_shuffle_f32x4::<0xDD>(c, d);
+                let columns = [
+                    _mm512_shuffle_f32x4::<0x88>(even_low, even_high),
+                    _mm512_shuffle_f32x4::<0x88>(odd_low, odd_high),
+                    _mm512_shuffle_f32x4::<0xDD>(even_low, even_high),
+                    _mm512_shuffle_f32x4::<0xDD>(odd_low, odd_high),
+                ];
+                for (part, column) in columns.into_iter().enumerate() {
+                    _mm512_storeu_ps(to[4 * part + i].as_mut_ptr(), column);
+                }
+            }
+        })
+    }
+}

@@ -1,0 +1,147 @@
+//! Which kernel family runs. The only place that enters functions compiled for particular features.
+#![allow(unsafe_code)]
+
+use super::Kernel;
+use super::portable::Portable;
+#[cfg(target_arch = "x86_64")]
+use super::{avx2::Avx2, avx512::Avx512};
+use std::fmt;
+
+/// Kernels that give equal bits wherever they run; the family is part of a model's fingerprint.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+pub enum KernelFamily {
+    /// Plain Rust.
+    Portable,
+    /// AVX2, FMA, F16C.
+    Avx2,
+    /// AVX-512 F, BW, VL, DQ; VNNI where present.
+    Avx512,
+}
+
+impl KernelFamily {
+    /// The name used in flags, answers and messages.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KernelFamily::Portable => "portable",
+            KernelFamily::Avx2 => "avx2",
+            KernelFamily::Avx512 => "avx512",
+        }
+    }
+}
+
+impl fmt::Display for KernelFamily {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// The families that this CPU can run, the fastest last.
+pub fn available_kernels() -> &'static [KernelFamily] {
+    const ALL: [KernelFamily; 3] = [KernelFamily::Portable, KernelFamily::Avx2, KernelFamily::Avx512];
+    let count = ALL.iter().take_while(|family| Dispatch::new(**family).is_some()).count();
+    &ALL[..count]
+}
+
+/// A family found to run on this CPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Dispatch(Entry);
+
+#[derive(Clone, Copy, Debug)]
+enum Entry {
+    Portable,
+    #[cfg(target_arch = "x86_64")]
+    Avx2,
+    #[cfg(target_arch = "x86_64")]
+    Avx512,
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
+}
+
+impl Dispatch {
+    /// `None` where the CPU lacks the family.
+    pub fn new(family: KernelFamily) -> Option<Dispatch> {
+        match family {
+            KernelFamily::Portable => Some(Dispatch(Entry::Portable)),
+            #[cfg(target_arch = "x86_64")]
+            KernelFamily::Avx2 => has_avx2().then_some(Dispatch(Entry::Avx2)),
+            #[cfg(target_arch = "x86_64")]
+            KernelFamily::Avx512 if has_avx512() => match is_x86_feature_detected!("avx512vnni") {
+                true => Some(Dispatch(Entry::Avx512Vnni)),
+                false => Some(Dispatch(Entry::Avx512)),
+            },
+            _ => None,
+        }
+    }
+
+    /// The family.
+    pub fn family(self) -> KernelFamily {
+        match self.0 {
+            Entry::Portable => KernelFamily::Portable,
+            #[cfg(target_arch = "x86_64")]
+            Entry::Avx2 => KernelFamily::Avx2,
+            #[cfg(target_arch = "x86_64")]
+            Entry::Avx512 | Entry::Avx512Vnni => KernelFamily::Avx512,
+        }
+    }
+
+    /// Runs a kernel with the family's instructions.
+    #[inline]
+    pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
+        match self.0 {
+            Entry::Portable => kernel.run(Portable),
+            // SAFETY: `new` found the features that each of these is compiled for.
+            #[cfg(target_arch = "x86_64")]
+            Entry::Avx2 => unsafe { run_avx2(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Entry::Avx512 => unsafe { run_avx512(kernel) },
+            // SAFETY: as above.
+            #[cfg(target_arch = "x86_64")]
+            Entry::Avx512Vnni => unsafe { run_avx512_vnni(kernel) },
+        }
+    }
+
+    /// AVX-512 without VNNI, for the test that both forms agree.
+    #[cfg(all(test, target_arch = "x86_64"))]
+    pub fn without_vnni(self) -> Dispatch {
+        match self.0 {
+            Entry::Avx512Vnni => Dispatch(Entry::Avx512),
+            _ => self,
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx2() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+}
+
+#[cfg(target_arch = "x86_64")]
+fn has_avx512() -> bool {
+    has_avx2()
+        && is_x86_feature_detected!("avx512f")
+        && is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512vl")
+        && is_x86_feature_detected!("avx512dq")
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c")]
+fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: these are the features of this function.
+    kernel.run(unsafe { Avx2::assume() })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: these are the features of this function.
+    kernel.run(unsafe { Avx512::<false>::assume() })
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
+fn run_avx512_vnni<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: these are the features of this function.
+    kernel.run(unsafe { Avx512::<true>::assume() })
+}

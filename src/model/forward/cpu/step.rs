@@ -1,0 +1,335 @@
+//! One step: embed, then layer by layer and block by block, then logits of the rows that want them.
+
+use super::CpuModel;
+use super::attention::{self, Attend, span_tokens};
+use super::element::{Gated, Normed, Pack, Raw, Rows, turn_heads};
+use super::load::{Layer, Weights};
+use super::multiply::{Linear, Multiply};
+use super::paged::Paged;
+use super::panel::{PANEL, Panels, Wanted, blocks_per_panel};
+use super::parts::{Chunks, Grid};
+use super::plan::{BLOCK_TOKENS, Place};
+use super::simd::{Dispatch, Kernel, LANES, Simd};
+use super::team::Team;
+use crate::kv::layout::KeyValue;
+use crate::model::config::ModelConfig;
+use crate::model::forward::batch::{Batch, BatchLimits};
+use crate::model::forward::{KvPool, StepEnd};
+use std::ops::{ControlFlow, Range};
+
+/// Tokens of a task that rotates and stores keys and values.
+const STORE_TOKENS: usize = 8;
+
+/// All that a step writes besides KV.
+pub struct Scratch {
+    /// The residual stream, `[token][padded hidden]`.
+    stream: Vec<f32>,
+    /// cos and sin, `[token][head_dim]`.
+    angles: Vec<f32>,
+    /// Of a block: `[token][padded q, k, v]`.
+    qkv: Vec<f32>,
+    /// Of a block: `[token][padded heads]`.
+    attended: Vec<f32>,
+    /// Of a block: `[token][padded gate, up]`.
+    gate_up: Vec<f32>,
+    /// The inputs of the next product.
+    panels: Panels,
+    /// `[wanted][padded vocabulary]`
+    logits: Vec<f32>,
+    /// Per thread.
+    attention: Vec<attention::Scratch>,
+    widths: Widths,
+}
+
+/// Row lengths, padded to sixteen.
+#[derive(Clone, Copy)]
+struct Widths {
+    hidden: usize,
+    qkv: usize,
+    heads: usize,
+    gate_up: usize,
+    vocab: usize,
+}
+
+impl Scratch {
+    /// For the largest batch.
+    pub fn new(config: &ModelConfig, weights: &Weights, limits: &BatchLimits, threads: usize) -> Scratch {
+        let pad = |n: usize| n.next_multiple_of(LANES);
+        let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let widths = Widths {
+            hidden: pad(config.hidden),
+            qkv: pad(q) + 2 * pad(kv),
+            heads: pad(q),
+            gate_up: 2 * pad(config.intermediate),
+            vocab: pad(config.vocab),
+        };
+        let block = BLOCK_TOKENS.min(limits.tokens);
+        let wanted = weights
+            .layers
+            .iter()
+            .flat_map(|l| [&l.qkv, &l.output, &l.gate_up, &l.down])
+            .fold(weights.head.wants(), |wanted, linear| wanted.or(linear.wants()));
+        let columns = config.hidden.max(q).max(config.intermediate);
+        let group = config.heads / config.kv_heads;
+        Scratch {
+            stream: vec![0.0; limits.tokens * widths.hidden],
+            angles: vec![0.0; limits.tokens * config.head_dim],
+            qkv: vec![0.0; block * widths.qkv],
+            attended: vec![0.0; block * widths.heads],
+            gate_up: vec![0.0; block * widths.gate_up],
+            panels: Panels::new(block, columns, wanted),
+            logits: vec![0.0; limits.logits * widths.vocab],
+            attention: (0..threads).map(|_| attention::Scratch::new(config.head_dim, group)).collect(),
+            widths,
+        }
+    }
+
+    /// Bytes held.
+    pub fn memory(&self) -> usize {
+        let floats = [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
+        floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
+            + self.panels.memory()
+            + self.attention.iter().map(attention::Scratch::memory).sum::<usize>()
+    }
+
+    /// See [`crate::model::forward::Forward::logits`].
+    pub fn logits(&self, index: usize, vocab: usize) -> &[f32] {
+        &self.logits[index * self.widths.vocab..][..vocab]
+    }
+}
+
+/// What the phases of a step share.
+struct Crew<'a> {
+    team: &'a mut Team,
+    dispatch: Dispatch,
+}
+
+impl Crew<'_> {
+    /// Packs `count` rows for the products that follow.
+    fn pack<R: Rows>(&mut self, panels: &mut Panels, rows: R, count: usize, columns: usize, wanted: Wanted) {
+        let (bytes, floats) = panels.parts(count, columns, wanted);
+        let bytes = wanted.bytes.then(|| Chunks::new(bytes, blocks_per_panel(columns)));
+        let floats = wanted.floats.then(|| Chunks::new(floats, columns));
+        let dispatch = self.dispatch;
+        self.team.run((bytes, floats), |panel, (bytes, floats)| {
+            let first = panel * PANEL;
+            let (bytes, floats) = (bytes.unwrap_or_default(), floats.unwrap_or_default());
+            let count = PANEL.min(count - first);
+            dispatch.run(Pack { rows, first, count, columns, bytes, floats });
+        });
+    }
+
+    /// Multiplies what was packed last.
+    fn multiply(&mut self, linear: &Linear, panels: &Panels, count: usize, to: &mut [f32], add: bool) {
+        let groups = linear.groups();
+        // Rows are shared out only where there are too few groups to go round.
+        let bands: [Range<usize>; BLOCK_TOKENS / 64] =
+            std::array::from_fn(|i| (i * 64).min(count)..(i * 64 + 64).min(count));
+        let whole = [0..count];
+        let bands = match groups < 8 * self.team.threads() && count > 64 {
+            true => &bands[..count.div_ceil(64)],
+            false => &whole[..],
+        };
+        // Few rows are bound by memory: long runs. Many are bound by compute: an even end.
+        let tasks = self.team.threads() * if count <= 4 { 8 } else { 32 };
+        let per_task = (groups / tasks).max(1);
+        let width = linear.outputs();
+        let grid = Grid::new(to, width, bands, width, per_task * LANES);
+        let (across, dispatch) = (grid.across(), self.dispatch);
+        let input = panels.input(linear.columns());
+        self.team.run(grid, |index, to| {
+            let rows = bands[index / across].clone();
+            let group = index % across * per_task;
+            dispatch.run(Multiply { linear, input, rows, group, to, add });
+        });
+    }
+}
+
+impl CpuModel {
+    /// See [`crate::model::forward::Forward::step`].
+    pub(super) fn run_step(
+        &mut self,
+        batch: &Batch,
+        kv: KvPool<'_>,
+        on_layer: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> StepEnd {
+        let config = &self.config;
+        let layout = kv.layout;
+        assert_eq!(
+            (layout.layers as usize, layout.kv_heads as usize, layout.head_dim as usize),
+            (config.layers, config.kv_heads, config.head_dim),
+            "KV layout of another model"
+        );
+        self.plan.cut(batch, span_tokens(config.heads / config.kv_heads));
+        self.embed(batch);
+        let paged = Paged::new(kv);
+        for layer in 0..self.weights.layers.len() {
+            for block in 0..self.plan.blocks.len() {
+                self.attention_block(batch, &paged, layer, block);
+                self.mlp_block(layer, block);
+            }
+            if on_layer(layer as u32).is_break() {
+                return StepEnd::Stopped;
+            }
+        }
+        self.head();
+        StepEnd::Complete
+    }
+
+    /// Embeddings into the stream, and every token's angles.
+    fn embed(&mut self, batch: &Batch) {
+        let (tokens, places) = (batch.tokens(), &self.plan.places);
+        let (embedding, rope) = (self.weights.embedding(), &self.rope);
+        let (hidden, head_dim) = (self.scratch.widths.hidden, self.config.head_dim);
+        let stream = Chunks::new(&mut self.scratch.stream[..tokens.len() * hidden], hidden);
+        let angles = Chunks::new(&mut self.scratch.angles[..tokens.len() * head_dim], head_dim);
+        self.team.run((stream, angles), |token, (stream, angles)| {
+            embedding.row(tokens[token] as usize, stream);
+            rope.fill(places[token].position, angles);
+        });
+    }
+
+    fn attention_block(&mut self, batch: &Batch, paged: &Paged<'_>, layer: usize, block: usize) {
+        let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
+        let mut crew = Crew { team, dispatch: *dispatch };
+        let Layer { input_norm, qkv, head_norms, output, .. } = &weights.layers[layer];
+        let (tokens, spans) = plan.blocks[block].clone();
+        let (count, widths) = (tokens.len(), scratch.widths);
+        let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
+        let normed = Normed {
+            raw: Raw { rows: stream, stride: widths.hidden },
+            picked: &[],
+            columns: config.hidden,
+            weight: input_norm,
+            epsilon: config.norm_eps,
+        };
+        crew.pack(&mut scratch.panels, normed, count, config.hidden, qkv.wants());
+        crew.multiply(qkv, &scratch.panels, count, &mut scratch.qkv, false);
+
+        let angles = &scratch.angles[tokens.start * config.head_dim..tokens.end * config.head_dim];
+        let places = &plan.places[tokens];
+        let store = Store { config, batch, paged, layer: layer as u32, head_norms, places, angles, widths };
+        let rows = Chunks::new(&mut scratch.qkv[..count * widths.qkv], STORE_TOKENS * widths.qkv);
+        crew.team.run(rows, |task, rows| {
+            let first = task * STORE_TOKENS;
+            crew.dispatch.run(StoreTask { store: &store, first, rows });
+        });
+
+        let spans = &plan.spans[spans];
+        let group = config.heads / config.kv_heads;
+        let width = group * config.head_dim;
+        let queries = &scratch.qkv[..count * widths.qkv];
+        let grid = Grid::new(&mut scratch.attended, widths.heads, spans, config.kv_heads * width, width);
+        crew.team.run_with(&mut scratch.attention, grid, |own, index, to| {
+            let (span, head) = (&spans[index / config.kv_heads], index % config.kv_heads);
+            let Place { row, position } = places[span.start];
+            let pages = batch.pages(&batch.rows()[row as usize]);
+            crew.dispatch.run(Attend {
+                scratch: own,
+                keys: paged.strip(layer as u32, KeyValue::Key, head as u32, pages),
+                values: paged.strip(layer as u32, KeyValue::Value, head as u32, pages),
+                queries: &queries[span.start * widths.qkv + head * width..span.end * widths.qkv],
+                stride: widths.qkv,
+                head_dim: config.head_dim,
+                group,
+                start: position,
+                to,
+            });
+        });
+
+        let attended = Raw { rows: &scratch.attended, stride: widths.heads };
+        crew.pack(&mut scratch.panels, attended, count, output.columns(), output.wants());
+        crew.multiply(output, &scratch.panels, count, stream, true);
+    }
+
+    fn mlp_block(&mut self, layer: usize, block: usize) {
+        let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
+        let mut crew = Crew { team, dispatch: *dispatch };
+        let Layer { mlp_norm, gate_up, down, .. } = &weights.layers[layer];
+        let (tokens, _) = plan.blocks[block].clone();
+        let (count, widths) = (tokens.len(), scratch.widths);
+        let stream = &mut scratch.stream[tokens.start * widths.hidden..tokens.end * widths.hidden];
+        let normed = Normed {
+            raw: Raw { rows: stream, stride: widths.hidden },
+            picked: &[],
+            columns: config.hidden,
+            weight: mlp_norm,
+            epsilon: config.norm_eps,
+        };
+        crew.pack(&mut scratch.panels, normed, count, config.hidden, gate_up.wants());
+        crew.multiply(gate_up, &scratch.panels, count, &mut scratch.gate_up, false);
+        let gated = Gated { raw: Raw { rows: &scratch.gate_up, stride: widths.gate_up } };
+        crew.pack(&mut scratch.panels, gated, count, down.columns(), down.wants());
+        crew.multiply(down, &scratch.panels, count, stream, true);
+    }
+
+    /// Final norm and head of the picked tokens, a block's worth at a time.
+    fn head(&mut self) {
+        let CpuModel { config, weights, dispatch, team, plan, scratch, .. } = self;
+        let mut crew = Crew { team, dispatch: *dispatch };
+        let widths = scratch.widths;
+        let head = &weights.head;
+        for (picked, logits) in
+            plan.picked.chunks(BLOCK_TOKENS).zip(scratch.logits.chunks_mut(BLOCK_TOKENS * widths.vocab))
+        {
+            let normed = Normed {
+                raw: Raw { rows: &scratch.stream, stride: widths.hidden },
+                picked,
+                columns: config.hidden,
+                weight: &weights.norm,
+                epsilon: config.norm_eps,
+            };
+            crew.pack(&mut scratch.panels, normed, picked.len(), config.hidden, head.wants());
+            crew.multiply(head, &scratch.panels, picked.len(), logits, false);
+        }
+    }
+}
+
+/// What all tasks of the storing phase share.
+struct Store<'a> {
+    config: &'a ModelConfig,
+    batch: &'a Batch,
+    paged: &'a Paged<'a>,
+    layer: u32,
+    head_norms: &'a Option<[Vec<f32>; 2]>,
+    places: &'a [Place],
+    angles: &'a [f32],
+    widths: Widths,
+}
+
+/// One task: rotates q and k of some tokens, and stores k and v.
+struct StoreTask<'a> {
+    store: &'a Store<'a>,
+    first: usize,
+    rows: &'a mut [f32],
+}
+
+impl Kernel for StoreTask<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let Store { config, batch, paged, layer, head_norms, places, angles, widths } = self.store;
+        let dim = config.head_dim;
+        let (q_len, kv_len) = (config.heads * dim, config.kv_heads * dim);
+        let norms = head_norms.as_ref().map(|norms| norms.each_ref().map(|n| (&n[..], config.norm_eps)));
+        let scale = 1.0 / (dim as f32).sqrt();
+        for (index, row) in self.rows.chunks_exact_mut(widths.qkv).enumerate() {
+            let token = self.first + index;
+            let angles = &angles[token * dim..][..dim];
+            let (q, kv) = row.split_at_mut(widths.heads);
+            let (k, v) = kv.split_at_mut((widths.qkv - widths.heads) / 2);
+            turn_heads(s, &mut q[..q_len], norms.map(|n| n[0]), angles, scale);
+            turn_heads(s, &mut k[..kv_len], norms.map(|n| n[1]), angles, 1.0);
+            let Place { row, position } = places[token];
+            let pages = batch.pages(&batch.rows()[row as usize]);
+            for head in 0..config.kv_heads {
+                let here = head * dim..(head + 1) * dim;
+                let keys = paged.strip(*layer, KeyValue::Key, head as u32, pages);
+                keys.write(s, position, &k[here.clone()]);
+                let values = paged.strip(*layer, KeyValue::Value, head as u32, pages);
+                values.write(s, position, &v[here]);
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! The threads of one engine: the caller and its helpers share out the tasks of a phase.
+//!
+//! Thread: `run` on the engine's; helpers are `team-i`. Invariants: each task runs once; `run`
+//! returns when all tasks have ended; a helper that is late or asleep delays nobody, since it may
+//! only join while tasks are left and the caller waits for those who joined. Waiting spins briefly,
+//! then parks.
+#![allow(unsafe_code)]
+
+use super::parts::{Chunks, Parts};
+use std::cell::UnsafeCell;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*, fence};
+use std::thread::{self, JoinHandle, Thread};
+
+/// Turns of waiting before parking: some 50 µs, longer than the serial pieces between two phases
+/// of a decode step, far shorter than a scheduler's slice.
+const SPINS: u32 = 2000;
+
+/// Phases are numbered; the number stands above the count of helpers at work and the closed bit.
+const PHASE: u64 = 1 << 32;
+const CLOSED: u64 = 1 << 31;
+
+/// A phase's work for one thread, named by its number. The lifetime is erased: see [`Team::phase`].
+type Job = *const (dyn Fn(usize) + Sync);
+
+struct Shared {
+    /// `number << 32 | closed | helpers at work`.
+    state: AtomicU64,
+    job: UnsafeCell<Option<Job>>,
+    /// The caller is parked until the last helper leaves.
+    caller_waits: AtomicBool,
+    caller: UnsafeCell<Option<Thread>>,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    asleep: Vec<AtomicBool>,
+}
+
+// SAFETY: `job` and `caller` are written only by the caller while no helper can have joined (the
+// phase before is closed and empty) and read by helpers only after joining.
+unsafe impl Sync for Shared {}
+// SAFETY: as above; a job is `Sync`.
+unsafe impl Send for Shared {}
+
+/// See the module.
+pub struct Team {
+    shared: Arc<Shared>,
+    helpers: Vec<JoinHandle<()>>,
+}
+
+impl Team {
+    /// Starts `threads − 1` helpers; helper `i` runs on core `pin[i]`, counted around, where given.
+    pub fn new(threads: usize, pin: Option<&[usize]>) -> io::Result<Team> {
+        let helpers = threads.saturating_sub(1);
+        let shared = Arc::new(Shared {
+            state: AtomicU64::new(CLOSED),
+            job: UnsafeCell::new(None),
+            caller_waits: AtomicBool::new(false),
+            caller: UnsafeCell::new(None),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            asleep: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
+        });
+        let mut team = Team { shared: shared.clone(), helpers: Vec::with_capacity(helpers) };
+        for index in 1..=helpers {
+            let shared = shared.clone();
+            let core = pin.and_then(|cores| cores.get(index % cores.len().max(1)).copied());
+            let helper = thread::Builder::new().name(format!("team-{index}")).spawn(move || {
+                if let Some(id) = core {
+                    core_affinity::set_for_current(core_affinity::CoreId { id });
+                }
+                help(&shared, index);
+            })?;
+            team.helpers.push(helper);
+        }
+        Ok(team)
+    }
+
+    /// Threads, the caller's included.
+    pub fn threads(&self) -> usize {
+        self.helpers.len() + 1
+    }
+
+    /// Runs `work` once for each part.
+    pub fn run<P: Parts>(&mut self, parts: P, work: impl Fn(usize, P::Part) + Sync) {
+        self.share(parts.count(), |_, index| {
+            // SAFETY: `share` gives each index once.
+            work(index, unsafe { parts.part(index) });
+        });
+    }
+
+    /// Runs `work` once for each part, with scratch of the running thread's own; there is one for
+    /// each thread.
+    pub fn run_with<P: Parts, T: Send>(
+        &mut self,
+        scratch: &mut [T],
+        parts: P,
+        work: impl Fn(&mut T, usize, P::Part) + Sync,
+    ) {
+        assert!(scratch.len() >= self.threads());
+        let scratch = Chunks::new(scratch, 1);
+        self.share(parts.count(), |worker, index| {
+            // SAFETY: a worker is one thread, and runs one task at a time.
+            let own = unsafe { scratch.part(worker) };
+            // SAFETY: `share` gives each index once.
+            work(&mut own[0], index, unsafe { parts.part(index) });
+        });
+    }
+
+    fn share(&mut self, count: usize, task: impl Fn(usize, usize) + Sync) {
+        if count <= 1 || self.helpers.is_empty() {
+            return (0..count).for_each(|index| task(0, index));
+        }
+        let next = AtomicUsize::new(0);
+        self.phase(&|worker| {
+            loop {
+                let index = next.fetch_add(1, Relaxed);
+                if index >= count {
+                    return;
+                }
+                task(worker, index);
+            }
+        });
+    }
+
+    /// Opens a phase, takes part in it, closes it, and waits for helpers still at work.
+    fn phase<'a>(&mut self, job: &'a (dyn Fn(usize) + Sync + 'a)) {
+        /// Closes and waits also when the caller's own part panics.
+        struct Close<'a>(&'a Shared);
+        impl Drop for Close<'_> {
+            fn drop(&mut self) {
+                self.0.close();
+            }
+        }
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes, and nobody calls the job after `close` returned.
+        let job: Job = unsafe { std::mem::transmute::<&'a (dyn Fn(usize) + Sync + 'a), Job>(job) };
+        // SAFETY: the last phase is closed and empty, so no helper reads these.
+        unsafe {
+            *shared.job.get() = Some(job);
+            let caller = &mut *shared.caller.get();
+            if caller.as_ref().is_none_or(|c| c.id() != thread::current().id()) {
+                *caller = Some(thread::current());
+            }
+        }
+        let number = shared.state.load(Relaxed) & !(PHASE - 1);
+        shared.state.store(number.wrapping_add(PHASE), SeqCst);
+        let closing = Close(shared);
+        self.wake();
+        // SAFETY: just made from a live reference.
+        unsafe { (*job)(0) };
+        drop(closing);
+        assert!(!shared.panicked.load(Relaxed), "a compute thread panicked");
+    }
+
+    fn wake(&self) {
+        // Pairs with the fence in `wait`: either we see the helper asleep, or it sees the phase.
+        fence(SeqCst);
+        for (asleep, helper) in self.shared.asleep.iter().zip(&self.helpers) {
+            if asleep.load(Relaxed) {
+                helper.thread().unpark();
+            }
+        }
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, SeqCst);
+        for helper in self.helpers.drain(..) {
+            helper.thread().unpark();
+            let _ = helper.join();
+        }
+    }
+}
+
+impl Shared {
+    fn close(&self) {
+        let mut state = self.state.fetch_or(CLOSED, AcqRel) | CLOSED;
+        for _ in 0..SPINS {
+            if state & (CLOSED - 1) == 0 {
+                return;
+            }
+            std::hint::spin_loop();
+            state = self.state.load(Acquire);
+        }
+        self.caller_waits.store(true, SeqCst);
+        while self.state.load(SeqCst) & (CLOSED - 1) != 0 {
+            thread::park();
+        }
+        self.caller_waits.store(false, Relaxed);
+    }
+
+    /// Joins the open phase, if it is not the one numbered `last`. Returns its number.
+    fn join(&self, last: u64) -> Option<u64> {
+        let mut state = self.state.load(Acquire);
+        loop {
+            let number = state & !(PHASE - 1);
+            if state & CLOSED != 0 || number == last {
+                return None;
+            }
+            match self.state.compare_exchange_weak(state, state + 1, AcqRel, Acquire) {
+                Ok(_) => return Some(number),
+                Err(now) => state = now,
+            }
+        }
+    }
+
+    fn leave(&self) {
+        // The thread is cloned before: once the count is zero the caller may replace it.
+        // SAFETY: a joined helper may read what the caller wrote before opening the phase.
+        let caller = unsafe { &*self.caller.get() }.clone();
+        let state = self.state.fetch_sub(1, SeqCst) - 1;
+        if state & CLOSED != 0 && state & (CLOSED - 1) == 0 && self.caller_waits.load(SeqCst) {
+            if let Some(caller) = caller {
+                caller.unpark();
+            }
+        }
+    }
+}
+
+/// A helper's life.
+fn help(shared: &Shared, worker: usize) {
+    /// Leaves the phase also when the task panics.
+    struct Leave<'a>(&'a Shared);
+    impl Drop for Leave<'_> {
+        fn drop(&mut self) {
+            if thread::panicking() {
+                self.0.panicked.store(true, SeqCst);
+            }
+            self.0.leave();
+        }
+    }
+    let mut last = 0;
+    while let Some(number) = wait(shared, worker, last) {
+        last = number;
+        let _leaving = Leave(shared);
+        // SAFETY: joined, so the caller keeps the job alive until we leave.
+        if let Some(job) = unsafe { *shared.job.get() } {
+            // SAFETY: as above.
+            unsafe { (*job)(worker) };
+        }
+    }
+}
+
+/// Waits for a phase and joins it; `None` at the end.
+fn wait(shared: &Shared, worker: usize, last: u64) -> Option<u64> {
+    let asleep = &shared.asleep[worker - 1];
+    loop {
+        for _ in 0..SPINS {
+            if let Some(number) = shared.join(last) {
+                return Some(number);
+            }
+            if shared.stop.load(Relaxed) {
+                return None;
+            }
+            std::hint::spin_loop();
+        }
+        asleep.store(true, Relaxed);
+        fence(SeqCst);
+        let joined = shared.join(last);
+        if joined.is_none() && !shared.stop.load(SeqCst) {
+            thread::park();
+        }
+        asleep.store(false, Relaxed);
+        if joined.is_some() {
+            return joined;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parts::Count;
+    use super::*;
+
+    #[test]
+    fn each_task_runs_once_for_any_number_of_threads() {
+        for threads in [1, 2, 3, 7] {
+            let mut team = Team::new(threads, None).unwrap();
+            for count in [0, 1, 2, 3, 100] {
+                let mut done = vec![0u32; count];
+                let mut scratch = vec![0u32; threads];
+                for _ in 0..50 {
+                    team.run_with(&mut scratch, Chunks::new(&mut done, 1), |own, index, part| {
+                        part[0] += index as u32 + 1;
+                        *own += 1;
+                    });
+                }
+                assert!(done.iter().enumerate().all(|(i, n)| *n == 50 * (i as u32 + 1)));
+                assert_eq!(scratch.iter().sum::<u32>(), 50 * count as u32);
+            }
+        }
+    }
+
+    #[test]
+    fn sleeping_helpers_are_woken() {
+        let mut team = Team::new(2, None).unwrap();
+        for _ in 0..20 {
+            thread::sleep(std::time::Duration::from_millis(2));
+            // Two tasks that meet need two threads.
+            let met = std::sync::Barrier::new(2);
+            team.run(Count(2), |_, ()| {
+                met.wait();
+            });
+        }
+    }
+
+    #[test]
+    fn a_panic_in_any_task_reaches_the_caller_after_all_ended() {
+        let mut team = Team::new(2, None).unwrap();
+        let ended = AtomicUsize::new(0);
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let met = std::sync::Barrier::new(2);
+            team.run(Count(2), |index, ()| {
+                met.wait();
+                assert!(index != 1, "task fails");
+                ended.fetch_add(1, SeqCst);
+            });
+        }));
+        assert!(result.is_err());
+        assert_eq!(ended.load(SeqCst), 1);
+    }
+}

@@ -1,4 +1,0 @@
-//! placeholder merged later
-/// Sampling parameters.
-#[derive(Clone, Debug)]
-pub struct SamplingParams {}

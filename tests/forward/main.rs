@@ -1,0 +1,285 @@
+//! The CPU forward pass against a plain one in double precision, and against itself under every
+//! way of cutting the same work.
+#![allow(unsafe_code)]
+
+mod model;
+mod reference;
+mod run;
+
+use baton::kv::layout::KvDtype;
+use baton::model::config::{Architecture, ModelConfig, RopeScaling};
+use baton::model::forward::StepEnd;
+use baton::model::forward::batch::Logits;
+use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily, available_kernels};
+use baton::model::tensor::{RowOrder, TensorType};
+use model::{Model, Random, small};
+use run::{How, LIMITS, Runner, bits};
+
+fn how(kernel: KernelFamily) -> How {
+    How { kernel, threads: 2, page_size: 16, kv: KvDtype::F32, order: 1 }
+}
+
+fn some_tokens(count: usize, vocab: usize) -> Vec<u32> {
+    let mut random = Random(7);
+    (0..count).map(|_| random.below(vocab) as u32).collect()
+}
+
+/// The largest difference to the reference over all positions, on every family.
+fn worst(model: &Model, count: usize, kv: KvDtype) -> f64 {
+    let tokens = some_tokens(count, model.config.vocab);
+    let expected = reference::logits(model, &tokens, kv);
+    let spread = expected.iter().flatten().fold(0.0f64, |a, b| a.max(b.abs()));
+    assert!(spread > 0.5, "logits too small to tell anything: {spread}");
+    let mut worst: f64 = 0.0;
+    for kernel in available_kernels() {
+        let mut runner = Runner::new(model, &How { kv, ..how(*kernel) });
+        let found = runner.logits(&tokens, 64);
+        for (expected, found) in expected.iter().zip(&found) {
+            for (a, b) in expected.iter().zip(found) {
+                assert!(b.is_finite());
+                worst = worst.max((a - *b as f64).abs());
+            }
+        }
+    }
+    worst
+}
+
+fn f32_model(config: ModelConfig) -> Model {
+    Model::random(config, 3, |_| TensorType::F32)
+}
+
+#[test]
+fn each_architecture_agrees_with_the_reference() {
+    for architecture in [Architecture::Llama, Architecture::Qwen2, Architecture::Qwen3] {
+        for biases in 0..8 {
+            let config = ModelConfig {
+                architecture,
+                attention_bias: biases & 1 != 0,
+                output_bias: biases & 2 != 0,
+                mlp_bias: biases & 4 != 0,
+                tied_head: biases % 2 == 0,
+                ..small()
+            };
+            let worst = worst(&f32_model(config), 20, KvDtype::F32);
+            assert!(worst < 1e-3, "{architecture:?} biases {biases}: {worst}");
+        }
+    }
+}
+
+#[test]
+fn each_shape_of_heads_agrees_with_the_reference() {
+    for (heads, kv_heads, head_dim) in [
+        (4, 4, 16),
+        (4, 1, 16),
+        (6, 2, 8),
+        (3, 1, 24),
+        (2, 1, 64),
+        (9, 3, 64),
+        (5, 5, 80),
+        (2, 2, 128),
+        (71, 1, 2),
+    ] {
+        let config = ModelConfig { heads, kv_heads, head_dim, hidden: 60, intermediate: 50, ..small() };
+        let worst = worst(&f32_model(config), 33, KvDtype::F32);
+        assert!(worst < 1e-3, "{heads} / {kv_heads} heads of {head_dim}: {worst}");
+    }
+}
+
+#[test]
+fn each_rope_scaling_agrees_with_the_reference() {
+    for rope_scaling in [
+        RopeScaling::Linear { factor: 4.0 },
+        RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context: 64,
+        },
+        RopeScaling::Yarn {
+            factor: 4.0,
+            original_context: 64,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            attention_factor: None,
+        },
+        RopeScaling::Yarn {
+            factor: 2.0,
+            original_context: 128,
+            beta_fast: 16.0,
+            beta_slow: 1.0,
+            attention_factor: Some(1.3),
+        },
+    ] {
+        let config = ModelConfig { rope_scaling, head_dim: 32, ..small() };
+        let worst = worst(&f32_model(config), 60, KvDtype::F32);
+        assert!(worst < 1e-3, "{rope_scaling:?}: {worst}");
+    }
+}
+
+#[test]
+fn each_weight_type_agrees_with_the_reference() {
+    use TensorType::*;
+    for (dtype, tolerance) in [
+        (F32, 1e-3),
+        (F16, 1e-3),
+        (Bf16, 1e-3),
+        (Q8_0, 0.1),
+        (Q4_0, 0.1),
+        (Q4_1, 0.1),
+        (Q5_0, 0.1),
+        (Q5_1, 0.1),
+        (Q4_K, 0.1),
+        (Q5_K, 0.1),
+        (Q6_K, 0.1),
+    ] {
+        let config = ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 256, ..small() };
+        let worst = worst(&Model::random(config, 5, |_| dtype), 12, KvDtype::F32);
+        assert!(worst < tolerance, "{dtype:?}: {worst}");
+    }
+}
+
+#[test]
+fn mixed_types_and_permuted_rows_agree_with_the_reference() {
+    let config = ModelConfig { hidden: 256, heads: 8, head_dim: 32, tied_head: false, ..small() };
+    let mut model = Model::random(config, 6, |name| match name {
+        n if n.contains("embed") => TensorType::Q5_0,
+        n if n.contains("lm_head") => TensorType::Q8_0,
+        n if n.contains("v_proj") => TensorType::F16,
+        n if n.contains("k_proj") => TensorType::Q6_K,
+        n if n.contains("up_proj") => TensorType::F32,
+        _ => TensorType::Q4_1,
+    });
+    for (name, tensor) in &mut model.tensors {
+        if name.contains("q_proj") || name.contains("k_proj") {
+            tensor.order = RowOrder::RopeInterleaved { head_dim: 32 };
+        }
+    }
+    let worst = worst(&model, 20, KvDtype::F32);
+    assert!(worst < 0.1, "{worst}");
+}
+
+#[test]
+fn each_kv_type_agrees_with_the_reference() {
+    for (kv, tolerance) in [(KvDtype::F32, 1e-3), (KvDtype::F16, 5e-3), (KvDtype::Bf16, 4e-2)] {
+        let worst = worst(&f32_model(small()), 40, kv);
+        assert!(worst < tolerance, "{kv:?}: {worst}");
+    }
+}
+
+#[test]
+fn a_long_context_agrees_with_the_reference() {
+    // Several segments of attention, the last one cut.
+    let worst = worst(&f32_model(small()), 600, KvDtype::F32);
+    assert!(worst < 1e-3, "{worst}");
+}
+
+/// Logits and KV of one sequence are the same bits, however the work is cut.
+fn same_bits(model: &Model, count: usize, chunks: &[usize]) {
+    let tokens = some_tokens(count, model.config.vocab);
+    for kernel in available_kernels() {
+        for kv in [KvDtype::F32, KvDtype::F16] {
+            let mut runner = Runner::new(model, &How { kv, threads: 1, ..how(*kernel) });
+            let expected = bits(&runner.logits(&tokens, LIMITS.tokens));
+            for (i, chunk) in chunks.iter().enumerate() {
+                let how = How {
+                    kernel: *kernel,
+                    kv,
+                    threads: 1 + i % 3,
+                    page_size: [1, 4, 16, 32, 5][i % 5],
+                    order: i as u64,
+                };
+                let mut runner = Runner::new(model, &how);
+                let found = bits(&runner.logits(&tokens, *chunk));
+                assert!(found == expected, "chunks of {chunk}, {how:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bits_do_not_depend_on_chunks_pages_or_threads() {
+    let config = ModelConfig { hidden: 96, heads: 6, head_dim: 32, intermediate: 160, ..small() };
+    same_bits(&f32_model(config.clone()), 50, &[1, 3, 7, 16, 50]);
+    for dtype in [TensorType::Q4_1, TensorType::Q8_0, TensorType::Bf16] {
+        same_bits(&Model::random(config.clone(), 8, |_| dtype), 50, &[1, 3, 7, 16, 50]);
+    }
+    let config = ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 256, ..small() };
+    same_bits(&Model::random(config.clone(), 9, |_| TensorType::Q6_K), 40, &[1, 7]);
+    same_bits(&Model::random(config, 9, |_| TensorType::Q4_K), 40, &[1, 7]);
+}
+
+#[test]
+fn bits_do_not_depend_on_chunks_over_a_long_context() {
+    let config = ModelConfig { layers: 1, ..small() };
+    same_bits(&Model::random(config, 10, |_| TensorType::Q8_0), 600, &[1, 37, 250, 256, 257]);
+}
+
+#[test]
+fn bits_do_not_depend_on_neighbours() {
+    let config = ModelConfig { hidden: 96, heads: 6, head_dim: 32, intermediate: 160, ..small() };
+    let model = Model::random(config, 11, |name| match name.contains("down") {
+        true => TensorType::F32,
+        false => TensorType::Q4_1,
+    });
+    let tokens = some_tokens(60, 100);
+    for kernel in available_kernels() {
+        let how = How { kv: KvDtype::F16, ..how(*kernel) };
+        let mut runner = Runner::new(&model, &how);
+        let mut alone = runner.sequence(&tokens);
+        runner.push(&mut alone, 59, Logits::None);
+        assert!(runner.step().is_empty());
+        runner.push(&mut alone, 1, Logits::Last);
+        let expected = (bits(&runner.step()), runner.kv_bytes(&alone));
+
+        let mut runner = Runner::new(&model, &How { page_size: 4, ..how });
+        let mut others: Vec<_> = (0..20).map(|i| runner.sequence(&some_tokens(30 + i, 90)[i..])).collect();
+        let mut among = runner.sequence(&tokens);
+        for (i, count) in [20, 1, 38, 1].into_iter().enumerate() {
+            let (before, after) = others.split_at_mut(10 + i);
+            before.iter_mut().for_each(|other| runner.push(other, 1 + i, Logits::Last));
+            let last = if among.done + count == 60 { Logits::Last } else { Logits::None };
+            runner.push(&mut among, count, last);
+            after.iter_mut().for_each(|other| runner.push(other, 2, Logits::None));
+            let found = runner.step();
+            if last == Logits::Last {
+                assert_eq!(bits(&found[before.len()..]), expected.0, "{kernel}");
+            }
+        }
+        assert!(runner.kv_bytes(&among) == expected.1, "{kernel}");
+    }
+}
+
+#[test]
+fn the_caller_can_stop_after_a_layer() {
+    let model = f32_model(ModelConfig { layers: 4, ..small() });
+    let mut runner = Runner::new(&model, &how(KernelFamily::Portable));
+    let mut sequence = runner.sequence(&some_tokens(5, 100));
+    runner.push(&mut sequence, 5, Logits::Last);
+    assert_eq!(runner.step_until(1), (StepEnd::Stopped, 2));
+    let mut sequence = runner.sequence(&some_tokens(5, 100));
+    runner.push(&mut sequence, 5, Logits::Last);
+    assert_eq!(runner.step_until(9), (StepEnd::Complete, 4));
+}
+
+#[test]
+fn a_faulty_model_is_refused_by_name() {
+    let load = |model: &Model| {
+        let options = CpuOptions { threads: 1, limits: LIMITS, kernel: None, pin: None };
+        CpuModel::load(&model.config, model, &options, &mut |_, _| {}).err().map(|e| e.to_string())
+    };
+    let mut model = f32_model(small());
+    model.tensors.remove("model.layers.1.mlp.up_proj.weight");
+    let error = load(&model).unwrap();
+    assert!(error.contains("model.layers.1.mlp.up_proj.weight: expected 96 × 64, found nothing"), "{error}");
+
+    let mut model = f32_model(small());
+    model.config.intermediate = 80;
+    let error = load(&model).unwrap();
+    assert!(error.contains("mlp.gate_proj.weight: expected 80 × 64, found 96 × 64"), "{error}");
+
+    let mut model = f32_model(small());
+    model.tensors.get_mut("model.norm.weight").unwrap().dtype = TensorType::Q8_0;
+    let error = load(&model).unwrap();
+    assert!(error.contains("model.norm.weight: expected F32, F16 or BF16, found Q8_0"), "{error}");
+    assert!(load(&f32_model(small())).is_none());
+}

@@ -1,0 +1,175 @@
+//! Models with seeded random weights, in any type, made in memory.
+
+use baton::model::config::{Architecture, ModelConfig, RopeScaling};
+use baton::model::tensor::{RowOrder, TensorType, TensorView};
+use baton::model::weights::{LoadError, WeightSource};
+use half::{bf16, f16};
+use std::collections::HashMap;
+
+/// splitmix64
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Even over −1..1.
+    pub fn unit(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.bits() % n as u64) as usize
+    }
+}
+
+pub struct Tensor {
+    pub dtype: TensorType,
+    pub rows: usize,
+    pub cols: usize,
+    pub order: RowOrder,
+    pub bytes: Vec<u8>,
+}
+
+pub struct Model {
+    pub config: ModelConfig,
+    pub tensors: HashMap<String, Tensor>,
+}
+
+impl WeightSource for Model {
+    fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError> {
+        Ok(self.tensors.get(name).map(|t| TensorView {
+            dtype: t.dtype,
+            rows: t.rows,
+            cols: t.cols,
+            order: t.order,
+            bytes: &t.bytes,
+        }))
+    }
+
+    fn describe(&self) -> String {
+        "random".into()
+    }
+}
+
+/// A small Llama; tests change what they are about.
+pub fn small() -> ModelConfig {
+    ModelConfig {
+        architecture: Architecture::Llama,
+        hidden: 64,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 16,
+        intermediate: 96,
+        vocab: 100,
+        context: 2048,
+        norm_eps: 1e-5,
+        rope_theta: 10000.0,
+        rope_scaling: RopeScaling::None,
+        tied_head: true,
+        attention_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        bos: None,
+        eos: vec![],
+    }
+}
+
+impl Model {
+    /// Matrices of the type that `dtype` names for them, vectors in F32.
+    pub fn random(config: ModelConfig, seed: u64, dtype: impl Fn(&str) -> TensorType) -> Model {
+        let mut maker = Maker { tensors: HashMap::new(), random: Random(seed), dtype: &dtype };
+        let c = &config;
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        maker.matrix("model.embed_tokens.weight", c.vocab, c.hidden, 1.0);
+        if !c.tied_head {
+            maker.matrix("lm_head.weight", c.vocab, c.hidden, 1.0);
+        }
+        maker.vector("model.norm.weight", c.hidden, 0.2, 0.1);
+        for layer in 0..c.layers {
+            let name = |part: &str| format!("model.layers.{layer}.{part}");
+            maker.vector(&name("input_layernorm.weight"), c.hidden, 1.0, 0.3);
+            maker.vector(&name("post_attention_layernorm.weight"), c.hidden, 1.0, 0.3);
+            if c.architecture == Architecture::Qwen3 {
+                maker.vector(&name("self_attn.q_norm.weight"), c.head_dim, 1.0, 0.3);
+                maker.vector(&name("self_attn.k_norm.weight"), c.head_dim, 1.0, 0.3);
+            }
+            for (part, rows, columns, bias) in [
+                ("self_attn.q_proj", q, c.hidden, c.attention_bias),
+                ("self_attn.k_proj", kv, c.hidden, c.attention_bias),
+                ("self_attn.v_proj", kv, c.hidden, c.attention_bias),
+                ("self_attn.o_proj", c.hidden, q, c.output_bias),
+                ("mlp.gate_proj", c.intermediate, c.hidden, c.mlp_bias),
+                ("mlp.up_proj", c.intermediate, c.hidden, c.mlp_bias),
+                ("mlp.down_proj", c.hidden, c.intermediate, c.mlp_bias),
+            ] {
+                let spread = 1.5 / (columns as f32).sqrt();
+                maker.matrix(&name(&format!("{part}.weight")), rows, columns, spread);
+                if bias {
+                    maker.vector(&name(&format!("{part}.bias")), rows, 0.0, 0.5);
+                }
+            }
+        }
+        let tensors = maker.tensors;
+        Model { config, tensors }
+    }
+}
+
+struct Maker<'a> {
+    tensors: HashMap<String, Tensor>,
+    random: Random,
+    dtype: &'a dyn Fn(&str) -> TensorType,
+}
+
+impl Maker<'_> {
+    fn matrix(&mut self, name: &str, rows: usize, cols: usize, spread: f32) {
+        let dtype = (self.dtype)(name);
+        let bytes = random_bytes(&mut self.random, dtype, rows * cols, spread);
+        self.put(name, dtype, rows, cols, bytes);
+    }
+
+    fn vector(&mut self, name: &str, len: usize, middle: f32, spread: f32) {
+        let values = (0..len).flat_map(|_| (middle + spread * self.random.unit()).to_le_bytes());
+        let bytes = values.collect();
+        self.put(name, TensorType::F32, 1, len, bytes);
+    }
+
+    fn put(&mut self, name: &str, dtype: TensorType, rows: usize, cols: usize, bytes: Vec<u8>) {
+        let tensor = Tensor { dtype, rows, cols, order: RowOrder::Natural, bytes };
+        self.tensors.insert(name.into(), tensor);
+    }
+}
+
+/// Weights of about `spread` in magnitude: plain numbers, or blocks of random levels whose scales
+/// make them so.
+pub fn random_bytes(random: &mut Random, dtype: TensorType, elements: usize, spread: f32) -> Vec<u8> {
+    let (columns, size) = dtype.block();
+    let mut bytes = vec![0u8; elements / columns * size];
+    for block in bytes.chunks_exact_mut(size) {
+        block.iter_mut().for_each(|byte| *byte = random.bits() as u8);
+        let jitter = 1.0 + 0.5 * random.unit();
+        let mut half = |at: usize, value: f32| {
+            block[at..at + 2].copy_from_slice(&f16::from_f32(value * jitter).to_le_bytes())
+        };
+        match dtype {
+            TensorType::F32 => block.copy_from_slice(&(spread * random.unit()).to_le_bytes()),
+            TensorType::F16 => block.copy_from_slice(&f16::from_f32(spread * random.unit()).to_le_bytes()),
+            TensorType::Bf16 => block.copy_from_slice(&bf16::from_f32(spread * random.unit()).to_le_bytes()),
+            TensorType::Q8_0 => half(0, spread / 128.0),
+            TensorType::Q4_0 => half(0, spread / 8.0),
+            TensorType::Q5_0 => half(0, spread / 16.0),
+            TensorType::Q4_1 => (half(0, spread / 8.0), half(2, -spread)).1,
+            TensorType::Q5_1 => (half(0, spread / 16.0), half(2, -spread)).1,
+            TensorType::Q4_K => (half(0, spread / 8.0 / 32.0), half(2, spread / 32.0)).1,
+            TensorType::Q5_K => (half(0, spread / 16.0 / 32.0), half(2, spread / 32.0)).1,
+            TensorType::Q6_K => half(208, spread / 32.0 / 64.0),
+        }
+    }
+    bytes
+}

@@ -1,0 +1,238 @@
+//! A slow, plain forward pass in double precision, written from the definitions.
+
+use crate::model::Model;
+use baton::kv::layout::KvDtype;
+use baton::model::config::{Architecture, ModelConfig, RopeScaling};
+use baton::model::tensor::{TensorType, TensorView};
+use baton::model::weights::WeightSource;
+use half::{bf16, f16};
+
+fn half_at(bytes: &[u8], at: usize) -> f64 {
+    f16::from_le_bytes([bytes[at], bytes[at + 1]]).to_f64()
+}
+
+/// One row's numbers, by GGUF's definitions of its blocks.
+pub fn dequantise(dtype: TensorType, row: &[u8]) -> Vec<f64> {
+    let (_, size) = dtype.block();
+    let mut out = Vec::new();
+    for b in row.chunks_exact(size) {
+        let d = if size > 4 { half_at(b, 0) } else { 0.0 };
+        match dtype {
+            TensorType::F32 => out.push(f32::from_le_bytes(b.try_into().unwrap()) as f64),
+            TensorType::F16 => out.push(half_at(b, 0)),
+            TensorType::Bf16 => out.push(bf16::from_le_bytes([b[0], b[1]]).to_f64()),
+            TensorType::Q8_0 => out.extend(b[2..].iter().map(|q| *q as i8 as f64 * d)),
+            TensorType::Q4_0 => {
+                out.extend(b[2..].iter().map(|q| ((q & 15) as f64 - 8.0) * d));
+                out.extend(b[2..].iter().map(|q| ((q >> 4) as f64 - 8.0) * d));
+            }
+            TensorType::Q4_1 => {
+                let m = half_at(b, 2);
+                out.extend(b[4..].iter().map(|q| (q & 15) as f64 * d + m));
+                out.extend(b[4..].iter().map(|q| (q >> 4) as f64 * d + m));
+            }
+            TensorType::Q5_0 | TensorType::Q5_1 => {
+                let one = dtype == TensorType::Q5_1;
+                let at = if one { 4 } else { 2 };
+                let high = u32::from_le_bytes(b[at..at + 4].try_into().unwrap());
+                for i in 0..32 {
+                    let byte = b[at + 4 + i % 16];
+                    let low = if i < 16 { byte & 15 } else { byte >> 4 } as u32;
+                    let q = (low | (high >> i & 1) << 4) as f64;
+                    out.push(if one { q * d + half_at(b, 2) } else { (q - 16.0) * d });
+                }
+            }
+            TensorType::Q4_K | TensorType::Q5_K => k_block(dtype, b, &mut out),
+            TensorType::Q6_K => {
+                let d = half_at(b, 208);
+                for n in 0..2 {
+                    let (ql, qh, sc) = (&b[64 * n..], &b[128 + 32 * n..], &b[192 + 8 * n..]);
+                    for i in 0..128 {
+                        let l = i % 32;
+                        let q = match i / 32 {
+                            0 => ql[l] & 15 | (qh[l] & 3) << 4,
+                            1 => ql[l + 32] & 15 | (qh[l] >> 2 & 3) << 4,
+                            2 => ql[l] >> 4 | (qh[l] >> 4 & 3) << 4,
+                            _ => ql[l + 32] >> 4 | (qh[l] >> 6 & 3) << 4,
+                        };
+                        out.push(d * sc[i / 16] as i8 as f64 * (q as f64 - 32.0));
+                    }
+                }
+            }
+        }
+    }
+    out
+}
+
+fn k_block(dtype: TensorType, b: &[u8], out: &mut Vec<f64>) {
+    let (d, dmin) = (half_at(b, 0), half_at(b, 2));
+    let s = &b[4..16];
+    for j in 0..8 {
+        let (sc, m) = if j < 4 {
+            (s[j] & 63, s[j + 4] & 63)
+        } else {
+            (s[j + 4] & 15 | s[j - 4] >> 6 << 4, s[j + 4] >> 4 | s[j] >> 6 << 4)
+        };
+        for l in 0..32 {
+            let q = if dtype == TensorType::Q4_K {
+                b[16 + 32 * (j / 2) + l] >> (4 * (j % 2)) & 15
+            } else {
+                (b[48 + 32 * (j / 2) + l] >> (4 * (j % 2)) & 15) + (b[16 + l] >> j & 1) * 16
+            };
+            out.push(d * sc as f64 * q as f64 - dmin * m as f64);
+        }
+    }
+}
+
+fn matrix(view: &TensorView<'_>) -> Vec<Vec<f64>> {
+    (0..view.rows).map(|row| dequantise(view.dtype, view.row(row))).collect()
+}
+
+struct Names<'a>(&'a Model);
+
+impl Names<'_> {
+    fn matrix(&self, name: &str) -> Option<Vec<Vec<f64>>> {
+        self.0.tensor(name).unwrap().map(|view| matrix(&view))
+    }
+
+    fn vector(&self, name: &str) -> Vec<f64> {
+        self.matrix(name).unwrap_or_else(|| panic!("{name}")).remove(0)
+    }
+
+    fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
+        let bias = self.matrix(&format!("{name}.bias")).map(|mut rows| rows.remove(0));
+        let rows = self.matrix(&format!("{name}.weight")).unwrap();
+        let dot = |row: &Vec<f64>| row.iter().zip(x).map(|(a, b)| a * b).sum::<f64>();
+        rows.iter().enumerate().map(|(i, row)| dot(row) + bias.as_ref().map_or(0.0, |b| b[i])).collect()
+    }
+}
+
+fn norm(x: &[f64], weight: &[f64], epsilon: f32) -> Vec<f64> {
+    let mean = x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64;
+    x.iter().zip(weight).map(|(x, w)| x / (mean + epsilon as f64).sqrt() * w).collect()
+}
+
+/// Inverse frequencies and the factor of cos and sin, as transformers' `modeling_rope_utils`.
+pub fn frequencies(config: &ModelConfig) -> (Vec<f64>, f64) {
+    use std::f64::consts::PI;
+    let (dim, base) = (config.head_dim as f64, config.rope_theta as f64);
+    let plain: Vec<f64> = (0..config.head_dim / 2).map(|i| base.powf(-(2.0 * i as f64) / dim)).collect();
+    match config.rope_scaling {
+        RopeScaling::None => (plain, 1.0),
+        RopeScaling::Linear { factor } => (plain.iter().map(|f| f / factor as f64).collect(), 1.0),
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
+            let (factor, low, high) = (factor as f64, low_freq_factor as f64, high_freq_factor as f64);
+            let old = original_context as f64;
+            let scaled = plain.iter().map(|f| {
+                let wavelength = 2.0 * PI / f;
+                if wavelength > old / low {
+                    f / factor
+                } else if wavelength < old / high {
+                    *f
+                } else {
+                    let smooth = (old / wavelength - low) / (high - low);
+                    (1.0 - smooth) * f / factor + smooth * f
+                }
+            });
+            (scaled.collect(), 1.0)
+        }
+        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
+            let factor = factor as f64;
+            let correction = |rotations: f32| {
+                dim * (original_context as f64 / (rotations as f64 * 2.0 * PI)).ln() / (2.0 * base.ln())
+            };
+            let low = correction(beta_fast).floor().max(0.0);
+            let high = correction(beta_slow).ceil().min(dim - 1.0);
+            let scaled = plain.iter().enumerate().map(|(i, f)| {
+                let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                f / factor * ramp + f * (1.0 - ramp)
+            });
+            let usual = 0.1 * factor.ln() + 1.0;
+            (scaled.collect(), attention_factor.map_or(usual, |f| f as f64))
+        }
+    }
+}
+
+fn rotate(config: &ModelConfig, head: &mut [f64], position: usize) {
+    let (frequencies, factor) = frequencies(config);
+    let half = head.len() / 2;
+    for i in 0..half {
+        let (sin, cos) = (position as f64 * frequencies[i]).sin_cos();
+        let (x, y) = (head[i], head[i + half]);
+        head[i] = (x * cos - y * sin) * factor;
+        head[i + half] = (y * cos + x * sin) * factor;
+    }
+}
+
+fn stored(dtype: KvDtype, x: f64) -> f64 {
+    match dtype {
+        KvDtype::F32 => x as f32 as f64,
+        KvDtype::F16 => f16::from_f64(x).to_f64(),
+        KvDtype::Bf16 => bf16::from_f64(x).to_f64(),
+    }
+}
+
+/// Logits of every position.
+pub fn logits(model: &Model, tokens: &[u32], kv: KvDtype) -> Vec<Vec<f64>> {
+    let names = Names(model);
+    let c = &model.config;
+    let embedding = names.matrix("model.embed_tokens.weight").unwrap();
+    let mut stream: Vec<Vec<f64>> = tokens.iter().map(|t| embedding[*t as usize].clone()).collect();
+    for layer in 0..c.layers {
+        layer_forward(&names, c, &format!("model.layers.{layer}"), &mut stream, kv);
+    }
+    let head = names.matrix("lm_head.weight").unwrap_or(embedding);
+    let weight = names.vector("model.norm.weight");
+    let of = |x: &Vec<f64>| {
+        let x = norm(x, &weight, c.norm_eps);
+        head.iter().map(|row| row.iter().zip(&x).map(|(a, b)| a * b).sum()).collect()
+    };
+    stream.iter().map(of).collect()
+}
+
+fn layer_forward(names: &Names<'_>, c: &ModelConfig, layer: &str, stream: &mut [Vec<f64>], kv: KvDtype) {
+    let name = |part: &str| format!("{layer}.{part}");
+    let dim = c.head_dim;
+    let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (vec![], vec![]);
+    for (position, x) in stream.iter_mut().enumerate() {
+        let normed = norm(x, &names.vector(&name("input_layernorm.weight")), c.norm_eps);
+        let mut q = names.linear(&name("self_attn.q_proj"), &normed);
+        let mut k = names.linear(&name("self_attn.k_proj"), &normed);
+        let v = names.linear(&name("self_attn.v_proj"), &normed);
+        for (heads, which) in [(&mut q, "self_attn.q_norm.weight"), (&mut k, "self_attn.k_norm.weight")] {
+            for head in heads.chunks_mut(dim) {
+                if c.architecture == Architecture::Qwen3 {
+                    head.copy_from_slice(&norm(head, &names.vector(&name(which)), c.norm_eps));
+                }
+                rotate(c, head, position);
+            }
+        }
+        keys.push(k.into_iter().map(|x| stored(kv, x)).collect());
+        values.push(v.into_iter().map(|x| stored(kv, x)).collect());
+        let mut attended = vec![0.0; c.heads * dim];
+        for head in 0..c.heads {
+            let at = head / (c.heads / c.kv_heads) * dim;
+            let query = &q[head * dim..(head + 1) * dim];
+            let score = |k: &Vec<f64>| -> f64 {
+                query.iter().zip(&k[at..at + dim]).map(|(a, b)| a * b).sum::<f64>() / (dim as f64).sqrt()
+            };
+            let scores: Vec<f64> = keys.iter().map(score).collect();
+            let largest = scores.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
+            let total: f64 = scores.iter().map(|x| (x - largest).exp()).sum();
+            for (score, v) in scores.iter().zip(&values) {
+                let weight = (score - largest).exp() / total;
+                for d in 0..dim {
+                    attended[head * dim + d] += weight * v[at + d];
+                }
+            }
+        }
+        let out = names.linear(&name("self_attn.o_proj"), &attended);
+        x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+        let normed = norm(x, &names.vector(&name("post_attention_layernorm.weight")), c.norm_eps);
+        let gate = names.linear(&name("mlp.gate_proj"), &normed);
+        let up = names.linear(&name("mlp.up_proj"), &normed);
+        let inside: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        let out = names.linear(&name("mlp.down_proj"), &inside);
+        x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
+    }
+}

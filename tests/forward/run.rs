@@ -1,0 +1,141 @@
+//! Runs sequences through a `CpuModel` over a pool of pages of its own.
+
+use crate::model::{Model, Random};
+use baton::ids::PageId;
+use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
+use baton::kv::region::Region;
+use baton::model::forward::batch::{Batch, BatchLimits, Logits};
+use baton::model::forward::cpu::{CpuModel, CpuOptions, KernelFamily};
+use baton::model::forward::{Forward, KvPool, StepEnd};
+use std::ops::ControlFlow;
+
+pub const LIMITS: BatchLimits =
+    BatchLimits { tokens: 700, rows: 40, logits: 700, context: 2048, pages: 4000 };
+
+/// How to run; results must not depend on any of it but the family and the KV type.
+#[derive(Clone, Debug)]
+pub struct How {
+    pub kernel: KernelFamily,
+    pub threads: usize,
+    pub page_size: u32,
+    pub kv: KvDtype,
+    /// Seeds the order of pages.
+    pub order: u64,
+}
+
+pub struct Runner {
+    pub model: CpuModel,
+    pub batch: Batch,
+    region: Region,
+    layout: KvLayout,
+    free: Vec<PageId>,
+}
+
+pub struct Sequence {
+    pub tokens: Vec<u32>,
+    pub pages: Vec<PageId>,
+    pub done: usize,
+}
+
+impl Runner {
+    pub fn new(model: &Model, how: &How) -> Runner {
+        let options =
+            CpuOptions { threads: how.threads, limits: LIMITS, kernel: Some(how.kernel), pin: None };
+        let c = &model.config;
+        let layout = KvLayout::page_major(
+            how.page_size,
+            c.layers as u32,
+            c.kv_heads as u32,
+            c.head_dim as u32,
+            how.kv,
+        );
+        let pages = 3000 / how.page_size + 10;
+        let mut free: Vec<PageId> = (0..pages).map(PageId).collect();
+        let mut random = Random(how.order);
+        for i in (1..free.len()).rev() {
+            free.swap(i, random.below(i + 1));
+        }
+        Runner {
+            model: CpuModel::load(c, model, &options, &mut |_, _| {}).unwrap(),
+            batch: Batch::new(LIMITS),
+            region: Region::new(c"kv", (layout.page_stride * pages as u64) as usize).unwrap(),
+            layout,
+            free,
+        }
+    }
+
+    pub fn sequence(&mut self, tokens: &[u32]) -> Sequence {
+        let pages = self.layout.pages_for(tokens.len() as u32) as usize;
+        let pages = self.free.split_off(self.free.len() - pages);
+        Sequence { tokens: tokens.to_vec(), pages, done: 0 }
+    }
+
+    pub fn push(&mut self, sequence: &mut Sequence, count: usize, logits: Logits) {
+        let tokens = &sequence.tokens[sequence.done..][..count];
+        self.batch.push(tokens, sequence.done as u32, &sequence.pages, logits).unwrap();
+        sequence.done += count;
+    }
+
+    pub fn step(&mut self) -> Vec<Vec<f32>> {
+        let mut layers = vec![];
+        let kv = KvPool { region: &self.region, layout: &self.layout };
+        let end = self.model.step(&self.batch, kv, &mut |layer| {
+            layers.push(layer);
+            ControlFlow::Continue(())
+        });
+        assert_eq!(end, StepEnd::Complete);
+        assert_eq!(layers, (0..self.layout.layers).collect::<Vec<_>>());
+        let logits = (0..self.batch.wanted_logits()).map(|i| self.model.logits(i).to_vec()).collect();
+        self.batch.clear();
+        logits
+    }
+
+    /// Stops when layer `last` is done.
+    pub fn step_until(&mut self, last: u32) -> (StepEnd, u32) {
+        let kv = KvPool { region: &self.region, layout: &self.layout };
+        let mut seen = 0;
+        let end = self.model.step(&self.batch, kv, &mut |layer| {
+            seen += 1;
+            if layer == last { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        self.batch.clear();
+        (end, seen)
+    }
+
+    /// All logits of one sequence, fed in pieces of `chunk`.
+    pub fn logits(&mut self, tokens: &[u32], chunk: usize) -> Vec<Vec<f32>> {
+        let mut sequence = self.sequence(tokens);
+        let mut all = vec![];
+        while sequence.done < tokens.len() {
+            self.push(&mut sequence, chunk.min(tokens.len() - sequence.done), Logits::All);
+            all.extend(self.step());
+        }
+        self.free.append(&mut sequence.pages);
+        all
+    }
+
+    /// Every stored byte of a sequence, in an order that knows no pages.
+    pub fn kv_bytes(&self, sequence: &Sequence) -> Vec<u8> {
+        let l = &self.layout;
+        let mut bytes = vec![];
+        for layer in 0..l.layers {
+            for which in [KeyValue::Key, KeyValue::Value] {
+                for head in 0..l.kv_heads {
+                    for position in 0..sequence.done as u32 {
+                        let page = sequence.pages[(position / l.page_size) as usize];
+                        let at = l.offset(page, layer, which, head, position % l.page_size);
+                        for i in 0..l.head_dim as u64 * l.dtype.bytes() {
+                            // SAFETY: inside the region, and no step runs.
+                            bytes.push(unsafe { self.region.base().add((at + i) as usize).read() });
+                        }
+                    }
+                }
+            }
+        }
+        bytes
+    }
+}
+
+pub fn bits(logits: &[Vec<f32>]) -> Vec<Vec<u32>> {
+    logits.iter().map(|row| row.iter().map(|x| x.to_bits()).collect()).collect()
+}

@@ -4,6 +4,7 @@
 
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict};
+use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use std::process::ExitCode;
 
@@ -32,7 +33,8 @@ fn main() -> ExitCode {
 }
 
 fn run_doctor(surroundings: &Surroundings) -> ExitCode {
-    let findings = doctor::examine(surroundings, &["portable"]);
+    let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
+    let findings = doctor::examine(surroundings, &kernels);
     for finding in &findings {
         println!("{finding}");
     }

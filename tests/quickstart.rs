@@ -69,9 +69,11 @@ impl Quickstart {
         self.command.output().unwrap()
     }
 
+    /// An orphan that nobody has buried is gone, too.
     fn server_is_gone(&self) -> bool {
         let pid = std::fs::read_to_string(self.directory.join("pid")).expect("the server ran");
-        !Path::new("/proc").join(pid).exists()
+        let status = std::fs::read_to_string(Path::new("/proc").join(pid).join("status"));
+        status.is_err() || status.is_ok_and(|status| status.contains("State:\tZ"))
     }
 }
 

@@ -35,6 +35,7 @@ const FEATURES: &[(&str, bool)] = &[
     ("avx512f", true),
     ("avx512bw", true),
     ("avx512vl", true),
+    ("avx512dq", true),
     ("avx512_vnni", true),
     ("avx512_bf16", false),
     ("amx_tile", false),

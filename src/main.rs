@@ -2,12 +2,10 @@
 //!
 //! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
 
-use baton::config::resolved::Command;
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict};
-use baton::front::service::End;
+use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
-use baton::role;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -28,33 +26,15 @@ fn main() -> ExitCode {
             for warning in warnings {
                 log::event!(Warn, "config", "allowed, but take note", what = warning);
             }
-            run(&command)
-        }
-    }
-}
-
-fn run(command: &Command) -> ExitCode {
-    let ended = match command {
-        Command::Serve(config) => role::serve(config),
-        Command::Prefill(_) | Command::Decode(_) | Command::Router(_) => {
-            eprintln!(
-                "error: this version has `baton serve` alone; separate processes come with a later one"
-            );
-            return ExitCode::FAILURE;
-        }
-    };
-    match ended {
-        Ok(End::Drained) => ExitCode::SUCCESS,
-        Ok(End::CutOff) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error}");
+            log::event!(Error, "main", "no role is built into this version");
             ExitCode::FAILURE
         }
     }
 }
 
 fn run_doctor(surroundings: &Surroundings) -> ExitCode {
-    let findings = doctor::examine(surroundings, &["portable"]);
+    let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
+    let findings = doctor::examine(surroundings, &kernels);
     for finding in &findings {
         println!("{finding}");
     }

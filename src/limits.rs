@@ -119,7 +119,7 @@ pub const STOP_STRING_BYTES_MAX: usize = 1024;
 /// Stop token ids of one request.
 pub const STOP_IDS_MAX: usize = 256;
 /// Bytes of names that a client chooses: request ids, cache salts, host names.
-pub const NAME_BYTES_MAX: usize = 256;
+pub const NAME_BYTES_MAX: usize = 512;
 
 // model files
 /// Most metadata entries of a GGUF file; published ones hold under a hundred.
@@ -189,3 +189,8 @@ pub const PASSES_MAX: u32 = 32;
 pub const UNMEASURED_CHUNK_TOKENS: u32 = 64;
 /// Sessions of one worker with peers: prefill workers of a large cluster, each announced once.
 pub const SESSIONS_MAX: usize = 256;
+/// Most layers of a model with dummy weights; the deepest published ones have under two hundred.
+pub const DUMMY_LAYERS_MAX: usize = 1024;
+/// Elements of its largest tensor, which is held in memory; embeddings of the largest published models
+/// have two thousand million.
+pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;

@@ -2,10 +2,13 @@
 //!
 //! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
 
+use baton::config::resolved::Command;
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict};
+use baton::front::service::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
+use baton::role;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -26,7 +29,26 @@ fn main() -> ExitCode {
             for warning in warnings {
                 log::event!(Warn, "config", "allowed, but take note", what = warning);
             }
-            log::event!(Error, "main", "no role is built into this version");
+            run(&command)
+        }
+    }
+}
+
+fn run(command: &Command) -> ExitCode {
+    let ended = match command {
+        Command::Serve(config) => role::serve(config),
+        Command::Prefill(_) | Command::Decode(_) | Command::Router(_) => {
+            eprintln!(
+                "error: this version has `baton serve` alone; separate processes come with a later one"
+            );
+            return ExitCode::FAILURE;
+        }
+    };
+    match ended {
+        Ok(End::Drained) => ExitCode::SUCCESS,
+        Ok(End::CutOff) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
             ExitCode::FAILURE
         }
     }

@@ -198,7 +198,7 @@ impl Cluster {
             prompt: prompt.to_vec(),
             output: Vec::new(),
             pages: Vec::new(),
-            sampling: SamplingParams::default(),
+            sampling: SamplingParams::GREEDY,
             top_logprobs: 0,
             max_new: 1,
             stop_tokens: Vec::new(),

@@ -107,17 +107,17 @@ impl Kernel for Multiply<'_> {
                 add: self.add,
             };
             for_weights!(&matrix.weights,
-                plain w => {
-                    let weights = &w[inside * columns..][..columns];
-                    let input = self.input;
-                    each_tile(s, &self.rows, &mut out, PlainTile { weights, input });
-                },
-                quantised w => {
-                    let blocks = columns / super::block::BLOCK;
-                    let weights = &w[inside * blocks..][..blocks];
-                    let input = self.input;
-                    each_tile(s, &self.rows, &mut out, BlockTile { weights, input });
-                })
+            plain w => {
+                let weights = &w[inside * columns..][..columns];
+                let input = self.input;
+                each_tile(s, &self.rows, &mut out, PlainTile { weights, input });
+            },
+            quantised w => {
+                let blocks = columns / super::block::BLOCK;
+                let weights = &w[inside * blocks..][..blocks];
+                let input = self.input;
+                each_tile(s, &self.rows, &mut out, BlockTile { weights, input });
+            })
         }
     }
 }

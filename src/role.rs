@@ -393,7 +393,7 @@ impl Process {
         }
         let text = Arc::new(Text { tokenizer: files.tokenizer, chat: files.chat_template.ok() });
         let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
-        let handoff = Handoff::new(self.members, Offer { transports, host: host_id() });
+        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data: None });
         let terms = Terms {
             names: config.model.served_names.clone(),
             context: sched.context as usize,

@@ -178,7 +178,8 @@ impl Cluster {
             memory: destination,
             commands: engines[1].1.clone(),
         };
-        let handoff = Handoff::new(members, Offer { transports: vec![transport], host: HostId([7; 16]) });
+        let handoff =
+            Handoff::new(members, Offer { transports: vec![transport], host: HostId([7; 16]), data: None });
         Cluster { handoff, mover, prefill, decode, now: Instant::now() }
     }
 

@@ -8,7 +8,7 @@
 use crate::cause::Cause;
 use crate::front::connections::{Answer, Connections};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
-use crate::front::handoff::{Handoff, Source, prompt_of, room_of};
+use crate::front::handoff::{self, Handoff, Source, prompt_of, room_of};
 use crate::front::openai::render::{Renderer, Timings};
 use crate::front::openai::{ApiError, GenerateRequest};
 use crate::front::text::{Job, Text, TextQueue, Tokenised, prompt_param};
@@ -733,8 +733,5 @@ fn error_of(cause: Cause) -> ApiError {
 
 /// 64 bits for rooms and seeds.
 fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // The kernel's generator does not fail once it is seeded; a constant seed then is still a valid one.
-    let _ = getrandom::fill(&mut bytes);
-    u64::from_le_bytes(bytes)
+    u64::from_le_bytes(handoff::random())
 }

@@ -406,6 +406,19 @@ impl Handoff {
         self.remote.pop_front()
     }
 
+    /// What destinations of this process offer.
+    pub fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// Wakes a decode worker's mover.
+    pub fn doorbell(&self, id: WorkerId) -> Option<&EventCounter> {
+        match &self.members[id.index()].role {
+            Role::Decode { doorbell, .. } => Some(doorbell),
+            Role::Prefill { .. } | Role::Mixed => None,
+        }
+    }
+
     /// The session that the holder of a token may open lanes of.
     pub fn session_of(&self, token: &[u8; 16]) -> Option<(WorkerId, SessionId)> {
         self.tokens.get(token).copied()

@@ -23,7 +23,7 @@ use crate::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use crate::transfer::transport::{DestinationBinding, SourceBinding, fake::Fake};
 use crate::wire::Multipart;
 use crate::wire::message::{
-    HostId, Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport,
+    HostId, Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
 };
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -34,6 +34,8 @@ use std::time::Instant;
 pub enum Source {
     /// A worker of this process.
     Local(WorkerId),
+    /// Nobody: the transport is fake, and so is its source.
+    Fake,
     /// A worker whose registry answers at this host and port.
     Remote {
         /// As in `bootstrap_host`.
@@ -355,6 +357,12 @@ impl Handoff {
     fn pump(&mut self, now: Instant) {
         while let Some(wish) = self.wishes.pop_front() {
             match wish {
+                // A link to oneself leads to the fake source, which takes every session and reads nothing.
+                Wish::Send { from, link: Link::Local { source, destination }, message }
+                    if source == destination =>
+                {
+                    self.take_fake(from, &message, now);
+                }
                 Wish::Send { from, link: Link::Local { source, destination }, message } => {
                     let to = if from == source { destination } else { source };
                     let Ok(Some(message)) = Message::decode(message.parts(), None) else {
@@ -374,6 +382,9 @@ impl Handoff {
                         Link::Local { source: at, destination: from },
                         now,
                     );
+                }
+                Wish::Dial { from, source: Source::Fake } => {
+                    self.link_up(from, &Source::Fake, Link::Local { source: from, destination: from }, now);
                 }
                 Wish::Dial { from: worker, source } => self.remote.push_back(Remote::Dial { worker, source }),
                 Wish::HangUp { link: Link::Local { .. } } => {}
@@ -571,6 +582,19 @@ impl Handoff {
             }
             Role::Mixed => {}
         }
+    }
+
+    fn take_fake(&mut self, from: WorkerId, message: &Multipart, now: Instant) {
+        let Ok(Some(Message::Announce(announce))) = Message::decode(message.parts(), None) else { return };
+        let worker = self.worker(from);
+        let welcome = Welcome {
+            session: announce.session,
+            transport: Transport::Fake,
+            kv: announce.kv,
+            ranks: vec![rank(worker, &[Transport::Fake], &self.offer, None)],
+        };
+        let link = Link::Local { source: from, destination: from };
+        self.give(from, link, &Message::Welcome(Box::new(welcome)), now);
     }
 
     fn bind_source(&mut self, session: &SourceSession) {

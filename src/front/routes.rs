@@ -14,6 +14,7 @@ use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion
 use crate::front::telemetry::Telemetry;
 use crate::net::ConnId;
 use crate::obs::log::event;
+use crate::obs::metrics::EngineType;
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -40,6 +41,27 @@ pub struct About {
     pub sampling: Sampling,
     /// Seconds of Unix time.
     pub started: u64,
+}
+
+/// The role of a process as SGLang's interface names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mode {
+    /// `null`, `prefill` or `decode`.
+    pub name: &'static str,
+    /// Port of the registry, where there is one.
+    pub bootstrap_port: Option<u16>,
+}
+
+impl About {
+    /// The mode of a role.
+    pub fn mode_of(role: EngineType) -> Mode {
+        let name = match role {
+            EngineType::Unified => "null",
+            EngineType::Prefill => "prefill",
+            EngineType::Decode => "decode",
+        };
+        Mode { name, bootstrap_port: None }
+    }
 }
 
 /// The table of paths.

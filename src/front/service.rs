@@ -3,8 +3,10 @@
 //! Thread: `ctl`. Parks in the reactor alone; everybody who has news rings its bell. Not here: what a request
 //! means (`generations`), small endpoints (`routes`).
 
+use crate::front::bootstrap::Bootstrap;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::generations::{Generations, Way};
+use crate::front::peers::Peers;
 use crate::front::routes::Routes;
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
@@ -28,6 +30,8 @@ pub struct Service {
     connections: Connections,
     generations: Generations,
     routes: Routes,
+    peers: Option<Peers>,
+    bootstrap: Option<Bootstrap>,
     events: Vec<Receiver<mailbox::Event>>,
     bell: Arc<Bell>,
     draining: Option<Instant>,
@@ -62,11 +66,24 @@ impl Service {
             connections: Connections::default(),
             generations,
             routes,
+            peers: None,
+            bootstrap: None,
             events,
             bell,
             draining: None,
             next_tick: now + TICK,
         })
+    }
+
+    /// Takes part in a cluster: links to workers of other processes, and a registry on a prefill worker.
+    pub fn join(&mut self, peers: Peers, bootstrap: Option<Bootstrap>) {
+        self.peers = Some(peers);
+        self.bootstrap = bootstrap;
+    }
+
+    /// Sockets, to listen on further ports.
+    pub fn reactor(&mut self) -> &mut Reactor {
+        &mut self.reactor
     }
 
     /// Where it listens.
@@ -99,7 +116,7 @@ impl Service {
                     return Some(end);
                 }
             } else {
-                self.connections.handle(&mut self.reactor, event, now);
+                self.dispatch(event, now);
             }
         }
         self.serve(now);
@@ -112,12 +129,34 @@ impl Service {
         self.generations.turn(&mut way);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
-            self.generations.expire(now);
-            self.connections.expire(&mut self.reactor, now);
+            self.tick(now);
         }
         // Answers may have let pipelined requests in.
         self.serve(now);
+        if let Some(peers) = &mut self.peers {
+            peers.serve(&mut self.reactor, self.generations.handoff_mut(), now);
+        }
         self.drained(now)
+    }
+
+    fn dispatch(&mut self, event: Event, now: Instant) {
+        let handoff = self.generations.handoff_mut();
+        match (&mut self.peers, &mut self.bootstrap) {
+            (Some(peers), _) if peers.owns(&event) => peers.handle(event, &mut self.reactor, handoff, now),
+            (_, Some(bootstrap)) if bootstrap.owns(&event) => bootstrap.handle(event, &mut self.reactor, now),
+            _ => self.connections.handle(&mut self.reactor, event, now),
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.generations.expire(now);
+        self.connections.expire(&mut self.reactor, now);
+        if let Some(peers) = &mut self.peers {
+            peers.expire(&mut self.reactor, self.generations.handoff_mut(), now);
+        }
+        if let Some(bootstrap) = &mut self.bootstrap {
+            bootstrap.expire(&mut self.reactor, now);
+        }
     }
 
     fn serve(&mut self, now: Instant) {

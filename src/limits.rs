@@ -212,3 +212,5 @@ pub const REGISTRY_RANKS_MAX: usize = 4096;
 pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
 /// See [`REGISTRY_ROOMS_MAX`].
 pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
+/// How long an engine's progress counter may stand still: many times the longest layer of a forward pass.
+pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);

@@ -112,7 +112,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
-    let mut process = Process::new(&loaded, ctl.clone())?;
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let placement = match config.layout {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
         WorkerLayout::Split { prefill, decode, .. } => Placement::Split {
@@ -140,7 +140,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
-    let mut process = Process::new(&loaded, ctl.clone())?;
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let placement = Placement::Prefill(process.add_prefill(&loaded)?);
     let host = config.worker.front.host;
     let listen = |reactor: &mut Reactor, port: u16, what: &'static str| {
@@ -183,7 +183,7 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
-    let mut process = Process::new(&loaded, ctl.clone())?;
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let fake_bootstrap = config.handoff.fake_bootstrap || fake_always;
     let worker = process.add_decode(&loaded)?;
     let placement = Placement::Decode { worker, fake_bootstrap, fake_always };
@@ -354,7 +354,7 @@ struct Process {
 }
 
 impl Process {
-    fn new(loaded: &Loaded, ctl: Arc<Bell>) -> Result<Process, RoleError> {
+    fn new(loaded: &Loaded, config: &WorkerConfig, ctl: Arc<Bell>) -> Result<Process, RoleError> {
         let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
         let unpark = engine_thread.clone();
         let engine_bell = Arc::new(Bell::new(move || {
@@ -375,7 +375,7 @@ impl Process {
             ctl,
             registry: figures::Registry::default(),
             watched: Vec::new(),
-            model_name: String::new(),
+            model_name: config.model.served_names[0].clone(),
         })
     }
 
@@ -501,11 +501,13 @@ impl Process {
         let io = |error| RoleError::Io("cannot start a thread", error);
         let Loaded { files, forward, sched, layout, pages, transports, spin, .. } = loaded;
         let mut threads = Vec::new();
+        let progress;
         {
             let (workers, bell, stop, cell) =
                 (self.workers, self.engine_bell.clone(), stop.clone(), self.engine_thread);
             let spins = if spin { ENGINE_SPINS } else { 0 };
             let mut engine = Engine::new(&sched, workers, Box::new(forward), mail, Box::new(Instant::now));
+            progress = engine.progress().clone();
             threads.push(
                 thread::Builder::new()
                     .name("engine".into())
@@ -542,9 +544,16 @@ impl Process {
         let telemetry = Telemetry::new(self.registry, self.watched);
         let routes = Routes::new(about, config.front.api_keys.clone(), telemetry);
         let address = config.front.address();
-        let service =
-            Service::new(reactor, address, generations, routes, vec![events_in], ctl, Instant::now())
-                .map_err(|error| RoleError::Io("cannot listen for HTTP", error))?;
+        let service = Service::new(
+            reactor,
+            address,
+            generations,
+            routes,
+            (vec![events_in], progress),
+            ctl,
+            Instant::now(),
+        )
+        .map_err(|error| RoleError::Io("cannot listen for HTTP", error))?;
         Ok(Running { service, stop, bells: vec![self.engine_bell, mover_bell], threads })
     }
 }

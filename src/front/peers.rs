@@ -60,6 +60,13 @@ impl Peers {
         Peers { own, control, links: HashMap::new(), directory, passing, connections: 0 }
     }
 
+    /// Whether PINGs are answered: a hung worker looks dead, a busy one does not.
+    pub fn answer_pings(&mut self, answer: bool) {
+        for peering in self.links.values_mut() {
+            peering.link.answer_pings(answer);
+        }
+    }
+
     /// Whether an event is of one of these connections.
     pub fn owns(&self, event: &Event) -> bool {
         let own = match *event {

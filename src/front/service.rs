@@ -8,7 +8,7 @@ use crate::front::connections::{Connections, Incoming};
 use crate::front::generations::{Generations, Way};
 use crate::front::peers::Peers;
 use crate::front::routes::Routes;
-use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
+use crate::limits::{DRAIN_TIME_MAX, ENGINE_STILL_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::sched::mailbox;
@@ -17,6 +17,7 @@ use crossbeam_channel::Receiver;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often overdue things are looked for.
@@ -33,9 +34,29 @@ pub struct Service {
     peers: Option<Peers>,
     bootstrap: Option<Bootstrap>,
     events: Vec<Receiver<mailbox::Event>>,
+    progress: Progress,
     bell: Arc<Bell>,
     draining: Option<Instant>,
     next_tick: Instant,
+}
+
+/// An engine's count of turns and layers, and when it last moved.
+#[derive(Debug)]
+struct Progress {
+    count: Arc<AtomicU64>,
+    seen: u64,
+    moved: Instant,
+}
+
+impl Progress {
+    /// Whether the engine hangs: a busy one moves with each layer, an idle one with each look for work.
+    fn stands_still(&mut self, now: Instant) -> bool {
+        let count = self.count.load(Ordering::Relaxed);
+        if count != self.seen {
+            (self.seen, self.moved) = (count, now);
+        }
+        now.saturating_duration_since(self.moved) > ENGINE_STILL_MAX
+    }
 }
 
 /// Why the loop ended.
@@ -54,7 +75,7 @@ impl Service {
         address: SocketAddr,
         generations: Generations,
         routes: Routes,
-        events: Vec<Receiver<mailbox::Event>>,
+        (events, progress): (Vec<Receiver<mailbox::Event>>, Arc<AtomicU64>),
         bell: Arc<Bell>,
         now: Instant,
     ) -> io::Result<Service> {
@@ -69,6 +90,7 @@ impl Service {
             peers: None,
             bootstrap: None,
             events,
+            progress: Progress { count: progress, seen: 0, moved: now },
             bell,
             draining: None,
             next_tick: now + TICK,
@@ -148,7 +170,17 @@ impl Service {
         }
     }
 
+    /// A hung engine makes the worker look dead, to routers and to peers.
+    fn watch(&mut self, now: Instant) {
+        let hangs = self.progress.stands_still(now);
+        self.routes.set_hanging(hangs);
+        if let Some(peers) = &mut self.peers {
+            peers.answer_pings(!hangs);
+        }
+    }
+
     fn tick(&mut self, now: Instant) {
+        self.watch(now);
         self.generations.expire(now);
         self.connections.expire(&mut self.reactor, now);
         if let Some(peers) = &mut self.peers {

@@ -3,6 +3,8 @@
 //! The context is cut at absolute positions into segments. Inside a segment: scores with tokens as
 //! lanes, their maximum, exponentials, and one sequential sum over tokens; then segments are folded
 //! in order. Invariant: none of this depends on chunk, batch, page size or who computes it.
+// Register indices are the point of these loops.
+#![allow(clippy::needless_range_loop)]
 
 use super::paged::Strip;
 use super::parts::Window;
@@ -125,9 +127,10 @@ impl Attend<'_> {
     fn take_queries(&mut self) {
         let padded = self.scratch.padded;
         let count = self.count();
-        let heads = self.queries.chunks(self.stride).flat_map(|row| {
-            row[..self.group * self.head_dim].chunks_exact(self.head_dim)
-        });
+        let heads = self
+            .queries
+            .chunks(self.stride)
+            .flat_map(|row| row[..self.group * self.head_dim].chunks_exact(self.head_dim));
         for (to, head) in self.scratch.queries.chunks_exact_mut(padded).zip(heads) {
             to[..self.head_dim].copy_from_slice(head);
         }
@@ -289,8 +292,7 @@ impl Attend<'_> {
         chunk: usize,
     ) -> usize {
         let Scratch { rows, scores, sums, padded, .. } = &mut *self.scratch;
-        let weights: [&[f32]; R] =
-            std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
+        let weights: [&[f32]; R] = std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
         let mut acc = [[s.splat(0.0); C]; R];
         for r in 0..R {
             for c in 0..C {

@@ -158,13 +158,7 @@ impl<R: Rows> Kernel for Pack<'_, R> {
 
 /// Norms (Qwen3) and rotates the heads of one token in place.
 #[inline(always)]
-pub fn turn_heads<S: Simd>(
-    s: S,
-    heads: &mut [f32],
-    norm: Option<(&[f32], f32)>,
-    angles: &[f32],
-    scale: f32,
-) {
+pub fn turn_heads<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles: &[f32], scale: f32) {
     for head in heads.chunks_exact_mut(angles.len()) {
         if let Some((weight, epsilon)) = norm {
             let factor = norm_factor(s, head, head.len(), epsilon);

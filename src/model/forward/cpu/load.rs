@@ -104,11 +104,8 @@ impl<'a> Loader<'a> {
             ]),
             Architecture::Llama | Architecture::Qwen2 => None,
         };
-        let parts = [
-            (name("self_attn.q_proj"), q),
-            (name("self_attn.k_proj"), kv),
-            (name("self_attn.v_proj"), kv),
-        ];
+        let parts =
+            [(name("self_attn.q_proj"), q), (name("self_attn.k_proj"), kv), (name("self_attn.v_proj"), kv)];
         Ok(Layer {
             input_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
             qkv: self.linear(&parts, hidden, config.attention_bias)?,
@@ -146,7 +143,7 @@ impl<'a> Loader<'a> {
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
         let view = self.tensor(name, rows, columns)?;
         let (block, _) = view.dtype.block();
-        if columns % block != 0 {
+        if !columns.is_multiple_of(block) {
             let expected = format!("rows of a multiple of {block} elements for {:?}", view.dtype);
             return Err(self.wrong(name, expected, columns));
         }

@@ -110,16 +110,16 @@ impl Matrix {
         let (group, lane) = (row / LANES, row % LANES);
         let to = &mut to[..self.columns];
         for_weights!(&self.weights,
-            plain w => {
-                let columns = &w[group * self.columns..][..self.columns];
-                to.iter_mut().zip(columns).for_each(|(to, numbers)| *to = Numbers::get(numbers, lane));
-            },
-            quantised w => {
-                let blocks = &w[group * (self.columns / BLOCK)..];
-                for (to, block) in to.chunks_exact_mut(BLOCK).zip(blocks) {
-                    to.iter_mut().enumerate().for_each(|(column, to)| *to = block.get(lane, column));
-                }
-            })
+        plain w => {
+            let columns = &w[group * self.columns..][..self.columns];
+            to.iter_mut().zip(columns).for_each(|(to, numbers)| *to = Numbers::get(numbers, lane));
+        },
+        quantised w => {
+            let blocks = &w[group * (self.columns / BLOCK)..];
+            for (to, block) in to.chunks_exact_mut(BLOCK).zip(blocks) {
+                to.iter_mut().enumerate().for_each(|(column, to)| *to = block.get(lane, column));
+            }
+        })
     }
 }
 
@@ -167,11 +167,7 @@ fn quantised<L: Levels, D: Scales, M: Minimum>(
                     (levels[lane], scales[lane], minimum[lane]) = (from.levels, from.scales, from.minimum);
                 }
             }
-            *block = Block {
-                levels: L::pack(&levels),
-                scales: D::pack(&scales),
-                minimum: M::pack(&minimum),
-            };
+            *block = Block { levels: L::pack(&levels), scales: D::pack(&scales), minimum: M::pack(&minimum) };
         }
     });
     Ok(slab)

@@ -16,8 +16,7 @@ impl Rope {
     pub fn new(config: &ModelConfig) -> Rope {
         let (dim, base) = (config.head_dim, config.rope_theta as f64);
         // Rounded where transformers rounds: the power, then its inverse, in single precision.
-        let powers: Vec<f32> =
-            (0..dim / 2).map(|i| base.powf((2 * i) as f64 / dim as f64) as f32).collect();
+        let powers: Vec<f32> = (0..dim / 2).map(|i| base.powf((2 * i) as f64 / dim as f64) as f32).collect();
         let plain: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
         match config.rope_scaling {
             RopeScaling::None => Rope { frequencies: plain, factor: 1.0 },

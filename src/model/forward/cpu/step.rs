@@ -86,8 +86,7 @@ impl Scratch {
 
     /// Bytes held.
     pub fn memory(&self) -> usize {
-        let floats =
-            [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
+        let floats = [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
         floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
             + self.panels.memory()
             + self.attention.iter().map(attention::Scratch::memory).sum::<usize>()
@@ -126,10 +125,10 @@ impl Crew<'_> {
         // Rows are shared out only where there are too few groups to go round.
         let bands: [Range<usize>; BLOCK_TOKENS / 64] =
             std::array::from_fn(|i| (i * 64).min(count)..(i * 64 + 64).min(count));
-        let whole = [0..count];
+        let whole = 0..count;
         let bands = match groups < 8 * self.team.threads() && count > 64 {
             true => &bands[..count.div_ceil(64)],
-            false => &whole[..],
+            false => std::slice::from_ref(&whole),
         };
         // Few rows are bound by memory: long runs. Many are bound by compute: an even end.
         let tasks = self.team.threads() * if count <= 4 { 8 } else { 32 };
@@ -220,8 +219,7 @@ impl CpuModel {
         let group = config.heads / config.kv_heads;
         let width = group * config.head_dim;
         let queries = &scratch.qkv[..count * widths.qkv];
-        let grid =
-            Grid::new(&mut scratch.attended, widths.heads, spans, config.kv_heads * width, width);
+        let grid = Grid::new(&mut scratch.attended, widths.heads, spans, config.kv_heads * width, width);
         crew.team.run_with(&mut scratch.attention, grid, |own, index, to| {
             let (span, head) = (&spans[index / config.kv_heads], index % config.kv_heads);
             let Place { row, position } = places[span.start];

@@ -211,10 +211,11 @@ impl Shared {
         // SAFETY: a joined helper may read what the caller wrote before opening the phase.
         let caller = unsafe { &*self.caller.get() }.clone();
         let state = self.state.fetch_sub(1, SeqCst) - 1;
-        if state & CLOSED != 0 && state & (CLOSED - 1) == 0 && self.caller_waits.load(SeqCst) {
-            if let Some(caller) = caller {
-                caller.unpark();
-            }
+        if state & (PHASE - 1) == CLOSED
+            && self.caller_waits.load(SeqCst)
+            && let Some(caller) = caller
+        {
+            caller.unpark();
         }
     }
 }

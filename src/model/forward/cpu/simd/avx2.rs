@@ -198,11 +198,7 @@ impl Simd for Avx2 {
                 // After `pairs`, [4g + h] holds columns (2h', 2h'+1) of rows 4g.., see below.
                 let quads: [__m256; 8] = std::array::from_fn(|i| {
                     let (a, b) = (pairs[(i & 4) + ((i >> 1) & 1)], pairs[(i & 4) + 2 + ((i >> 1) & 1)]);
-                    if i & 1 == 0 {
-                        _mm256_shuffle_ps::<0x44>(a, b)
-                    } else {
-                        _mm256_shuffle_ps::<0xEE>(a, b)
-                    }
+                    if i & 1 == 0 { _mm256_shuffle_ps::<0x44>(a, b) } else { _mm256_shuffle_ps::<0xEE>(a, b) }
                 });
                 for i in 0..4 {
                     let (a, b) = (quads[i], quads[4 + i]);

@@ -2,9 +2,9 @@
 #![allow(unsafe_code)]
 
 use super::Kernel;
+use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
 use super::{avx2::Avx2, avx512::Avx512};
-use super::portable::Portable;
 use std::fmt;
 
 /// Kernels that give equal bits wherever they run; the family is part of a model's fingerprint.

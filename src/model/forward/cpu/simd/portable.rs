@@ -111,16 +111,12 @@ impl Simd for Portable {
     #[inline(always)]
     fn dot(self, sum: [i32; LANES], weights: [u8; 64], x: i32) -> [i32; LANES] {
         let x = x.to_ne_bytes();
-        from_fn(|i| {
-            (0..4).fold(sum[i], |sum, j| sum + weights[4 * i + j] as i32 * x[j] as i8 as i32)
-        })
+        from_fn(|i| (0..4).fold(sum[i], |sum, j| sum + weights[4 * i + j] as i32 * x[j] as i8 as i32))
     }
     #[inline(always)]
     fn dot_signed(self, sum: [i32; LANES], weights: [u8; 64], x: i32) -> [i32; LANES] {
         let x = x.to_ne_bytes();
-        from_fn(|i| {
-            (0..4).fold(sum[i], |sum, j| sum + weights[4 * i + j] as i8 as i32 * x[j] as i8 as i32)
-        })
+        from_fn(|i| (0..4).fold(sum[i], |sum, j| sum + weights[4 * i + j] as i8 as i32 * x[j] as i8 as i32))
     }
 
     #[inline(always)]

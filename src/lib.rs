@@ -4,11 +4,19 @@
 //! Modules import downwards only (design, section 12): `stdx`, `sys` → `limits`, `ids` → `wire`,
 //! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role`.
 
+pub mod cause;
+pub mod config;
+pub mod doctor;
 pub mod front;
 pub mod ids;
 pub mod kv;
 pub mod limits;
 pub mod model;
 pub mod net;
+pub mod obs;
+pub mod role;
+pub mod sched;
 pub mod stdx;
+pub mod sys;
+pub mod transfer;
 pub mod wire;

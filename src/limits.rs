@@ -1,9 +1,196 @@
 //! Every bound on what comes from outside or waits inside, each with its reason. Modules own no
 //! limits of their own.
 
+use std::time::Duration;
+
 /// Longest HTTP request head in bytes; the field's proxies send well under 16 KiB.
 pub const HTTP_HEAD_MAX: usize = 64 << 10;
 /// Most header lines of an HTTP message.
 pub const HTTP_HEADERS_MAX: usize = 100;
 /// Longest HTTP body: prompts of a million ids as JSON fit.
 pub const HTTP_BODY_MAX: usize = 32 << 20;
+
+// transfer::manager
+/// Destinations kept for requests that have not come: the router sends both legs at once, so few wait at
+/// any moment; a flood of them must not eat the worker.
+pub const EARLY_DESTINATIONS_MAX: usize = 1024;
+/// How long one is kept: past a router's dispatch to a slow network, short beside a client's patience.
+pub const EARLY_DESTINATION_LIFE: Duration = Duration::from_secs(30);
+/// Rooms that are over and still answered truly.
+pub const TOMBSTONES_MAX: usize = 16_384;
+/// How long: past every deadline of the other side.
+pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(600);
+
+/// From dialling a prefill worker to a session that stands, each step: a live worker answers in
+/// milliseconds, one busy with a long layer within a second.
+pub const SESSION_SETUP_DEADLINE: Duration = Duration::from_secs(5);
+/// How long a prefill worker that could not be reached is not dialled again: its requests fail at once and
+/// may be retried elsewhere.
+pub const DIAL_HOLD_OFF: Duration = Duration::from_secs(1);
+
+// wire::zmtp
+
+/// Bytes of a message: a Destination names a million pages with 4 bytes each.
+pub const ZMTP_MESSAGE_MAX: usize = (4 << 20) + (64 << 10);
+/// Parts of a message: an Announce has one for each rank, and a few of its own.
+pub const ZMTP_PARTS_MAX: usize = 128;
+/// Bytes waiting for a peer: two of the largest messages; a peer further behind is stuck.
+pub const ZMTP_QUEUED_MAX: usize = 2 * ZMTP_MESSAGE_MAX;
+/// Bytes of a message from a peer that has not proven itself: Hello and Proof take 200.
+pub const ZMTP_UNPROVEN_MESSAGE_MAX: usize = 1 << 10;
+/// Parts of a message from such a peer.
+pub const ZMTP_UNPROVEN_PARTS_MAX: usize = 2;
+/// Bytes of a command: metadata of a READY with a 255-byte identity takes 300.
+pub const ZMTP_COMMAND_MAX: usize = 1 << 10;
+/// Bytes of a message buffer kept between messages; a larger one is given back.
+pub const ZMTP_BUFFER_KEPT: usize = 64 << 10;
+
+// wire::message
+
+/// Bytes of a text in a message: a field's name or value, for the other side's log.
+pub const MESSAGE_TEXT_MAX: usize = 256;
+/// Ranks of a worker; tensor parallelism beyond a rack is not useful.
+pub const RANKS_MAX: usize = 64;
+/// Pages of one Destination: a million tokens in pages of one.
+pub const PAGES_MAX: usize = 1 << 20;
+/// Shortest cluster key in bytes: as strong as the hash it keys.
+pub const CLUSTER_KEY_MIN: usize = 32;
+
+const _: () = assert!(PAGES_MAX * 4 + (1 << 10) <= ZMTP_MESSAGE_MAX);
+const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
+
+// net
+
+/// Connections of the process, dialled and accepted.
+pub const NET_CONNECTIONS_MAX: usize = 16 << 10;
+/// Listeners of the process: HTTP, registry, control, data and a few more.
+pub const NET_LISTENERS_MAX: usize = 16;
+/// Bytes received on a connection and not consumed; then reading pauses, and others have their
+/// turn. An HTTP head fits whole.
+pub const NET_RECEIVED_MAX: usize = 128 << 10;
+/// Bytes waiting to be sent on a connection; beyond it the reader is too slow. Two of the largest
+/// control messages, or the longest answer with logprobs, fit.
+pub const NET_QUEUED_MAX: usize = 16 << 20;
+/// Bytes waiting to be sent on all connections, so that many slow readers cannot exhaust memory.
+pub const NET_QUEUED_TOTAL_MAX: usize = 256 << 20;
+/// Bytes of a connection's buffer kept when it is empty; most messages fit.
+pub const NET_BUFFER_KEPT: usize = 16 << 10;
+/// Connections accepted on one listener before others have their turn.
+pub const NET_ACCEPT_TURN: usize = 64;
+/// Readiness events taken from the kernel at once.
+pub const NET_READY_MAX: usize = 1024;
+/// Time a closing connection has to take its last bytes and close its end.
+pub const NET_LINGER: Duration = Duration::from_secs(5);
+/// Wait before accepting again where the process is out of descriptors.
+pub const NET_ACCEPT_RETRY: Duration = Duration::from_millis(100);
+/// Descriptors passed at once, and held for a connection until taken: a pool, a ring, a doorbell
+/// each way, and as many again.
+pub const DESCRIPTORS_MAX: usize = 8;
+
+const _: () = assert!(NET_RECEIVED_MAX > HTTP_HEAD_MAX);
+const _: () = assert!(NET_QUEUED_MAX >= ZMTP_QUEUED_MAX);
+
+// front::http
+/// Longest chunk-size line of a chunked body: 16 digits and extensions that nobody uses.
+pub const HTTP_CHUNK_LINE_MAX: usize = 256;
+/// Bytes of trailers after a chunked body; they are skipped.
+pub const HTTP_TRAILERS_MAX: usize = 8 << 10;
+/// What a body's buffer reserves before its bytes come, so that a length alone costs nothing.
+pub const HTTP_BODY_RESERVE: usize = 16 << 10;
+/// Longest server-sent event that a client of ours reads: a chunk with prompt ids of a long context.
+pub const SSE_EVENT_MAX: usize = 32 << 20;
+
+// front::openai
+/// Fields of one JSON object of a request; OpenAI's chat request has about 35.
+pub const JSON_FIELDS_MAX: usize = 256;
+/// Values in a part of a request that is kept as a JSON tree (messages, template arguments): a tree
+/// takes some 100 bytes a value where the text takes two.
+pub const JSON_NODES_MAX: usize = 1 << 17;
+/// Choices of one request, prompts times samples; each is a sequence of its own.
+pub const CHOICES_MAX: usize = 1024;
+/// Samples of one prompt, as OpenAI.
+pub const SAMPLES_MAX: u32 = 128;
+/// Alternatives beside a token's logprob, as OpenAI's chat.
+pub const TOP_LOGPROBS_MAX: usize = 20;
+/// Stop strings of one request; OpenAI takes 4, other engines any number.
+pub const STOP_STRINGS_MAX: usize = 32;
+/// Bytes of one stop string: as many may be held back from a stream.
+pub const STOP_STRING_BYTES_MAX: usize = 1024;
+/// Stop token ids of one request.
+pub const STOP_IDS_MAX: usize = 256;
+/// Bytes of names that a client chooses: request ids, cache salts, host names.
+pub const NAME_BYTES_MAX: usize = 512;
+
+// model files
+/// Most metadata entries of a GGUF file; published ones hold under a hundred.
+pub const GGUF_METADATA_MAX: usize = 4096;
+/// Most tensors of a GGUF file; the largest published models hold a few thousand.
+pub const GGUF_TENSORS_MAX: usize = 1 << 16;
+/// Longest key or tensor name of a GGUF file, the format's own bound.
+pub const GGUF_NAME_MAX: usize = 65535;
+/// Most ids of a vocabulary; the largest published ones have 300 thousand.
+pub const TOKENIZER_VOCAB_MAX: usize = 1 << 24;
+/// Longest head of a safetensors file, the format's own bound.
+pub const SAFETENSORS_HEADER_MAX: usize = 100_000_000;
+/// Longest JSON file of a model's directory but for its tokenizer; indices of large models reach
+/// some megabytes.
+pub const MODEL_JSON_MAX: usize = 64 << 20;
+
+// config
+
+/// Longest page in tokens: a request wastes half a page on average, and longer pages gain nothing.
+pub const PAGE_SIZE_MAX: u32 = 256;
+/// Most requests running in a worker; slots, aux records and batch arrays are allocated for all of them.
+pub const RUNNING_REQUESTS_MAX: u32 = 4096;
+/// Most requests waiting in a worker; each holds its body's ids.
+pub const QUEUED_REQUESTS_MAX: u32 = 65_536;
+/// Most workers of one role in one process; they share its cores, so more only cuts the memory up.
+pub const WORKERS_MAX: u32 = 16;
+/// Most threads of a team: beyond any machine of today.
+pub const THREADS_MAX: u32 = 1024;
+/// Longest context in tokens that may be asked for; beyond any model of today.
+pub const CONTEXT_MAX: u32 = 1 << 24;
+/// Longest chunk of a prompt in ms: a chunk that runs longer stalls its worker's streams.
+pub const CHUNK_MS_MAX: u32 = 60_000;
+/// Least KV memory of a worker in bytes: less holds not even a few pages of a toy model.
+pub const KV_MEMORY_MIN: u64 = 1 << 20;
+/// Most KV memory of a worker in bytes: beyond any machine of today; guards sums against overflow.
+pub const KV_MEMORY_MAX: u64 = 1 << 46;
+/// Most bytes of a cluster key; a longer file is something else.
+pub const CLUSTER_KEY_MAX: usize = 4096;
+/// Most bytes of a file of API keys.
+pub const API_KEYS_FILE_MAX: usize = 1 << 20;
+/// Most workers of one role behind a router.
+pub const ROUTER_WORKERS_MAX: usize = 1024;
+
+// front
+/// How long a connection may stand without a request: longer than the keep-alive of common clients and
+/// proxies, so that they close first.
+pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);
+/// From a request's first byte to its last: the longest body over a slow link.
+pub const HTTP_REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+/// Client connections at a time; beyond it new ones are closed at once.
+pub const HTTP_CONNECTIONS_MAX: usize = 4096;
+/// From a request's arrival to its last token: the field's routers give up after as long.
+pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
+/// Requests whose prompts wait to be tokenised.
+pub const TOKENISE_QUEUE_MAX: usize = 1024;
+/// How long a drain may take while requests run.
+pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
+
+// Scheduler (`sched`).
+
+/// Commands an engine takes in one turn: a flood of them must not keep streams from their next token.
+pub const COMMANDS_PER_TURN: usize = 64;
+/// How often a request that does not fit may be passed by later ones that do; then nobody passes it.
+pub const PASSES_MAX: u32 = 32;
+/// Tokens of a prefill chunk before the machine's speed has been measured: a fraction of a second on
+/// the slowest machine.
+pub const UNMEASURED_CHUNK_TOKENS: u32 = 64;
+/// Sessions of one worker with peers: prefill workers of a large cluster, each announced once.
+pub const SESSIONS_MAX: usize = 256;
+/// Most layers of a model with dummy weights; the deepest published ones have under two hundred.
+pub const DUMMY_LAYERS_MAX: usize = 1024;
+/// Elements of its largest tensor, which is held in memory; embeddings of the largest published models
+/// have two thousand million.
+pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;

@@ -1,2 +1,65 @@
-//! The `baton` binary.
-fn main() {}
+//! The `baton` binary: reads the command line and starts what it asks for.
+//!
+//! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
+
+use baton::config::resolved::Command;
+use baton::config::{self, Invocation, Surroundings};
+use baton::doctor::{self, Verdict};
+use baton::front::service::End;
+use baton::model::forward::cpu::available_kernels;
+use baton::obs::log;
+use baton::role;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let surroundings = Surroundings::of_this_process();
+    match config::parse(std::env::args_os(), &surroundings) {
+        Err(error) => ExitCode::from(error.report()),
+        Ok(Invocation::Print(json)) => {
+            println!("{json}");
+            ExitCode::SUCCESS
+        }
+        Ok(Invocation::Doctor) => run_doctor(&surroundings),
+        Ok(Invocation::BenchTransfer) => {
+            eprintln!("error: `baton bench transfer` comes with a later version");
+            ExitCode::FAILURE
+        }
+        Ok(Invocation::Run { command, warnings }) => {
+            log::configure(command.log());
+            for warning in warnings {
+                log::event!(Warn, "config", "allowed, but take note", what = warning);
+            }
+            run(&command)
+        }
+    }
+}
+
+fn run(command: &Command) -> ExitCode {
+    let ended = match command {
+        Command::Serve(config) => role::serve(config),
+        Command::Prefill(_) | Command::Decode(_) | Command::Router(_) => {
+            eprintln!(
+                "error: this version has `baton serve` alone; separate processes come with a later one"
+            );
+            return ExitCode::FAILURE;
+        }
+    };
+    match ended {
+        Ok(End::Drained) => ExitCode::SUCCESS,
+        Ok(End::CutOff) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_doctor(surroundings: &Surroundings) -> ExitCode {
+    let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
+    let findings = doctor::examine(surroundings, &kernels);
+    for finding in &findings {
+        println!("{finding}");
+    }
+    let worst = findings.iter().map(|finding| finding.verdict).max();
+    if worst == Some(Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS }
+}

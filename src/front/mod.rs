@@ -1,1 +1,13 @@
-//! HTTP and OpenAI at the edge.
+//! HTTP and OpenAI at the edge, and the services that join sockets to the pure cores.
+
+pub mod connections;
+pub mod exchange;
+pub mod generations;
+pub mod handoff;
+pub mod http;
+pub mod openai;
+pub mod routes;
+pub mod service;
+pub mod telemetry;
+pub mod text;
+pub mod worker;

@@ -1,5 +1,7 @@
 //! KV memory: where a token's keys and values lie ([`layout`]), the mapping that holds them
-//! ([`region`]).
+//! ([`region`]), who holds which page ([`pool`], [`lease`]).
 
 pub mod layout;
+pub mod lease;
+pub mod pool;
 pub mod region;

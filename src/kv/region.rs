@@ -10,6 +10,9 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use bytemuck::Pod;
 
 /// A shared mapping of this process's own memory file, readable and writable.
 #[derive(Debug)]
@@ -79,6 +82,29 @@ impl Region {
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
+
+    /// A word shared with peers. Panics when `offset` is not a multiple of 8 inside the region: offsets
+    /// are our own arithmetic.
+    #[inline]
+    pub fn word(&self, offset: usize) -> &AtomicU64 {
+        self.map.word(offset)
+    }
+
+    /// A half word shared with peers, as [`Region::word`].
+    #[inline]
+    pub fn half_word(&self, offset: usize) -> &AtomicU32 {
+        self.map.half_word(offset)
+    }
+
+    /// Stores a record in words, each atomic; a later Release store publishes it. `offset` and the
+    /// record's size are multiples of 8.
+    #[inline]
+    pub fn store<T: Pod>(&self, offset: usize, record: &T) {
+        for (i, bytes) in bytemuck::bytes_of(record).chunks_exact(8).enumerate() {
+            let word = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
+            self.word(offset + 8 * i).store(word, Ordering::Relaxed);
+        }
+    }
 }
 
 impl PeerRegion {
@@ -119,6 +145,30 @@ impl PeerRegion {
     pub fn is_empty(&self) -> bool {
         false
     }
+
+    /// A word that the peer may be writing. Panics like [`Region::word`].
+    #[inline]
+    pub fn load_word(&self, offset: usize, ordering: Ordering) -> u64 {
+        self.map.word(offset).load(ordering)
+    }
+
+    /// A half word that the peer may be writing.
+    #[inline]
+    pub fn load_half_word(&self, offset: usize) -> u32 {
+        self.map.half_word(offset).load(Ordering::Relaxed)
+    }
+
+    /// Loads a record word by word. Whether it is whole, the caller knows by a word loaded with Acquire
+    /// before; what it says is not to be trusted either way.
+    #[inline]
+    pub fn load<T: Pod>(&self, offset: usize) -> T {
+        let mut record = T::zeroed();
+        for (i, bytes) in bytemuck::bytes_of_mut(&mut record).chunks_exact_mut(8).enumerate() {
+            let word = self.map.word(offset + 8 * i).load(Ordering::Relaxed);
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        record
+    }
 }
 
 impl Mapping {
@@ -132,6 +182,19 @@ impl Mapping {
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         Ok(Mapping { base, len })
+    }
+
+    fn word(&self, offset: usize) -> &AtomicU64 {
+        assert!(offset.is_multiple_of(8) && offset < self.len - 7, "word at {offset} of {}", self.len);
+        // SAFETY: in bounds and aligned, since mappings begin at a memory page; an atomic may be shared
+        // with whoever else maps the file; `load` alone is used on read-only mappings.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
+    }
+
+    fn half_word(&self, offset: usize) -> &AtomicU32 {
+        assert!(offset.is_multiple_of(4) && offset < self.len - 3, "half word at {offset} of {}", self.len);
+        // SAFETY: as for `word`.
+        unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 }
 

@@ -1,7 +1,21 @@
 //! A model: its files, its configuration, its tokenizer and chat template, the forward pass over
 //! paged KV, and the sampler.
 
+pub mod chat;
 pub mod config;
+pub mod dummy;
+pub mod fingerprint;
 pub mod forward;
+pub mod gguf;
+pub mod hf;
+pub mod inventory;
+pub mod logprobs;
+pub mod mapped;
+pub mod open;
+pub mod quant;
+pub mod sampler;
 pub mod tensor;
+#[cfg(test)]
+pub(crate) mod testing;
+pub mod tokenizer;
 pub mod weights;

@@ -1,1 +1,4 @@
 //! What the standard library lacks, without a word of the domain.
+
+pub mod bell;
+pub mod seal;

@@ -1,0 +1,194 @@
+//! Fuzzing without coverage: replays a corpus, then mutates it. A run is its seed, so that it finds
+//! the same on every machine.
+
+use crate::targets;
+use std::panic::catch_unwind;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::{fs, io};
+
+/// Longest input that is made.
+const INPUT_MAX: usize = 4 << 10;
+/// Where ranges tend to end.
+const NUMBERS: [&str; 12] = [
+    "0",
+    "-1",
+    "-0.5",
+    "2",
+    "40",
+    "257",
+    "65536",
+    "4294967296",
+    "18446744073709551615",
+    "1e999",
+    "ffffffffffffffff",
+    "x",
+];
+/// Mutants that are kept to be mutated again.
+const POOL_MAX: usize = 64;
+
+/// What is to be run.
+pub struct Options {
+    runs: u64,
+    seed: u64,
+    target: Option<String>,
+    file: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads a command line.
+    pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
+        let mut options = Self { runs: 100_000, seed: 1, target: None, file: None };
+        while let Some(arg) = args.next() {
+            let number = |value: Option<String>| {
+                let value = value.ok_or_else(|| format!("{arg} needs a number"))?;
+                value.parse().map_err(|_| format!("{arg} needs a number, not {value}"))
+            };
+            match arg.as_str() {
+                "--runs" => options.runs = number(args.next())?,
+                "--seed" => options.seed = number(args.next())?,
+                _ if arg.starts_with('-') => return Err(format!("unknown option {arg}")),
+                _ if options.target.is_none() => options.target = Some(arg),
+                _ => options.file = Some(arg.into()),
+            }
+        }
+        let known = |name: &String| targets::ALL.iter().any(|(target, _)| target == name);
+        match options.target.as_ref().filter(|name| !known(name)) {
+            Some(name) => Err(format!("no target is called {name}")),
+            None => Ok(options),
+        }
+    }
+}
+
+/// Runs the targets asked for; failure if one of them panics.
+pub fn all(options: &Options) -> ExitCode {
+    let wanted = |name: &str| options.target.as_deref().is_none_or(|target| target == name);
+    for &(name, target) in targets::ALL.iter().filter(|(name, _)| wanted(name)) {
+        let result = match &options.file {
+            Some(file) => replay(target, file),
+            None => search(name, target, options),
+        };
+        match result {
+            Ok(report) => println!("{name}: {report}"),
+            Err(problem) => {
+                eprintln!("{name}: {problem}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn replay(target: fn(&[u8]), file: &Path) -> Result<String, String> {
+    let input = fs::read(file).map_err(|error| format!("{}: {error}", file.display()))?;
+    crate::run(target, &input);
+    Ok(format!("{} passes", file.display()))
+}
+
+fn search(name: &str, target: fn(&[u8]), options: &Options) -> Result<String, String> {
+    let corpus = corpus(name).map_err(|error| format!("its corpus: {error}"))?;
+    for input in &corpus {
+        check(name, target, input)?;
+    }
+    let mut rng = Rng(options.seed);
+    let mut pool = corpus.clone();
+    for _ in 0..options.runs {
+        let mut input = rng.pick(&pool).clone();
+        for _ in 0..1 + rng.below(4) {
+            mutate(&mut input, &pool, &mut rng);
+        }
+        input.truncate(INPUT_MAX);
+        check(name, target, &input)?;
+        if rng.below(16) == 0 {
+            if pool.len() == corpus.len() + POOL_MAX {
+                pool.remove(corpus.len());
+            }
+            pool.push(input);
+        }
+    }
+    Ok(format!("{} inputs replayed, {} made with seed {}", corpus.len(), options.runs, options.seed))
+}
+
+fn check(name: &str, target: fn(&[u8]), input: &[u8]) -> Result<(), String> {
+    catch_unwind(|| crate::run(target, input)).map_err(|_| match keep(name, input) {
+        Ok(path) => format!("panics on {}", path.display()),
+        Err(error) => format!("panics on {input:?}, which could not be kept: {error}"),
+    })
+}
+
+/// The inputs of a target in order of their names; an empty one if there is none.
+fn corpus(name: &str) -> io::Result<Vec<Vec<u8>>> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
+    let mut paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    paths.sort();
+    let mut inputs = paths.iter().map(fs::read).collect::<io::Result<Vec<_>>>()?;
+    inputs.push(Vec::new());
+    Ok(inputs)
+}
+
+/// Stores an input that failed.
+fn keep(name: &str, input: &[u8]) -> io::Result<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("artifacts").join(name);
+    fs::create_dir_all(&folder)?;
+    let hash = input.iter().fold(0xcbf2_9ce4_8422_2325u64, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    let path = folder.join(format!("{hash:016x}"));
+    fs::write(&path, input)?;
+    Ok(path)
+}
+
+fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], rng: &mut Rng) {
+    let at = rng.below(input.len() + 1);
+    let end = (at + 1 + rng.below(32)).min(input.len());
+    match rng.below(8) {
+        0 if at < input.len() => input[at] ^= 1 << rng.below(8),
+        1 if at < input.len() => input[at] = rng.byte(),
+        2 => input.insert(at, rng.byte()),
+        3 => drop(input.drain(at..end)),
+        4 => {
+            let copy = input[at..end].repeat(1 + rng.below(16));
+            input.splice(at..at, copy);
+        }
+        5 => {
+            let other = rng.pick(pool);
+            let from = rng.below(other.len() + 1);
+            let to = (from + 1 + rng.below(64)).min(other.len());
+            input.splice(at..end, other[from..to].iter().copied());
+        }
+        _ => {
+            // The next number, whole, because lengths, counts and ranges are where readers err.
+            let skip = |from: usize, digits: bool| {
+                let rest = input[from..].iter().position(|byte| byte.is_ascii_digit() != digits);
+                rest.map_or(input.len(), |offset| from + offset)
+            };
+            let start = skip(at, false);
+            input.splice(start..skip(start, true), rng.pick(&NUMBERS).bytes());
+        }
+    }
+}
+
+/// SplitMix64.
+struct Rng(u64);
+
+impl Rng {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut x = self.0;
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        x ^ (x >> 31)
+    }
+
+    fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound as u64) as usize
+    }
+
+    fn byte(&mut self) -> u8 {
+        self.next() as u8
+    }
+
+    fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
+        &from[self.below(from.len())]
+    }
+}

@@ -1,0 +1,305 @@
+//! Flags as typed: one struct per command, its flags in groups that several commands share.
+//!
+//! Ranges of single values are checked here, by clap; what depends on several is `resolve`'s.
+//! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
+
+use super::resolved::{KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
+use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host};
+use crate::limits::{
+    CHUNK_MS_MAX, CONTEXT_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RUNNING_REQUESTS_MAX, THREADS_MAX,
+    WORKERS_MAX,
+};
+use clap::{Args, Parser, Subcommand, value_parser};
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+/// Serves large language models with prefill and decode on different workers.
+#[derive(Parser, Debug)]
+#[command(name = "baton", version, arg_required_else_help = true)]
+pub struct Cli {
+    /// The command.
+    #[command(subcommand)]
+    pub command: CliCommand,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum CliCommand {
+    /// Serve a model from this one process
+    Serve(ServeFlags),
+    /// Run a prefill worker: reads prompts, hands their KV cache over
+    Prefill(PrefillFlags),
+    /// Run a decode worker: takes KV caches over, generates
+    Decode(DecodeFlags),
+    /// Run the router in front of prefill and decode workers
+    Router(RouterFlags),
+    /// Measure on this machine
+    #[command(subcommand)]
+    Bench(BenchFlags),
+    /// Tell what this machine offers, and what would be chosen on it
+    Doctor,
+}
+
+/// `baton serve`.
+#[derive(Args, Debug)]
+pub struct ServeFlags {
+    #[command(flatten)]
+    pub(super) worker: WorkerFlags,
+    #[command(flatten)]
+    pub(super) layout: LayoutFlags,
+    #[command(flatten)]
+    pub(super) prefill: ChunkFlags,
+    #[command(flatten)]
+    pub(super) decode: ReserveFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// `baton prefill`.
+#[derive(Args, Debug)]
+pub struct PrefillFlags {
+    #[command(flatten)]
+    pub(super) worker: WorkerFlags,
+    #[command(flatten)]
+    pub(super) prefill: ChunkFlags,
+    #[command(flatten)]
+    pub(super) handoff: HandoffFlags,
+    #[command(flatten)]
+    pub(super) source: SourceFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// `baton decode`.
+#[derive(Args, Debug)]
+pub struct DecodeFlags {
+    #[command(flatten)]
+    pub(super) worker: WorkerFlags,
+    #[command(flatten)]
+    pub(super) decode: ReserveFlags,
+    #[command(flatten)]
+    pub(super) handoff: HandoffFlags,
+    #[command(flatten)]
+    pub(super) destination: DestinationFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// `baton router`.
+#[derive(Args, Debug)]
+pub struct RouterFlags {
+    #[command(flatten)]
+    pub(super) front: FrontFlags,
+    #[command(flatten)]
+    pub(super) workers: RoutingFlags,
+    #[command(flatten)]
+    pub(super) process: ProcessFlags,
+}
+
+/// `baton bench`.
+#[derive(Subcommand, Debug)]
+pub enum BenchFlags {
+    /// Transfer latency and throughput (comes with a later version)
+    Transfer {
+        /// Read past, so that the answer is the same whatever is asked.
+        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        rest: Vec<String>,
+    },
+}
+
+/// What every process that holds a model takes.
+#[derive(Args, Debug)]
+pub(super) struct WorkerFlags {
+    #[command(flatten)]
+    pub(super) model: ModelFlags,
+    #[command(flatten)]
+    pub(super) front: FrontFlags,
+    #[command(flatten)]
+    pub(super) kv: KvFlags,
+    #[command(flatten)]
+    pub(super) admission: AdmissionFlags,
+    #[command(flatten)]
+    pub(super) cores: CoreFlags,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Model")]
+pub(super) struct ModelFlags {
+    /// A Hugging Face directory or a .gguf file
+    #[arg(value_name = "MODEL", help_heading = "Arguments")]
+    pub(super) model: PathBuf,
+    /// Name of the model in requests and answers; may be repeated, the first is shown [default: the
+    /// name of the file or directory, and MODEL as typed]
+    #[arg(long, value_name = "NAME")]
+    pub(super) served_model_name: Vec<String>,
+    /// Longest prompt and answer together, in tokens [default: what the model allows]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(2..=i64::from(CONTEXT_MAX)))]
+    pub(super) max_model_len: Option<u32>,
+    /// dummy: seeded random weights from config.json alone, to try the machinery with any model size
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) load_format: LoadFormat,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "HTTP")]
+pub(super) struct FrontFlags {
+    /// Address to listen on
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
+    pub(super) host: IpAddr,
+    /// Port of the HTTP interface; 0 takes a free one [default: 8000; prefill 30000, decode 30001]
+    #[arg(long)]
+    pub(super) port: Option<u16>,
+    /// Keys that clients must show as `Authorization: Bearer KEY`, one a line
+    #[arg(long, value_name = "FILE")]
+    pub(super) api_key_file: Option<PathBuf>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "KV cache")]
+pub(super) struct KvFlags {
+    /// Tokens of a page, a power of two
+    #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = value_parser!(u32).range(1..=i64::from(PAGE_SIZE_MAX)))]
+    pub(super) page_size: u32,
+    /// Memory for the KV cache of each worker, such as 512MiB; taken when first used
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub(super) kv_memory: ByteSize,
+    /// Element type; auto: f32 for f32 checkpoints, else f16 or bf16
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) kv_dtype: KvDtype,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub(super) struct AdmissionFlags {
+    /// Most requests that a worker steps at once
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)))]
+    pub(super) max_running_requests: u32,
+    /// Most requests that wait in a worker; beyond it the answer is 429
+    #[arg(long, value_name = "N", default_value_t = 1024, value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)))]
+    pub(super) max_queued_requests: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub(super) struct ChunkFlags {
+    /// Most prompt tokens admitted in one turn [default: 16384, or the chunk size where that is more]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)))]
+    pub(super) max_prefill_tokens: Option<u32>,
+    /// Most prompt tokens computed in one turn [default: 2048, or --max-prefill-tokens where that is less]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)))]
+    pub(super) chunked_prefill_size: Option<u32>,
+    /// Longest time of one turn's prompt tokens: what a long prompt may add between two tokens of a stream
+    #[arg(long, value_name = "MS", default_value_t = 100, value_parser = value_parser!(u32).range(1..=i64::from(CHUNK_MS_MAX)))]
+    pub(super) chunk_ms: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Scheduling")]
+pub(super) struct ReserveFlags {
+    /// KV kept free for the growth of each live request when another is admitted
+    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = value_parser!(u32).range(0..=i64::from(CONTEXT_MAX)))]
+    pub(super) num_reserved_decode_tokens: u32,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Cores")]
+pub(super) struct CoreFlags {
+    /// Logical CPUs to run and pin threads on, such as 0-3,8 [default: all that are allowed, pinned
+    /// where there are enough]
+    #[arg(long, value_name = "LIST")]
+    pub(super) cpus: Option<CpuList>,
+    /// Compute threads [default: one per CPU]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(THREADS_MAX)))]
+    pub(super) threads: Option<u32>,
+    /// Spin instead of sleeping when idle, also where threads outnumber cores
+    #[arg(long)]
+    pub(super) busy_poll: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Hand-off")]
+pub(super) struct LayoutFlags {
+    /// One worker that does both, without hand-off
+    #[arg(long)]
+    pub(super) mixed: bool,
+    /// Prefill workers in this process [default: 1]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(super) prefill_workers: Option<u32>,
+    /// Decode workers in this process [default: 1]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(WORKERS_MAX)))]
+    pub(super) decode_workers: Option<u32>,
+    /// How KV moves between them [default: auto, which is shm here]
+    #[arg(long, value_enum)]
+    pub(super) transfer: Option<Transfer>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Hand-off")]
+pub(super) struct HandoffFlags {
+    /// How KV moves; auto: shm on the same host, else tcp. fake: it does not
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) transfer: Transfer,
+    /// Name or address that peers are told to dial [default: --host; where that is every address, the
+    /// one they already reach this worker by]
+    #[arg(long, value_name = "HOST", value_parser = parse_advertised)]
+    pub(super) advertise_host: Option<String>,
+    /// File of at least 32 random bytes that all workers of the cluster share
+    #[arg(long, value_name = "FILE")]
+    pub(super) cluster_key_file: Option<PathBuf>,
+    /// Listen for peers beyond loopback without a cluster key: whoever reaches the port is believed
+    #[arg(long)]
+    pub(super) insecure: bool,
+    /// Honour the bootstrap host 2.2.2.2, which asks for a transfer of nothing
+    #[arg(long)]
+    pub(super) fake_bootstrap: bool,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Hand-off")]
+pub(super) struct SourceFlags {
+    /// Port of the registry where decode workers look this worker up; 0 takes a free one
+    #[arg(long, value_name = "PORT", default_value_t = super::resolved::BOOTSTRAP_PORT)]
+    pub(super) bootstrap_port: u16,
+    /// Port that decode workers dial; 0 takes a free one, which the registry tells
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(super) control_port: u16,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Hand-off")]
+pub(super) struct DestinationFlags {
+    /// Port where KV arrives over tcp; 0 takes a free one, which peers are told
+    #[arg(long, value_name = "PORT", default_value_t = 0)]
+    pub(super) data_port: u16,
+    /// Networks in which a bootstrap_host named by a request may lie [default: loopback]
+    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
+    pub(super) bootstrap_allow: Vec<Cidr>,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Workers")]
+pub(super) struct RoutingFlags {
+    /// A prefill worker and the port of its registry [default port: 8998]; may be repeated
+    #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2, required = true)]
+    pub(super) prefill: Vec<String>,
+    /// A decode worker; may be repeated
+    #[arg(long, value_name = "URL", required = true)]
+    pub(super) decode: Vec<WorkerUrl>,
+    /// How the workers of a request are chosen
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) policy: Policy,
+}
+
+#[derive(Args, Debug)]
+#[command(next_help_heading = "Process")]
+pub(super) struct ProcessFlags {
+    /// Least level of events logged [default: BATON_LOG, else info]
+    #[arg(long, value_enum, value_name = "LEVEL")]
+    pub(super) log_level: Option<LogLevel>,
+    /// Form of the log on standard error
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t)]
+    pub(super) log_format: LogFormat,
+    /// Print what all flags come to, as JSON, and exit
+    #[arg(long)]
+    pub(super) print_config: bool,
+}

@@ -1,0 +1,106 @@
+//! Names that users of the field may type and this version does not have: refused by name, with what
+//! to do instead, rather than as a misspelling.
+
+use super::error::ConfigError;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+
+const ONE_RANK: &str = "a worker is one rank; run more workers instead";
+const CPU_ONLY: &str = "models run on CPUs only";
+const NO_PREFIX_CACHE: &str = "there is no prefix cache yet, every prompt is computed whole";
+const NO_SPECULATION: &str = "there is no speculative decoding yet";
+const NO_RETRY: &str = "a request is tried on one pair of workers only";
+const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";
+const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
+const NO_RDMA: &str = "KV moves over shm and tcp";
+
+/// (flag or command, why not, or what instead).
+const NAMES: &[(&str, &str)] = &[
+    ("--tensor-parallel-size", ONE_RANK),
+    ("--tp-size", ONE_RANK),
+    ("--tp", ONE_RANK),
+    ("--pipeline-parallel-size", ONE_RANK),
+    ("--pp-size", ONE_RANK),
+    ("--data-parallel-size", ONE_RANK),
+    ("--dp-size", ONE_RANK),
+    ("--dp-aware", ONE_RANK),
+    ("--expert-parallel-size", ONE_RANK),
+    ("--ep-size", ONE_RANK),
+    ("--device", CPU_ONLY),
+    ("--gpu-memory-utilization", "models run on CPUs only; KV memory is set by --kv-memory"),
+    ("--mem-fraction-static", "KV memory is set by --kv-memory"),
+    ("--enable-prefix-caching", NO_PREFIX_CACHE),
+    ("--no-enable-prefix-caching", NO_PREFIX_CACHE),
+    ("--disable-radix-cache", NO_PREFIX_CACHE),
+    ("--disaggregation-decode-enable-radix-cache", NO_PREFIX_CACHE),
+    ("--decode-allocation", "decode memory is always allocated early"),
+    ("--disaggregation-decode-allocation-policy", "decode memory is always allocated early"),
+    ("--verify-kv", "KV is not checksummed yet"),
+    ("--disaggregation-enable-kv-checksum", "KV is not checksummed yet"),
+    ("--speculative-algorithm", NO_SPECULATION),
+    ("--speculative-config", NO_SPECULATION),
+    ("--enable-lora", "there are no adapters yet"),
+    ("--lora-modules", "there are no adapters yet"),
+    ("--quantization", "weights are computed in the types of their file"),
+    ("--dtype", "weights are computed in the types of their file; the cache's type is --kv-dtype"),
+    ("--disaggregation-ib-device", NO_RDMA),
+    ("--ib-device", NO_RDMA),
+    ("--disaggregation-mode", BY_COMMAND),
+    ("--pd-disaggregation", BY_COMMAND),
+    ("--model-path", "MODEL is given without a flag"),
+    ("--model", "MODEL is given without a flag"),
+    ("--disaggregation-transfer-backend", "use --transfer"),
+    ("--kv-transfer-config", "use baton prefill and baton decode with --transfer"),
+    ("--disaggregation-bootstrap-port", "use --bootstrap-port"),
+    ("--api-key", "keys are read from a file, see --api-key-file"),
+    ("--max-num-seqs", "use --max-running-requests"),
+    ("--max-num-batched-tokens", "use --chunked-prefill-size"),
+    ("--block-size", "use --page-size"),
+    ("--config", "there is no configuration file yet; use flags"),
+    ("--prefill-policy", ONE_POLICY),
+    ("--decode-policy", ONE_POLICY),
+    ("--retry-max-retries", NO_RETRY),
+    ("--disable-retries", NO_RETRY),
+    ("--service-discovery", "workers are named on the command line"),
+    ("--prefill-selector", "workers are named on the command line"),
+    ("--decode-selector", "workers are named on the command line"),
+    ("--prometheus-port", "metrics are at /metrics of the one HTTP port"),
+    ("sim", "the simulator comes later"),
+    ("drain", "send SIGTERM to the worker, which drains"),
+];
+
+/// (flag, value, why not).
+const VALUES: &[(&str, &str, &str)] = &[
+    ("--transfer", "rdma", NO_RDMA),
+    ("--transfer", "cuda_ipc", CPU_ONLY),
+    ("--policy", "random", ONE_POLICY),
+    ("--policy", "power_of_two", ONE_POLICY),
+    ("--policy", "cache_aware", NO_PREFIX_CACHE),
+    ("--policy", "lmetric", ONE_POLICY),
+    ("--policy", "slo", ONE_POLICY),
+    ("--policy", "conditional", ONE_POLICY),
+];
+
+/// What to say instead of clap's error, if the name is known.
+pub fn explain(error: &clap::Error) -> Option<ConfigError> {
+    let text = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => Some(text.as_str()),
+        _ => None,
+    };
+    match error.kind() {
+        ErrorKind::UnknownArgument => by_name(text(ContextKind::InvalidArg)?),
+        ErrorKind::InvalidSubcommand => by_name(text(ContextKind::InvalidSubcommand)?),
+        ErrorKind::InvalidValue => {
+            // The argument is given as its usage, `--transfer <TRANSFER>`.
+            let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
+            let value = text(ContextKind::InvalidValue)?;
+            let (.., why) = VALUES.iter().find(|(f, v, _)| *f == flag && *v == value)?;
+            Some(ConfigError::Later { what: format!("{flag} {value}"), why })
+        }
+        _ => None,
+    }
+}
+
+fn by_name(name: &str) -> Option<ConfigError> {
+    let (_, why) = NAMES.iter().find(|(known, _)| *known == name)?;
+    Some(ConfigError::Later { what: name.into(), why })
+}

@@ -1,0 +1,75 @@
+//! The command line, in two steps: [`flags`] is what was typed, [`resolved`] what it means.
+//!
+//! Thread: main, once. Invariants: what is resolved is complete, consistent and never changes; every
+//! inconsistency is an error that names the flag, its value and the limit. Values that only the model
+//! file can tell (context length, KV element type) stay open here and nowhere else.
+//! Leaves to others: opening the model, binding ports, choosing kernels.
+
+pub mod error;
+pub mod flags;
+mod later;
+mod resolve;
+pub mod resolved;
+pub mod secret;
+pub mod values;
+
+use clap::FromArgMatches;
+use error::ConfigError;
+use flags::Cli;
+use resolved::Command;
+use std::ffi::OsString;
+
+/// What the process was asked to do.
+#[derive(Debug)]
+pub enum Invocation {
+    /// Run a role.
+    Run {
+        /// Which, and how.
+        command: Box<Command>,
+        /// What is allowed but should be known; to be logged once logging stands.
+        warnings: Vec<String>,
+    },
+    /// `--print-config`: the resolved configuration as JSON, to be printed.
+    Print(String),
+    /// `baton doctor`.
+    Doctor,
+    /// `baton bench transfer`.
+    BenchTransfer,
+}
+
+/// What resolution needs to know of the machine and the environment.
+#[derive(Clone, Debug)]
+pub struct Surroundings {
+    /// Logical CPUs this process may run on, ascending.
+    pub cpus: Vec<usize>,
+    /// How many threads run at once here: the CPUs above, less what a quota takes.
+    pub parallelism: usize,
+    /// `BATON_LOG`, where set.
+    pub log_level: Option<String>,
+}
+
+impl Surroundings {
+    /// Those of this process.
+    pub fn of_this_process() -> Surroundings {
+        let parallelism = std::thread::available_parallelism().map_or(1, |count| count.get());
+        let mut cpus: Vec<usize> =
+            core_affinity::get_core_ids().unwrap_or_default().iter().map(|core| core.id).collect();
+        cpus.sort_unstable();
+        if cpus.is_empty() {
+            cpus = (0..parallelism).collect();
+        }
+        Surroundings { cpus, parallelism, log_level: std::env::var("BATON_LOG").ok() }
+    }
+}
+
+/// Parses and resolves a command line, program name first.
+pub fn parse(
+    arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
+    surroundings: &Surroundings,
+) -> Result<Invocation, ConfigError> {
+    let matches = <Cli as clap::CommandFactory>::command()
+        .try_get_matches_from(arguments)
+        .map_err(|error| later::explain(&error).unwrap_or(ConfigError::Usage(error)))?;
+    let cli = Cli::from_arg_matches(&matches).map_err(ConfigError::Usage)?;
+    resolve::resolve(cli, surroundings)
+}

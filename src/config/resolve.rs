@@ -1,0 +1,349 @@
+//! From flags as typed to a configuration: defaults, and the rules between flags.
+
+use super::error::ConfigError;
+use super::flags::{
+    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, FrontFlags, HandoffFlags, LayoutFlags,
+    ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
+};
+use super::resolved::{
+    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DecodeConfig, FrontConfig, HandoffConfig, KvConfig,
+    LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig, ServeConfig, Transfer,
+    WorkerConfig, WorkerLayout,
+};
+use super::secret::{read_api_keys, read_cluster_key};
+use super::values::{ByteSize, Cidr, WorkerUrl};
+use super::{Invocation, Surroundings};
+use crate::limits::{KV_MEMORY_MAX, KV_MEMORY_MIN, ROUTER_WORKERS_MAX};
+use std::collections::HashSet;
+use std::net::IpAddr;
+use std::path::Path;
+
+/// As vLLM: the port of whatever clients talk to.
+const FRONT_PORT: u16 = 8000;
+/// As SGLang; the other role takes the next one, so that a pair on one host needs no flag.
+const PREFILL_PORT: u16 = 30000;
+const DECODE_PORT: u16 = 30001;
+/// As SGLang.
+const MAX_PREFILL_TOKENS: u32 = 16384;
+/// As vLLM; on most CPUs `--chunk-ms` ends a chunk earlier.
+const CHUNKED_PREFILL_SIZE: u32 = 2048;
+
+/// Resolves what was typed.
+pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, ConfigError> {
+    let mut resolver = Resolver { surroundings, warnings: Vec::new() };
+    let (command, print) = match cli.command {
+        CliCommand::Serve(flags) => {
+            let print = flags.process.print_config;
+            (Command::Serve(resolver.serve(flags)?), print)
+        }
+        CliCommand::Prefill(flags) => {
+            let print = flags.process.print_config;
+            (Command::Prefill(resolver.prefill(flags)?), print)
+        }
+        CliCommand::Decode(flags) => {
+            let print = flags.process.print_config;
+            (Command::Decode(resolver.decode(flags)?), print)
+        }
+        CliCommand::Router(flags) => {
+            let print = flags.process.print_config;
+            (Command::Router(resolver.router(flags)?), print)
+        }
+        CliCommand::Doctor => return Ok(Invocation::Doctor),
+        CliCommand::Bench(BenchFlags::Transfer { .. }) => return Ok(Invocation::BenchTransfer),
+    };
+    if print {
+        let json = serde_json::to_string_pretty(&command).expect("a configuration has only string keys");
+        return Ok(Invocation::Print(json));
+    }
+    Ok(Invocation::Run { command: Box::new(command), warnings: resolver.warnings })
+}
+
+struct Resolver<'a> {
+    surroundings: &'a Surroundings,
+    warnings: Vec<String>,
+}
+
+impl Resolver<'_> {
+    fn serve(&mut self, flags: ServeFlags) -> Result<ServeConfig, ConfigError> {
+        Ok(ServeConfig {
+            worker: self.worker(flags.worker, FRONT_PORT)?,
+            layout: layout(&flags.layout)?,
+            chunks: chunks(&flags.prefill)?,
+            num_reserved_decode_tokens: flags.decode.num_reserved_decode_tokens,
+            log: self.log(&flags.process)?,
+        })
+    }
+
+    fn prefill(&mut self, flags: PrefillFlags) -> Result<PrefillConfig, ConfigError> {
+        let host = flags.worker.front.host;
+        let config = PrefillConfig {
+            worker: self.worker(flags.worker, PREFILL_PORT)?,
+            chunks: chunks(&flags.prefill)?,
+            handoff: self.handoff(flags.handoff, host, true)?,
+            bootstrap_port: flags.source.bootstrap_port,
+            control_port: flags.source.control_port,
+            log: self.log(&flags.process)?,
+        };
+        distinct_ports(&[
+            ("--port", config.worker.front.port),
+            ("--bootstrap-port", config.bootstrap_port),
+            ("--control-port", config.control_port),
+        ])?;
+        Ok(config)
+    }
+
+    fn decode(&mut self, flags: DecodeFlags) -> Result<DecodeConfig, ConfigError> {
+        let host = flags.worker.front.host;
+        let listens_for_peers = matches!(flags.handoff.transfer, Transfer::Auto | Transfer::Tcp);
+        let mut bootstrap_allow = flags.destination.bootstrap_allow;
+        if bootstrap_allow.is_empty() {
+            bootstrap_allow = Cidr::LOOPBACK.to_vec();
+        }
+        let config = DecodeConfig {
+            worker: self.worker(flags.worker, DECODE_PORT)?,
+            num_reserved_decode_tokens: flags.decode.num_reserved_decode_tokens,
+            handoff: self.handoff(flags.handoff, host, listens_for_peers)?,
+            data_port: flags.destination.data_port,
+            bootstrap_allow,
+            log: self.log(&flags.process)?,
+        };
+        distinct_ports(&[("--port", config.worker.front.port), ("--data-port", config.data_port)])?;
+        Ok(config)
+    }
+
+    fn router(&mut self, flags: RouterFlags) -> Result<RouterConfig, ConfigError> {
+        let RoutingFlags { prefill, decode, policy } = flags.workers;
+        let prefill = prefill_endpoints(&prefill)?;
+        distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
+        distinct_workers("--decode", decode.iter())?;
+        Ok(RouterConfig {
+            front: self.front(flags.front, FRONT_PORT)?,
+            prefill,
+            decode,
+            policy,
+            log: self.log(&flags.process)?,
+        })
+    }
+
+    fn worker(&mut self, flags: WorkerFlags, port: u16) -> Result<WorkerConfig, ConfigError> {
+        let page_size = flags.kv.page_size;
+        if !page_size.is_power_of_two() {
+            return Err(value("--page-size", page_size, "must be a power of two"));
+        }
+        let memory = flags.kv.kv_memory;
+        if !(KV_MEMORY_MIN..=KV_MEMORY_MAX).contains(&memory.0) {
+            let limit = format!("must be {} to {}", ByteSize(KV_MEMORY_MIN), ByteSize(KV_MEMORY_MAX));
+            return Err(value("--kv-memory", memory, limit));
+        }
+        Ok(WorkerConfig {
+            model: model(flags.model)?,
+            front: self.front(flags.front, port)?,
+            kv: KvConfig { page_size, memory, dtype: flags.kv.kv_dtype },
+            max_running_requests: flags.admission.max_running_requests,
+            max_queued_requests: flags.admission.max_queued_requests,
+            cores: self.cores(flags.cores)?,
+        })
+    }
+
+    fn front(&mut self, flags: FrontFlags, port: u16) -> Result<FrontConfig, ConfigError> {
+        let api_keys = match &flags.api_key_file {
+            Some(path) => read_api_keys(path, &mut self.warnings)?,
+            None => Vec::new(),
+        };
+        if !flags.host.is_loopback() && api_keys.is_empty() {
+            self.warnings
+                .push(format!("--host {}: anyone who reaches it is served; see --api-key-file", flags.host));
+        }
+        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys })
+    }
+
+    fn cores(&mut self, flags: CoreFlags) -> Result<CoreConfig, ConfigError> {
+        let allowed = &self.surroundings.cpus;
+        let cpus_are_chosen = flags.cpus.is_some();
+        let cpus = flags.cpus.map_or_else(|| allowed.clone(), |list| list.0);
+        if let Some(cpu) = cpus.iter().find(|cpu| !allowed.contains(cpu)) {
+            let limit = format!("this process may run on {}", ranges(allowed));
+            return Err(value("--cpus", cpu, limit));
+        }
+        let usable = cpus.len().min(self.surroundings.parallelism).max(1);
+        let threads = flags.threads.map_or(usable, |threads| threads as usize);
+        if threads > usable {
+            self.warnings
+                .push(format!("--threads {threads}: only {usable} can run at once here; more are slower"));
+        }
+        Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll: flags.busy_poll })
+    }
+
+    fn handoff(
+        &mut self,
+        flags: HandoffFlags,
+        host: IpAddr,
+        listens_for_peers: bool,
+    ) -> Result<HandoffConfig, ConfigError> {
+        let key_file: Option<&Path> = flags.cluster_key_file.as_deref();
+        if key_file.is_some() && flags.insecure {
+            return Err(ConfigError::Conflict {
+                flag: "--cluster-key-file",
+                other: "--insecure",
+                why: "peers either prove that they know the key or they do not",
+            });
+        }
+        if listens_for_peers && !host.is_loopback() && key_file.is_none() && !flags.insecure {
+            return Err(ConfigError::Missing {
+                flag: "--cluster-key-file or --insecure",
+                why: format!("--host {host} lets others than this host reach the ports for peers"),
+            });
+        }
+        let cluster_key = key_file.map(|path| read_cluster_key(path, &mut self.warnings)).transpose()?;
+        let named = (!host.is_unspecified()).then(|| host.to_string());
+        Ok(HandoffConfig {
+            transfer: flags.transfer,
+            advertise_host: flags.advertise_host.or(named),
+            cluster_key,
+            fake_bootstrap: flags.fake_bootstrap || flags.transfer == Transfer::Fake,
+        })
+    }
+
+    fn log(&self, flags: &ProcessFlags) -> Result<LogConfig, ConfigError> {
+        let level = match (flags.log_level, &self.surroundings.log_level) {
+            (Some(level), _) => level,
+            (None, Some(name)) if !name.is_empty() => name
+                .parse()
+                .map_err(|_| value("BATON_LOG", name, "must be error, warn, info, debug or trace"))?,
+            (None, _) => Default::default(),
+        };
+        Ok(LogConfig { level, format: flags.log_format })
+    }
+}
+
+fn value(flag: &'static str, value: impl ToString, limit: impl Into<String>) -> ConfigError {
+    ConfigError::Value { flag, value: value.to_string(), limit: limit.into() }
+}
+
+fn model(flags: ModelFlags) -> Result<ModelConfig, ConfigError> {
+    let ModelFlags { model: path, mut served_model_name, max_model_len, load_format } = flags;
+    if served_model_name.iter().any(|name| name.trim().is_empty()) {
+        return Err(value("--served-model-name", "\"\"", "must not be empty"));
+    }
+    if served_model_name.is_empty() {
+        served_model_name = default_names(&path);
+    }
+    Ok(ModelConfig { path, served_names: served_model_name, max_model_len, load_format })
+}
+
+/// The name of the file or directory, then MODEL as typed, which is what vLLM calls a model.
+fn default_names(path: &Path) -> Vec<String> {
+    let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
+    let name = if is_gguf { path.file_stem() } else { path.file_name() };
+    let typed = path.to_string_lossy().into_owned();
+    let mut names: Vec<String> = name.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    if !names.contains(&typed) {
+        names.push(typed);
+    }
+    names
+}
+
+fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {
+    if !flags.mixed {
+        return Ok(WorkerLayout::Split {
+            prefill: flags.prefill_workers.unwrap_or(1),
+            decode: flags.decode_workers.unwrap_or(1),
+            transfer: flags.transfer.unwrap_or_default(),
+        });
+    }
+    let splitting = [
+        ("--prefill-workers", flags.prefill_workers.is_some()),
+        ("--decode-workers", flags.decode_workers.is_some()),
+        ("--transfer", flags.transfer.is_some()),
+    ];
+    match splitting.iter().find(|(_, given)| *given) {
+        None => Ok(WorkerLayout::Mixed),
+        Some((other, _)) => Err(ConfigError::Conflict {
+            flag: "--mixed",
+            other,
+            why: "a mixed worker is alone and hands nothing over",
+        }),
+    }
+}
+
+fn chunks(flags: &ChunkFlags) -> Result<ChunkConfig, ConfigError> {
+    let (max, chunk) = match (flags.max_prefill_tokens, flags.chunked_prefill_size) {
+        (Some(max), Some(chunk)) => (max, chunk),
+        (Some(max), None) => (max, CHUNKED_PREFILL_SIZE.min(max)),
+        (None, Some(chunk)) => (MAX_PREFILL_TOKENS.max(chunk), chunk),
+        (None, None) => (MAX_PREFILL_TOKENS, CHUNKED_PREFILL_SIZE),
+    };
+    if chunk > max {
+        let limit = format!("must not exceed --max-prefill-tokens {max}");
+        return Err(value("--chunked-prefill-size", chunk, limit));
+    }
+    Ok(ChunkConfig { max_prefill_tokens: max, chunked_prefill_size: chunk, chunk_ms: flags.chunk_ms })
+}
+
+/// `URL [PORT]` groups arrive as one flat list; a port is what no URL can be, a bare number.
+fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigError> {
+    let mut endpoints: Vec<PrefillEndpoint> = Vec::new();
+    let mut takes_port = false;
+    for word in words {
+        let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
+        if is_number && takes_port {
+            let port = word.parse().ok().filter(|&port| port > 0);
+            endpoints.last_mut().expect("takes_port is set after a push").bootstrap_port =
+                port.ok_or_else(|| value("--prefill", word, "a bootstrap port is 1 to 65535"))?;
+            takes_port = false;
+        } else if is_number {
+            return Err(value("--prefill", word, "a worker's address comes before its bootstrap port"));
+        } else {
+            let url = word.parse().map_err(|limit: String| value("--prefill", word, limit))?;
+            endpoints.push(PrefillEndpoint { url, bootstrap_port: BOOTSTRAP_PORT });
+            takes_port = true;
+        }
+    }
+    Ok(endpoints)
+}
+
+fn distinct_workers<'a>(
+    flag: &'static str,
+    urls: impl ExactSizeIterator<Item = &'a WorkerUrl>,
+) -> Result<(), ConfigError> {
+    if urls.len() > ROUTER_WORKERS_MAX {
+        return Err(value(
+            flag,
+            format!("({} times)", urls.len()),
+            format!("at most {ROUTER_WORKERS_MAX} workers"),
+        ));
+    }
+    let mut seen = HashSet::new();
+    for url in urls {
+        if !seen.insert(url) {
+            return Err(value(flag, url, "is given twice"));
+        }
+    }
+    Ok(())
+}
+
+fn distinct_ports(ports: &[(&'static str, u16)]) -> Result<(), ConfigError> {
+    for (index, (flag, port)) in ports.iter().enumerate() {
+        if let Some((other, _)) = ports[..index].iter().find(|(_, taken)| taken == port && *port != 0) {
+            return Err(value(flag, port, format!("is also {other}")));
+        }
+    }
+    Ok(())
+}
+
+/// CPUs as the kernel writes them: `0-3,8`.
+fn ranges(cpus: &[usize]) -> String {
+    let mut text = String::new();
+    for run in cpus.chunk_by(|a, b| a + 1 == *b) {
+        let separator = if text.is_empty() { "" } else { "," };
+        text += &match run {
+            [only] => format!("{separator}{only}"),
+            _ => format!("{separator}{}-{}", run[0], run[run.len() - 1]),
+        };
+    }
+    text
+}
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

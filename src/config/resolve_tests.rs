@@ -1,0 +1,272 @@
+use super::super::parse;
+use super::*;
+use std::io::Write;
+use std::path::PathBuf;
+
+fn machine() -> Surroundings {
+    Surroundings { cpus: vec![0, 1, 2, 3], parallelism: 4, log_level: None }
+}
+
+fn words(line: &str) -> Vec<String> {
+    std::iter::once("baton").chain(line.split_whitespace()).map(String::from).collect()
+}
+
+fn run(line: &str) -> (Command, Vec<String>) {
+    match parse(words(line), &machine()) {
+        Ok(Invocation::Run { command, warnings }) => (*command, warnings),
+        Ok(other) => panic!("{line}: {other:?}"),
+        Err(error) => panic!("{line}: {error}"),
+    }
+}
+
+fn refusal(line: &str) -> String {
+    match parse(words(line), &machine()) {
+        Err(error) => error.to_string(),
+        Ok(other) => panic!("{line} was taken: {other:?}"),
+    }
+}
+
+/// A file that goes away with the test.
+struct TestFile(PathBuf);
+
+impl TestFile {
+    fn new(name: &str, bytes: &[u8], mode: u32) -> TestFile {
+        use std::os::unix::fs::OpenOptionsExt;
+        let path = std::env::temp_dir().join(format!("baton-config-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let mut options = std::fs::OpenOptions::new();
+        options.write(true).create_new(true).mode(mode).open(&path).unwrap().write_all(bytes).unwrap();
+        TestFile(path)
+    }
+
+    fn name(&self) -> std::path::Display<'_> {
+        self.0.display()
+    }
+}
+
+impl Drop for TestFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn serve_has_a_default_for_everything() {
+    let (Command::Serve(config), warnings) = run("serve /models/Smol.Q4_1.gguf") else { panic!() };
+    assert_eq!(config.worker.model.served_names, ["Smol.Q4_1", "/models/Smol.Q4_1.gguf"]);
+    assert_eq!(config.worker.front.address(), "127.0.0.1:8000".parse().unwrap());
+    assert_eq!(
+        config.layout,
+        WorkerLayout::Split { prefill: 1, decode: 1, transfer: Transfer::Auto },
+        "prefill and decode apart is the default"
+    );
+    assert_eq!(config.worker.cores.threads, 4);
+    assert_eq!(config.worker.kv.memory, ByteSize(1 << 30));
+    assert_eq!(warnings, [""; 0]);
+}
+
+#[test]
+fn names_of_directories() {
+    let (Command::Serve(config), _) = run("serve models/SmolLM2-1.7B/") else { panic!() };
+    assert_eq!(config.worker.model.served_names, ["SmolLM2-1.7B", "models/SmolLM2-1.7B/"]);
+    let (Command::Serve(config), _) = run("serve m --served-model-name a --served-model-name b") else {
+        panic!()
+    };
+    assert_eq!(config.worker.model.served_names, ["a", "b"]);
+}
+
+#[test]
+fn a_pair_on_one_host_needs_no_port() {
+    let (Command::Prefill(prefill), _) = run("prefill m") else { panic!() };
+    let (Command::Decode(decode), _) = run("decode m") else { panic!() };
+    assert_eq!((prefill.worker.front.port, prefill.bootstrap_port), (30000, 8998));
+    assert_eq!(decode.worker.front.port, 30001);
+    assert_eq!(decode.bootstrap_allow, Cidr::LOOPBACK);
+    assert_eq!(prefill.handoff.advertise_host.as_deref(), Some("127.0.0.1"));
+}
+
+#[test]
+fn chunk_bounds_follow_each_other() {
+    let chunks = |line: &str| match run(line).0 {
+        Command::Serve(config) => (config.chunks.max_prefill_tokens, config.chunks.chunked_prefill_size),
+        _ => panic!(),
+    };
+    assert_eq!(chunks("serve m"), (16384, 2048));
+    assert_eq!(chunks("serve m --chunked-prefill-size 32768"), (32768, 32768));
+    assert_eq!(chunks("serve m --max-prefill-tokens 512"), (512, 512));
+}
+
+#[test]
+fn router_groups_urls_with_their_ports() {
+    let line =
+        "router --prefill http://a:1 9000 --prefill http://b:2 --decode http://c:3 --decode http://d:4";
+    let (Command::Router(config), _) = run(line) else { panic!() };
+    let prefill: Vec<_> = config.prefill.iter().map(|e| (e.url.to_string(), e.bootstrap_port)).collect();
+    assert_eq!(prefill, [("http://a:1".to_owned(), 9000), ("http://b:2".to_owned(), 8998)]);
+    assert_eq!(config.decode.len(), 2);
+    assert_eq!(config.front.port, 8000);
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_value_and_limit() {
+    for (line, parts) in [
+        ("serve m --page-size 24", &["--page-size 24", "power of two"][..]),
+        ("serve m --page-size 512", &["512", "--page-size", "1..=256"]),
+        ("serve m --kv-memory 1KiB", &["--kv-memory 1KiB", "1MiB", "64TiB"]),
+        ("serve m --kv-memory 2XB", &["2XB", "--kv-memory", "2GiB"]),
+        ("serve m --max-running-requests 0", &["0", "--max-running-requests", "1..=4096"]),
+        ("serve m --chunked-prefill-size 32 --max-prefill-tokens 16", &["--chunked-prefill-size 32", "16"]),
+        ("serve m --cpus 2-5", &["--cpus 4", "0-3"]),
+        ("serve m --mixed --prefill-workers 2", &["--mixed", "--prefill-workers"]),
+        ("serve m --mixed --transfer shm", &["--mixed", "--transfer"]),
+        ("serve m --prefill-workers 0", &["0", "--prefill-workers", "1..=16"]),
+        ("serve m --host example.org", &["example.org", "--host", "IP address"]),
+        ("serve", &["<MODEL>"]),
+        ("serve m --bootstrap-port 1", &["--bootstrap-port"]),
+        ("prefill m --bootstrap-port 30000", &["--bootstrap-port 30000", "--port"]),
+        ("prefill m --advertise-host 0.0.0.0", &["0.0.0.0", "--advertise-host"]),
+        ("prefill m --host 0.0.0.0", &["--cluster-key-file or --insecure", "0.0.0.0"]),
+        ("decode m --host 10.0.0.1", &["--cluster-key-file or --insecure", "10.0.0.1"]),
+        ("decode m --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
+        ("decode m --cluster-key-file /nowhere", &["--cluster-key-file /nowhere", "No such file"]),
+        ("decode m --bootstrap-allow 10.0.0.0/99", &["10.0.0.0/99", "--bootstrap-allow", "32 bits"]),
+        ("router --prefill http://a:1", &["--decode"]),
+        ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
+        ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
+        ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),
+        ("router --prefill http://a:1 --prefill http://a:1/ --decode http://c:3", &["http://a:1", "twice"]),
+        ("serve m --log-level loud", &["loud", "--log-level"]),
+    ] {
+        let message = refusal(line);
+        for part in parts {
+            assert!(message.contains(part), "{line}: {message:?} lacks {part:?}");
+        }
+    }
+}
+
+#[test]
+fn what_comes_later_is_refused_by_name() {
+    for (line, name) in [
+        ("serve m --tensor-parallel-size 2", "--tensor-parallel-size"),
+        ("serve m --tensor-parallel-size=2", "--tensor-parallel-size"),
+        ("serve m --tp 2", "--tp"),
+        ("serve m --enable-prefix-caching", "--enable-prefix-caching"),
+        ("decode m --transfer rdma", "--transfer rdma"),
+        ("serve m --transfer=rdma", "--transfer rdma"),
+        ("router --prefill http://a:1 --decode http://b:1 --policy cache_aware", "--policy cache_aware"),
+        ("sim", "sim"),
+        ("drain http://a:1", "drain"),
+    ] {
+        let message = refusal(line);
+        assert!(
+            message.starts_with(&format!("{name} is not supported by this version: ")),
+            "{line}: {message}"
+        );
+    }
+    assert!(refusal("serve m --no-such-flag").contains("unexpected argument '--no-such-flag'"));
+}
+
+#[test]
+fn ports_for_peers_beyond_loopback() {
+    let key = TestFile::new("key", &[7; 32], 0o600);
+    let short = TestFile::new("short", &[7; 31], 0o600);
+    let (Command::Prefill(config), warnings) =
+        run(&format!("prefill m --host 0.0.0.0 --cluster-key-file {}", key.name()))
+    else {
+        panic!()
+    };
+    assert_eq!(config.handoff.cluster_key.as_ref().map(|key| key.bytes()), Some(&[7; 32][..]));
+    assert_eq!(config.handoff.advertise_host, None, "every address is no address to dial");
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("--api-key-file"), "{warnings:?}");
+
+    let message = refusal(&format!("prefill m --cluster-key-file {}", short.name()));
+    assert!(message.contains("31 bytes") && message.contains("32"), "{message}");
+
+    // Nothing listens for peers here, so there is nothing to protect.
+    run("decode m --host 0.0.0.0 --transfer shm");
+    run("decode m --host 0.0.0.0 --insecure");
+}
+
+#[test]
+fn keys_are_read_and_never_shown() {
+    let keys = TestFile::new("api-keys", b"# staff\nsk-open-sesame \n\nsk-second\n", 0o644);
+    let cluster = TestFile::new("cluster", b"an-unguessable-cluster-key-of-32b", 0o600);
+    let line = format!("decode m --api-key-file {} --cluster-key-file {}", keys.name(), cluster.name());
+    let (command, warnings) = run(&line);
+    let Command::Decode(config) = &command else { panic!() };
+    let found: Vec<_> = config.worker.front.api_keys.iter().map(|key| key.bytes()).collect();
+    assert_eq!(found, [&b"sk-open-sesame"[..], b"sk-second"]);
+    assert!(warnings[0].contains("chmod 600"), "others may read it: {warnings:?}");
+
+    let Ok(Invocation::Print(json)) = parse(words(&format!("{line} --print-config")), &machine()) else {
+        panic!()
+    };
+    for shown in [format!("{command:?}"), json] {
+        assert!(!shown.contains("sesame") && !shown.contains("unguessable"), "{shown}");
+    }
+    let empty = TestFile::new("empty", b"# nothing\n", 0o600);
+    assert!(refusal(&format!("serve m --api-key-file {}", empty.name())).contains("no key"));
+    assert!(refusal("serve m --api-key-file /dev/zero").contains("more than"), "bounded");
+}
+
+#[test]
+fn print_config_is_json_of_all_that_was_decided() {
+    let line =
+        "decode m --kv-memory 2GiB --transfer fake --bootstrap-allow 10.0.0.0/8,fd00::/8 --print-config";
+    let Ok(Invocation::Print(json)) = parse(words(line), &machine()) else { panic!() };
+    let config: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(config["command"], "decode");
+    assert_eq!(config["worker"]["kv"]["memory"], 2u64 << 30);
+    assert_eq!(config["bootstrap_allow"], serde_json::json!(["10.0.0.0/8", "fd00::/8"]));
+    assert_eq!(config["handoff"]["transfer"], "fake");
+    assert_eq!(config["handoff"]["fake_bootstrap"], true, "--transfer fake honours 2.2.2.2");
+    assert_eq!(config["worker"]["cores"]["cpus"], serde_json::json!([0, 1, 2, 3]));
+}
+
+#[test]
+fn the_log_level_of_a_flag_wins_over_the_environment() {
+    let with = |line: &str, environment: Option<&str>| {
+        let surroundings = Surroundings { log_level: environment.map(String::from), ..machine() };
+        match parse(words(line), &surroundings) {
+            Ok(Invocation::Run { command, .. }) => Ok(format!("{:?}", command.log().level)),
+            Ok(_) => unreachable!(),
+            Err(error) => Err(error.to_string()),
+        }
+    };
+    assert_eq!(with("serve m", None).as_deref(), Ok("Info"));
+    assert_eq!(with("serve m", Some("debug")).as_deref(), Ok("Debug"));
+    assert_eq!(with("serve m --log-level error", Some("debug")).as_deref(), Ok("Error"));
+    assert!(with("serve m", Some("loud")).unwrap_err().contains("BATON_LOG loud"));
+}
+
+#[test]
+fn threads_follow_the_cpus_and_the_quota() {
+    let threads = |line: &str, parallelism: usize| {
+        let surroundings = Surroundings { parallelism, ..machine() };
+        match parse(words(line), &surroundings) {
+            Ok(Invocation::Run { command, warnings }) => match *command {
+                Command::Serve(config) => (config.worker.cores.threads, warnings.len()),
+                _ => unreachable!(),
+            },
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(threads("serve m", 4), (4, 0));
+    assert_eq!(threads("serve m", 2), (2, 0));
+    assert_eq!(threads("serve m --cpus 1,3", 4), (2, 0));
+    assert_eq!(threads("serve m --threads 8", 4), (8, 1));
+}
+
+#[test]
+fn clap_finds_no_fault_with_the_definitions() {
+    <Cli as clap::CommandFactory>::command().debug_assert();
+}
+
+#[test]
+fn commands_without_configuration() {
+    assert!(matches!(parse(words("doctor"), &machine()), Ok(Invocation::Doctor)));
+    let bench = parse(words("bench transfer --transport all --json"), &machine());
+    assert!(matches!(bench, Ok(Invocation::BenchTransfer)));
+    assert!(matches!(parse(words("bench"), &machine()), Err(ConfigError::Usage(_))));
+}

@@ -1,0 +1,326 @@
+//! The configuration of a process: complete, checked, immutable. `--print-config` shows it as JSON.
+//!
+//! An `Option` here means that the answer lies in the model file or with the peer, and says so.
+
+use super::secret::Secret;
+use super::values::{ByteSize, Cidr, WorkerUrl};
+use clap::ValueEnum;
+use serde::Serialize;
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::str::FromStr;
+
+/// Port of the registry, as in SGLang.
+pub const BOOTSTRAP_PORT: u16 = 8998;
+
+/// A role to run, and all that was decided about it.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "command", rename_all = "lowercase")]
+pub enum Command {
+    /// `baton serve`.
+    Serve(ServeConfig),
+    /// `baton prefill`.
+    Prefill(PrefillConfig),
+    /// `baton decode`.
+    Decode(DecodeConfig),
+    /// `baton router`.
+    Router(RouterConfig),
+}
+
+impl Command {
+    /// How this process logs.
+    pub fn log(&self) -> LogConfig {
+        match self {
+            Command::Serve(ServeConfig { log, .. })
+            | Command::Prefill(PrefillConfig { log, .. })
+            | Command::Decode(DecodeConfig { log, .. })
+            | Command::Router(RouterConfig { log, .. }) => *log,
+        }
+    }
+}
+
+/// One process that serves a model by itself.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServeConfig {
+    /// What each of its workers has; KV memory is each worker's own.
+    pub worker: WorkerConfig,
+    /// Which workers there are.
+    pub layout: WorkerLayout,
+    /// Bounds on prompt tokens of a turn.
+    pub chunks: ChunkConfig,
+    /// Tokens of KV kept free for the growth of each live request.
+    pub num_reserved_decode_tokens: u32,
+    /// The log.
+    pub log: LogConfig,
+}
+
+/// A worker that reads prompts and hands their KV over.
+#[derive(Clone, Debug, Serialize)]
+pub struct PrefillConfig {
+    /// What every worker has.
+    pub worker: WorkerConfig,
+    /// Bounds on prompt tokens of a turn.
+    pub chunks: ChunkConfig,
+    /// How it deals with its peers.
+    pub handoff: HandoffConfig,
+    /// The registry's port, on the HTTP front's address; 0: a free one.
+    pub bootstrap_port: u16,
+    /// The port that decode workers dial; 0: a free one.
+    pub control_port: u16,
+    /// The log.
+    pub log: LogConfig,
+}
+
+/// A worker that takes KV over and generates.
+#[derive(Clone, Debug, Serialize)]
+pub struct DecodeConfig {
+    /// What every worker has.
+    pub worker: WorkerConfig,
+    /// Tokens of KV kept free for the growth of each live request.
+    pub num_reserved_decode_tokens: u32,
+    /// How it deals with its peers.
+    pub handoff: HandoffConfig,
+    /// The port where KV arrives over tcp; 0: a free one.
+    pub data_port: u16,
+    /// Networks in which a `bootstrap_host` may lie.
+    pub bootstrap_allow: Vec<Cidr>,
+    /// The log.
+    pub log: LogConfig,
+}
+
+/// The router.
+#[derive(Clone, Debug, Serialize)]
+pub struct RouterConfig {
+    /// Its HTTP front.
+    pub front: FrontConfig,
+    /// Prefill workers, at least one, no two with one address.
+    pub prefill: Vec<PrefillEndpoint>,
+    /// Decode workers, likewise.
+    pub decode: Vec<WorkerUrl>,
+    /// How a pair is chosen.
+    pub policy: Policy,
+    /// The log.
+    pub log: LogConfig,
+}
+
+/// What every worker has.
+#[derive(Clone, Debug, Serialize)]
+pub struct WorkerConfig {
+    /// Its model.
+    pub model: ModelConfig,
+    /// Its HTTP front.
+    pub front: FrontConfig,
+    /// Its KV pool.
+    pub kv: KvConfig,
+    /// Most requests stepped at once.
+    pub max_running_requests: u32,
+    /// Most requests waiting.
+    pub max_queued_requests: u32,
+    /// Its threads.
+    pub cores: CoreConfig,
+}
+
+/// Which model, and under which name.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelConfig {
+    /// A Hugging Face directory or a GGUF file; not looked at yet.
+    pub path: PathBuf,
+    /// Names that a request may use, at least one; answers carry the first.
+    pub served_names: Vec<String>,
+    /// Longest prompt and answer together; `None`: what the model's configuration says.
+    pub max_model_len: Option<u32>,
+    /// Where weights come from.
+    pub load_format: LoadFormat,
+}
+
+/// An HTTP front.
+#[derive(Clone, Debug, Serialize)]
+pub struct FrontConfig {
+    /// Address to listen on.
+    pub host: IpAddr,
+    /// Port; 0: a free one.
+    pub port: u16,
+    /// Keys of which a client must show one; empty: none is asked for.
+    pub api_keys: Vec<Secret>,
+}
+
+impl FrontConfig {
+    /// Where to listen.
+    pub fn address(&self) -> SocketAddr {
+        SocketAddr::new(self.host, self.port)
+    }
+}
+
+/// The KV pool of a worker.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct KvConfig {
+    /// Tokens of a page, a power of two.
+    pub page_size: u32,
+    /// Bytes of the pool.
+    pub memory: ByteSize,
+    /// Element type.
+    pub dtype: KvDtype,
+}
+
+/// Bounds on the prompt tokens of one turn.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct ChunkConfig {
+    /// Most that are admitted; never less than a chunk.
+    pub max_prefill_tokens: u32,
+    /// Most that are computed.
+    pub chunked_prefill_size: u32,
+    /// Longest they may take, in ms.
+    pub chunk_ms: u32,
+}
+
+/// Where threads run.
+#[derive(Clone, Debug, Serialize)]
+pub struct CoreConfig {
+    /// Logical CPUs to run on, ascending, at least one.
+    pub cpus: Vec<usize>,
+    /// Whether the CPUs were named by the user: then threads are pinned even where they must share.
+    pub cpus_are_chosen: bool,
+    /// Compute threads, at least one.
+    pub threads: usize,
+    /// Whether idle loops spin always.
+    pub busy_poll: bool,
+}
+
+/// The workers of `baton serve`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum WorkerLayout {
+    /// One worker that does both.
+    Mixed,
+    /// Workers of either role with a hand-off between them.
+    Split {
+        /// Prefill workers, at least one.
+        prefill: u32,
+        /// Decode workers, at least one.
+        decode: u32,
+        /// How KV moves.
+        transfer: Transfer,
+    },
+}
+
+/// How a worker deals with its peers.
+#[derive(Clone, Debug, Serialize)]
+pub struct HandoffConfig {
+    /// How KV moves.
+    pub transfer: Transfer,
+    /// What peers are told to dial; `None`: the address by which they already reach this worker.
+    pub advertise_host: Option<String>,
+    /// What peers must prove to know; `None`: nothing, on loopback or by `--insecure`.
+    pub cluster_key: Option<Secret>,
+    /// Whether the bootstrap host 2.2.2.2 asks for a transfer of nothing, or is an address like any other.
+    pub fake_bootstrap: bool,
+}
+
+/// A prefill worker as the router knows it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct PrefillEndpoint {
+    /// Its HTTP address.
+    pub url: WorkerUrl,
+    /// Its registry's port.
+    pub bootstrap_port: u16,
+}
+
+/// How a process logs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+pub struct LogConfig {
+    /// Least level logged.
+    pub level: LogLevel,
+    /// Form of a line.
+    pub format: LogFormat,
+}
+
+/// Where weights come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LoadFormat {
+    /// From the model's files.
+    #[default]
+    Auto,
+    /// From a seed.
+    Dummy,
+}
+
+/// Element type of the KV cache.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum KvDtype {
+    /// By the checkpoint's type.
+    #[default]
+    Auto,
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+/// How KV moves from a prefill worker to a decode worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Transfer {
+    /// Chosen per session.
+    #[default]
+    Auto,
+    /// Copied from shared memory, on one host.
+    Shm,
+    /// Streamed.
+    Tcp,
+    /// Not at all.
+    Fake,
+}
+
+/// How the router chooses workers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+#[value(rename_all = "snake_case")]
+pub enum Policy {
+    /// The one with the least work that the router knows of.
+    #[default]
+    LeastLoaded,
+    /// One after the other.
+    RoundRobin,
+}
+
+/// Weight of an event, heaviest first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum LogLevel {
+    /// Something failed that should not.
+    Error,
+    /// Something is wrong that can be lived with.
+    Warn,
+    /// What an operator wants to see of normal life.
+    #[default]
+    Info,
+    /// Each request.
+    Debug,
+    /// Each message.
+    Trace,
+}
+
+impl FromStr for LogLevel {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<LogLevel, String> {
+        <LogLevel as ValueEnum>::from_str(name, true)
+    }
+}
+
+/// Form of a log line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+#[repr(u8)]
+pub enum LogFormat {
+    /// For people: `TIME LEVEL component message key=value`.
+    #[default]
+    Text,
+    /// For machines: one object a line.
+    Json,
+}

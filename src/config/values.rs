@@ -1,0 +1,298 @@
+//! Types of single flag values: sizes, hosts, networks, CPU lists, worker addresses.
+
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+/// A number of bytes, typed as `2GiB`, `512MiB`, `1.5G` or plain bytes.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+pub struct ByteSize(pub u64);
+
+impl FromStr for ByteSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<ByteSize, String> {
+        let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(digits);
+        let scale: u64 = match unit.trim().to_ascii_lowercase().as_str() {
+            "" | "b" => 1,
+            "k" | "kib" => 1 << 10,
+            "m" | "mib" => 1 << 20,
+            "g" | "gib" => 1 << 30,
+            "t" | "tib" => 1 << 40,
+            "kb" => 1_000,
+            "mb" => 1_000_000,
+            "gb" => 1_000_000_000,
+            "tb" => 1_000_000_000_000,
+            _ => return Err("a size is a number and a unit, such as 2GiB or 512MiB".into()),
+        };
+        let bytes = match number.split_once('.') {
+            None => number.parse::<u64>().ok().and_then(|whole| whole.checked_mul(scale)),
+            // A fraction of a unit; 53 bits of it are more than anybody types.
+            Some(_) => number.parse::<f64>().ok().map(|parts| parts * scale as f64).map(|bytes| bytes as u64),
+        };
+        bytes.map(ByteSize).ok_or_else(|| "a size is a number and a unit, such as 2GiB or 512MiB".into())
+    }
+}
+
+impl fmt::Display for ByteSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (unit, shift) in [("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10)] {
+            if self.0 >= 1 << shift && self.0.is_multiple_of(1 << shift) {
+                return write!(f, "{}{unit}", self.0 >> shift);
+            }
+        }
+        write!(f, "{} bytes", self.0)
+    }
+}
+
+/// An address to listen on: an IP address, or `localhost`. Names are not looked up.
+pub fn parse_host(text: &str) -> Result<IpAddr, String> {
+    let bare = text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text);
+    match bare {
+        "localhost" => Ok(IpAddr::from([127, 0, 0, 1])),
+        _ => bare.parse().map_err(|_| "a host to listen on is an IP address or localhost".into()),
+    }
+}
+
+/// A host that others are told to dial: a name or an address, without scheme and port.
+pub fn parse_advertised(text: &str) -> Result<String, String> {
+    let address = parse_host(text);
+    if address.as_ref().is_ok_and(IpAddr::is_unspecified) {
+        return Err("nobody can dial it; give the address that peers reach".into());
+    }
+    let name_byte = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_');
+    if address.is_ok() || (!text.is_empty() && text.len() <= 253 && text.bytes().all(name_byte)) {
+        Ok(text.to_owned())
+    } else {
+        Err("a host name or an address, without scheme and port".into())
+    }
+}
+
+/// A network in CIDR form; a bare address is a network of one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Cidr {
+    address: IpAddr,
+    prefix: u8,
+}
+
+impl Cidr {
+    /// The networks of this host itself.
+    pub const LOOPBACK: [Cidr; 2] = [
+        Cidr { address: IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 0)), prefix: 8 },
+        Cidr { address: IpAddr::V6(std::net::Ipv6Addr::LOCALHOST), prefix: 128 },
+    ];
+
+    /// Whether `address` lies in it. An IPv4 address mapped into IPv6 is the IPv4 address it means.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        match (self.address, address.to_canonical()) {
+            (IpAddr::V4(network), IpAddr::V4(host)) => {
+                let mask = u32::MAX.checked_shl(32 - u32::from(self.prefix)).unwrap_or(0);
+                network.to_bits() & mask == host.to_bits() & mask
+            }
+            (IpAddr::V6(network), IpAddr::V6(host)) => {
+                let mask = u128::MAX.checked_shl(128 - u32::from(self.prefix)).unwrap_or(0);
+                network.to_bits() & mask == host.to_bits() & mask
+            }
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Cidr {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Cidr, String> {
+        let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
+        let address: IpAddr =
+            address.parse().map_err(|_| "a network is an address and a prefix, such as 10.0.0.0/8")?;
+        let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
+        let prefix = match prefix {
+            None => bits,
+            Some(prefix) => prefix
+                .parse()
+                .ok()
+                .filter(|&prefix| prefix <= bits)
+                .ok_or_else(|| format!("the prefix of this address has 0 to {bits} bits"))?,
+        };
+        Ok(Cidr { address, prefix })
+    }
+}
+
+impl fmt::Display for Cidr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.prefix)
+    }
+}
+
+impl Serialize for Cidr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// Logical CPUs, typed as the kernel writes them: `0-3,8`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CpuList(pub Vec<usize>);
+
+/// Most logical CPUs Linux can be built for; bounds what a typed range may make us allocate.
+const CPU_MAX: usize = 8192;
+
+impl FromStr for CpuList {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<CpuList, String> {
+        let number = |text: &str| text.trim().parse().ok().filter(|&cpu: &usize| cpu < CPU_MAX);
+        let mut cpus = Vec::new();
+        for part in text.split(',') {
+            let (first, last) = part.split_once('-').unwrap_or((part, part));
+            match (number(first), number(last)) {
+                (Some(first), Some(last)) if first <= last => cpus.extend(first..=last),
+                _ => return Err(format!("CPUs are numbers and ranges below {CPU_MAX}, such as 0-3,8")),
+            }
+        }
+        cpus.sort_unstable();
+        cpus.dedup();
+        Ok(CpuList(cpus))
+    }
+}
+
+/// A worker's HTTP address: host and port of `http://HOST[:PORT]`.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct WorkerUrl {
+    /// Name or address; an IPv6 address without its brackets.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+}
+
+impl FromStr for WorkerUrl {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<WorkerUrl, String> {
+        const FORM: &str = "a worker's address is http://HOST:PORT";
+        let rest = match text.split_once("://") {
+            Some(("http", rest)) => rest,
+            Some((scheme, _)) => return Err(format!("{FORM}; {scheme} is not spoken")),
+            None => text,
+        };
+        let authority = rest.strip_suffix('/').unwrap_or(rest);
+        let (host, port) = match authority.rsplit_once(':') {
+            Some((host, port)) if !port.ends_with(']') => {
+                (host, port.parse().ok().filter(|&port| port > 0).ok_or(FORM)?)
+            }
+            _ => (authority, 80),
+        };
+        let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
+        let is_bracketed_v6 = bare.len() != host.len() && bare.parse::<std::net::Ipv6Addr>().is_ok();
+        if is_bracketed_v6 || (!host.contains(':') && parse_advertised(host).is_ok()) {
+            Ok(WorkerUrl { host: bare.to_owned(), port })
+        } else {
+            Err(FORM.into())
+        }
+    }
+}
+
+impl fmt::Display for WorkerUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "http://[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "http://{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl Serialize for WorkerUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [
+            ("0", 0),
+            ("4096", 4096),
+            ("2GiB", 2 << 30),
+            ("2 gib", 2 << 30),
+            ("512M", 512 << 20),
+            ("1.5G", 3 << 29),
+            ("2GB", 2_000_000_000),
+        ] {
+            assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
+        }
+        for text in ["", "GiB", "-1", "2XiB", "1e9", "1.2.3G", "99999999TiB", "18446744073709551616"] {
+            assert!(text.parse::<ByteSize>().is_err(), "{text}");
+        }
+        assert_eq!(ByteSize(2 << 30).to_string(), "2GiB");
+        assert_eq!(ByteSize(1000).to_string(), "1000 bytes");
+    }
+
+    #[test]
+    fn hosts() {
+        assert_eq!(parse_host("localhost"), Ok(IpAddr::from([127, 0, 0, 1])));
+        assert_eq!(parse_host("[::1]"), Ok("::1".parse().unwrap()));
+        assert!(parse_host("example.org").is_err());
+        assert_eq!(parse_advertised("node-1.example.org").as_deref(), Ok("node-1.example.org"));
+        for text in ["0.0.0.0", "::", "", "http://a", "a:80", "a b"] {
+            assert!(parse_advertised(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn networks() {
+        let contains = |network: &str, host: &str| {
+            network.parse::<Cidr>().unwrap().contains(host.parse::<IpAddr>().unwrap())
+        };
+        assert!(contains("10.0.0.0/8", "10.255.0.1"));
+        assert!(!contains("10.0.0.0/8", "11.0.0.1"));
+        assert!(contains("10.1.2.3", "10.1.2.3"));
+        assert!(!contains("10.1.2.3", "10.1.2.4"));
+        assert!(contains("0.0.0.0/0", "8.8.8.8"));
+        assert!(contains("fd00::/8", "fd12::1"));
+        assert!(!contains("::/0", "10.0.0.1"));
+        assert!(contains("10.0.0.0/8", "::ffff:10.0.0.1"));
+        for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "host/8"] {
+            assert!(text.parse::<Cidr>().is_err(), "{text}");
+        }
+        assert_eq!("10.1.0.0/16".parse::<Cidr>().unwrap().to_string(), "10.1.0.0/16");
+    }
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!("8,0-3,2".parse(), Ok(CpuList(vec![0, 1, 2, 3, 8])));
+        for text in ["", "3-1", "a", "0-", "0-99999999999", "8192"] {
+            assert!(text.parse::<CpuList>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn worker_urls() {
+        for (text, shown) in [
+            ("http://10.0.0.1:30000", "http://10.0.0.1:30000"),
+            ("http://node-1/", "http://node-1:80"),
+            ("node-1:9", "http://node-1:9"),
+            ("http://[fd00::1]:7", "http://[fd00::1]:7"),
+            ("http://[fd00::1]", "http://[fd00::1]:80"),
+        ] {
+            assert_eq!(text.parse::<WorkerUrl>().map(|url| url.to_string()).as_deref(), Ok(shown), "{text}");
+        }
+        for text in [
+            "",
+            "https://a:1",
+            "http://a:0",
+            "http://a:99999",
+            "http://a/v1",
+            "http://fd00::1:7",
+            "http://u@a:1",
+        ] {
+            assert!(text.parse::<WorkerUrl>().is_err(), "{text}");
+        }
+    }
+}

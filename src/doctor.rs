@@ -1,0 +1,436 @@
+//! `baton doctor`: what this machine offers, what it lacks and what to do about it.
+//!
+//! Thread: main. Says only what it has just looked at; what this version does not use is named as such.
+//! Files are read below a root that tests can choose.
+
+use crate::config::Surroundings;
+use crate::kv::region::{PeerRegion, Region};
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Less memory than this does not hold a small model, its KV and the rest of the system.
+const MEMORY_WANTED: u64 = 2 << 30;
+/// A connection each for some thousand clients.
+const OPEN_FILES_WANTED: u64 = 4096;
+/// Where the loader looks, beside `LD_LIBRARY_PATH`.
+const LIBRARY_DIRS: &[&str] = &[
+    "lib",
+    "lib64",
+    "usr/lib",
+    "usr/lib64",
+    "usr/local/lib",
+    "lib/x86_64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "usr/local/cuda/lib64",
+];
+/// CPU features by the kernel's names, in order of age, and whether this version has kernels for them.
+const FEATURES: &[(&str, bool)] = &[
+    ("avx2", true),
+    ("fma", true),
+    ("f16c", true),
+    ("avx_vnni", false),
+    ("avx512f", true),
+    ("avx512bw", true),
+    ("avx512vl", true),
+    ("avx512dq", true),
+    ("avx512_vnni", true),
+    ("avx512_bf16", false),
+    ("amx_tile", false),
+    ("amx_int8", false),
+    ("amx_bf16", false),
+];
+
+/// How bad a finding is.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Verdict {
+    /// As it should be, or of no consequence.
+    Good,
+    /// Works, but could be better.
+    Poor,
+    /// A model cannot be served like this.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Finding {
+    /// What.
+    pub topic: &'static str,
+    /// How bad.
+    pub verdict: Verdict,
+    /// What was found.
+    pub found: String,
+    /// What to do about it.
+    pub advice: Option<String>,
+}
+
+impl Finding {
+    fn good(topic: &'static str, found: String) -> Finding {
+        Finding { topic, verdict: Verdict::Good, found, advice: None }
+    }
+
+    fn with(topic: &'static str, verdict: Verdict, found: String, advice: &str) -> Finding {
+        Finding { topic, verdict, found, advice: Some(advice.into()) }
+    }
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mark = match self.verdict {
+            Verdict::Good => "ok",
+            Verdict::Poor => "poor",
+            Verdict::Bad => "BAD",
+        };
+        write!(f, "{mark:4}  {:13} {}", self.topic, self.found)?;
+        match &self.advice {
+            Some(advice) => write!(f, "\n{:21}-> {advice}", ""),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Looks at this machine. `kernels` are the kernel families that run on it, best last.
+pub fn examine(surroundings: &Surroundings, kernels: &[&str]) -> Vec<Finding> {
+    let mut findings = Host::at("/").examine(surroundings, kernels);
+    findings.insert(3, shared_memory());
+    findings
+}
+
+/// Does what a hand-off over shm does: makes a sealed memory file and maps it as a peer would.
+fn shared_memory() -> Finding {
+    const TRIED: usize = 1 << 20;
+    let result = Region::new(c"baton-doctor", TRIED)
+        .and_then(|region| PeerRegion::map(region.descriptor(), region.len()).map(drop));
+    match result {
+        Ok(()) => {
+            Finding::good("shm", "sealed memory files can be made and mapped; /dev/shm is not used".into())
+        }
+        Err(error) => Finding::with(
+            "shm",
+            Verdict::Bad,
+            format!("no sealed memory file: {error}"),
+            "the KV pool is one: allow memfd_create (seccomp, vm.memfd_noexec) and enough memory",
+        ),
+    }
+}
+
+/// The files of a machine.
+struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    fn at(root: impl Into<PathBuf>) -> Host {
+        Host { root: root.into() }
+    }
+
+    fn examine(&self, surroundings: &Surroundings, kernels: &[&str]) -> Vec<Finding> {
+        vec![
+            self.cpu(),
+            cores(surroundings),
+            self.memory(),
+            self.kernels(kernels),
+            self.huge_pages(),
+            self.locked_memory(),
+            self.open_files(),
+            self.rdma(),
+            self.cuda(),
+            Finding::good(
+                "transfer",
+                "auto chooses shm between workers of one host, else tcp; rdma comes with a later version"
+                    .into(),
+            ),
+        ]
+    }
+
+    fn cpu(&self) -> Finding {
+        let cpuinfo = self.read("proc/cpuinfo");
+        let field = |name: &str| {
+            let line =
+                cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name));
+            line.and_then(|line| line.split_once(':')).map_or("", |(_, value)| value.trim())
+        };
+        let flags: Vec<&str> = field("flags").split(' ').collect();
+        let of = |used: bool| -> Vec<&str> {
+            FEATURES
+                .iter()
+                .filter(|(name, u)| *u == used && flags.contains(name))
+                .map(|(name, _)| *name)
+                .collect()
+        };
+        let (used, unused) = (of(true), of(false));
+        let name = if field("model name").is_empty() { "unknown model" } else { field("model name") };
+        let mut found = name.to_owned();
+        if !used.is_empty() {
+            found += &format!("; {}", used.join(" "));
+        }
+        if !unused.is_empty() {
+            found += &format!("; not used by this version: {}", unused.join(" "));
+        }
+        Finding::good("cpu", found)
+    }
+
+    fn kernels(&self, kernels: &[&str]) -> Finding {
+        match kernels.split_last() {
+            Some((best, others)) if !others.is_empty() => {
+                Finding::good("kernels", format!("{best} is chosen; {} would run too", others.join(", ")))
+            }
+            best => Finding::with(
+                "kernels",
+                Verdict::Poor,
+                format!("only {}", best.map_or("portable", |(best, _)| best)),
+                "fast kernels need AVX2 with FMA and F16C, or AVX-512; a virtual machine may hide them",
+            ),
+        }
+    }
+
+    fn memory(&self) -> Finding {
+        let meminfo = self.read("proc/meminfo");
+        let bytes = |name: &str| {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+            line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).map(|kb| kb << 10)
+        };
+        let (Some(total), Some(available)) = (bytes("MemTotal"), bytes("MemAvailable")) else {
+            return Finding::good("memory", "unknown: /proc/meminfo cannot be read".into());
+        };
+        let mut found = format!("{} free of {}", gib(available), gib(total));
+        let mut usable = available;
+        if let Some(limit) = self.cgroup_limit().filter(|&limit| limit < total) {
+            found += &format!(", {} allowed by the cgroup", gib(limit));
+            usable = usable.min(limit);
+        }
+        if usable >= MEMORY_WANTED {
+            return Finding::good("memory", found);
+        }
+        let advice = "each worker takes --kv-memory (1GiB by default) beside the weights; give less";
+        Finding::with("memory", Verdict::Poor, found, advice)
+    }
+
+    /// The memory limit of this process's cgroup, version 2 or 1.
+    fn cgroup_limit(&self) -> Option<u64> {
+        let groups = self.read("proc/self/cgroup");
+        let files = groups.lines().filter_map(|line| {
+            let mut parts = line.splitn(3, ':').skip(1);
+            let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
+            match controllers {
+                "" => Some(Path::new("sys/fs/cgroup").join(path).join("memory.max")),
+                "memory" => Some(Path::new("sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes")),
+                _ => None,
+            }
+        });
+        files.filter_map(|file| self.read(file).trim().parse().ok()).min()
+    }
+
+    fn huge_pages(&self) -> Finding {
+        let setting = self.read("sys/kernel/mm/transparent_hugepage/shmem_enabled");
+        match setting.split(['[', ']']).nth(1) {
+            None => Finding::good("huge pages", "the kernel has none for shared memory".into()),
+            Some("always" | "within_size" | "force") => {
+                Finding::good("huge pages", "given to the KV pool where there are any".into())
+            }
+            Some(other) => Finding::with(
+                "huge pages",
+                Verdict::Poor,
+                format!("shmem_enabled is {other}: the KV pool lies in small pages"),
+                "echo within_size > /sys/kernel/mm/transparent_hugepage/shmem_enabled",
+            ),
+        }
+    }
+
+    fn locked_memory(&self) -> Finding {
+        let limit = match self.limit("Max locked memory") {
+            Some(u64::MAX) => "unlimited".to_owned(),
+            Some(bytes) => format!("{} KiB", bytes >> 10),
+            None => "unknown".to_owned(),
+        };
+        Finding::good("locked memory", format!("{limit}; nothing is locked by this version"))
+    }
+
+    fn open_files(&self) -> Finding {
+        match self.limit("Max open files") {
+            Some(limit) if limit < OPEN_FILES_WANTED => Finding::with(
+                "open files",
+                Verdict::Poor,
+                format!("{limit} at once, and each connection is one"),
+                "ulimit -n 65536, or LimitNOFILE= of the systemd unit",
+            ),
+            Some(u64::MAX) => Finding::good("open files", "without limit".into()),
+            Some(limit) => Finding::good("open files", format!("{limit} at once")),
+            None => Finding::good("open files", "limit unknown".into()),
+        }
+    }
+
+    fn rdma(&self) -> Finding {
+        let devices = self.names("sys/class/infiniband");
+        let devices =
+            if devices.is_empty() { "no device".into() } else { format!("devices {}", devices.join(" ")) };
+        let library = self.library("libibverbs.so.1");
+        Finding::good("rdma", format!("{devices}, {library}; not used by this version"))
+    }
+
+    fn cuda(&self) -> Finding {
+        let is_card = |name: &String| {
+            name.strip_prefix("nvidia")
+                .is_some_and(|n| !n.is_empty() && n.bytes().all(|b| b.is_ascii_digit()))
+        };
+        let cards = self.names("dev").iter().filter(|name| is_card(name)).count();
+        let cards = if cards == 0 { "no device".into() } else { format!("{cards} device(s)") };
+        let library = self.library("libcuda.so.1");
+        Finding::good("cuda", format!("{cards}, {library}; not used by this version"))
+    }
+
+    /// The soft limit of this name; `u64::MAX` for none.
+    fn limit(&self, name: &str) -> Option<u64> {
+        let limits = self.read("proc/self/limits");
+        let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
+        match rest.split_whitespace().next()? {
+            "unlimited" => Some(u64::MAX),
+            number => number.parse().ok(),
+        }
+    }
+
+    fn library(&self, name: &str) -> String {
+        let path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let named = std::env::split_paths(&path).filter(|dir| dir.is_absolute());
+        let usual = LIBRARY_DIRS.iter().map(|dir| self.root.join(dir));
+        match named.chain(usual).map(|dir| dir.join(name)).find(|file| file.exists()) {
+            Some(file) => format!("library {}", file.display()),
+            None => format!("no {name} in the usual directories"),
+        }
+    }
+
+    /// Names in a directory, sorted; none where it cannot be read.
+    fn names(&self, dir: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.root.join(dir)).into_iter().flatten().flatten();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    /// A small text file; empty where it cannot be read.
+    fn read(&self, file: impl AsRef<Path>) -> String {
+        fs::read_to_string(self.root.join(file)).unwrap_or_default()
+    }
+}
+
+fn cores(surroundings: &Surroundings) -> Finding {
+    let Surroundings { cpus, parallelism, .. } = surroundings;
+    let found = format!("this process may use {} logical CPUs, {parallelism} at once", cpus.len());
+    if *parallelism >= 2 {
+        return Finding::good("cores", format!("{found}; a team of {parallelism} threads is chosen"));
+    }
+    let advice = "on one core, answering and computing take turns; allow two or more";
+    Finding::with("cores", Verdict::Poor, found, advice)
+}
+
+fn gib(bytes: u64) -> String {
+    format!("{:.1} GiB", bytes as f64 / (1u64 << 30) as f64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A made-up machine in a directory that goes away with it.
+    struct Machine(PathBuf);
+
+    impl Machine {
+        fn new(name: &str, files: &[(&str, &str)]) -> Machine {
+            let root = std::env::temp_dir().join(format!("baton-doctor-{}-{name}", std::process::id()));
+            let _ = fs::remove_dir_all(&root);
+            for (file, text) in files {
+                let path = root.join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, text).unwrap();
+            }
+            Machine(root)
+        }
+
+        fn finding(&self, topic: &str, kernels: &[&str]) -> Finding {
+            let surroundings = Surroundings { cpus: vec![0, 1], parallelism: 2, log_level: None };
+            let findings = Host::at(&self.0).examine(&surroundings, kernels);
+            findings.into_iter().find(|finding| finding.topic == topic).unwrap()
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_machine_that_has_it_all() {
+        let machine = Machine::new(
+            "rich",
+            &[
+                (
+                    "proc/cpuinfo",
+                    "processor\t: 0\nmodel name\t: Fast One\nflags\t\t: fpu avx2 avx512f amx_tile\n",
+                ),
+                ("proc/meminfo", "MemTotal:       33554432 kB\nMemAvailable:   16777216 kB\n"),
+                ("proc/self/limits", "Max open files            65536    65536     files     \n"),
+                ("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [within_size] never\n"),
+                ("sys/class/infiniband/mlx5_0", ""),
+                ("usr/lib/libibverbs.so.1", ""),
+                ("dev/nvidia0", ""),
+                ("dev/nvidiactl", ""),
+            ],
+        );
+        let finding = machine.finding("cpu", &[]);
+        assert_eq!(finding.found, "Fast One; avx2 avx512f; not used by this version: amx_tile");
+        assert_eq!(machine.finding("memory", &[]).found, "16.0 GiB free of 32.0 GiB");
+        let finding = machine.finding("rdma", &[]);
+        assert!(finding.found.starts_with("devices mlx5_0, library "), "{finding}");
+        assert!(finding.found.ends_with("not used by this version"), "{finding}");
+        assert!(machine.finding("cuda", &[]).found.starts_with("1 device(s), "));
+        let finding = machine.finding("kernels", &["portable", "avx2", "avx512"]);
+        assert_eq!(finding.found, "avx512 is chosen; portable, avx2 would run too");
+        for topic in ["memory", "open files", "huge pages", "kernels"] {
+            let finding = machine.finding(topic, &["portable", "avx2"]);
+            assert_eq!((finding.verdict, &finding.advice), (Verdict::Good, &None), "{finding}");
+        }
+    }
+
+    #[test]
+    fn what_is_poor_comes_with_advice() {
+        let machine = Machine::new(
+            "poor",
+            &[
+                ("proc/meminfo", "MemTotal:       33554432 kB\nMemAvailable:   16777216 kB\n"),
+                ("proc/self/cgroup", "0::/box\n"),
+                ("sys/fs/cgroup/box/memory.max", "1073741824\n"),
+                ("proc/self/limits", "Max open files            256      65536     files     \n"),
+                ("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never]\n"),
+            ],
+        );
+        for (topic, part) in [
+            ("memory", "1.0 GiB allowed by the cgroup"),
+            ("open files", "256"),
+            ("huge pages", "never"),
+            ("kernels", "portable"),
+        ] {
+            let finding = machine.finding(topic, &["portable"]);
+            assert!(finding.found.contains(part), "{finding}");
+            assert!(finding.verdict == Verdict::Poor && finding.advice.is_some(), "{finding}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_tells_nothing_is_no_reason_to_fail() {
+        let machine = Machine::new("mute", &[]);
+        assert!(machine.finding("memory", &[]).found.contains("unknown"));
+        assert!(machine.finding("rdma", &[]).found.starts_with("no device, no libibverbs.so.1"));
+    }
+
+    #[test]
+    fn this_machine_can_hand_over_through_shared_memory() {
+        let findings = examine(&Surroundings::of_this_process(), &["portable"]);
+        let shm = findings.iter().find(|finding| finding.topic == "shm").unwrap();
+        assert_eq!(shm.verdict, Verdict::Good, "{shm}");
+    }
+}

@@ -1,0 +1,259 @@
+//! HTTP connections of clients: bytes in, requests out; answers in, bytes out.
+//!
+//! Thread: `ctl`. One request at a time per connection; pipelined ones wait in the socket. A client that
+//! sends half a request, or nothing, for too long is closed; one that closes while its answer is due is told
+//! as [`Incoming::Gone`].
+
+use crate::front::http::{
+    BodyStream, Decoder, Exchange, HttpError, Limits, Request, ResponseWriter, response::CONTINUE, sse,
+};
+use crate::front::openai::ApiError;
+use crate::limits::{HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX};
+use crate::net::{ConnId, Event, Reactor, SendError};
+use std::collections::{HashMap, VecDeque};
+use std::time::Instant;
+
+/// Media type of most answers.
+pub const JSON: &str = "application/json";
+
+/// A whole answer.
+#[derive(Clone, Copy, Debug)]
+pub struct Answer<'a> {
+    /// HTTP status.
+    pub status: u16,
+    /// Media type.
+    pub media: &'a str,
+    /// The body.
+    pub body: &'a [u8],
+    /// Seconds after which another try makes sense.
+    pub retry_after: Option<u32>,
+}
+
+impl<'a> Answer<'a> {
+    /// 200 with a JSON body.
+    pub fn json(body: &'a [u8]) -> Answer<'a> {
+        Answer { status: 200, media: JSON, body, retry_after: None }
+    }
+}
+
+/// What clients do.
+#[derive(Debug)]
+pub enum Incoming {
+    /// A whole request; [`Connections::answer`] or [`Connections::open_stream`] is due.
+    Request(ConnId, Box<Request>),
+    /// The client went away while an answer was due.
+    Gone(ConnId),
+}
+
+#[derive(Debug)]
+struct Client {
+    decoder: Decoder,
+    /// The answer that is due.
+    due: Option<Due>,
+    /// When it is closed: idle, or its request not whole.
+    until: Instant,
+}
+
+#[derive(Debug)]
+struct Due {
+    exchange: Exchange,
+    request_id: String,
+    stream: Option<BodyStream>,
+}
+
+/// All client connections of one listener.
+#[derive(Debug, Default)]
+pub struct Connections {
+    clients: HashMap<ConnId, Client>,
+    incoming: VecDeque<Incoming>,
+    draining: bool,
+}
+
+impl Connections {
+    /// Takes a reactor's event of one of these connections.
+    pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) {
+        match event {
+            Event::Accepted { conn, .. } => {
+                let client = Client {
+                    decoder: Decoder::new(Limits::default()),
+                    due: None,
+                    until: now + HTTP_IDLE_MAX,
+                };
+                self.clients.insert(conn, client);
+            }
+            Event::Received(conn) => self.read(reactor, conn, now),
+            Event::Eof(conn) => match self.clients.get(&conn).map(|client| client.due.is_some()) {
+                Some(true) => self.gone(reactor, conn),
+                Some(false) => self.close(reactor, conn),
+                None => {}
+            },
+            Event::Closed { conn, .. } => {
+                if self.clients.remove(&conn).is_some_and(|client| client.due.is_some()) {
+                    self.incoming.push_back(Incoming::Gone(conn));
+                }
+            }
+            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate => {}
+        }
+    }
+
+    /// Whether a connection is one of these.
+    pub fn owns(&self, conn: ConnId) -> bool {
+        self.clients.contains_key(&conn)
+    }
+
+    /// What has come.
+    pub fn poll(&mut self) -> Option<Incoming> {
+        self.incoming.pop_front()
+    }
+
+    /// Connections are closed after their answer from now on.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Answers whole.
+    pub fn answer(&mut self, reactor: &mut Reactor, conn: ConnId, answer: &Answer<'_>, now: Instant) {
+        let Some(due) = self.clients.get(&conn).and_then(|client| client.due.as_ref()) else { return };
+        let exchange = due.exchange;
+        let mut out = Vec::with_capacity(answer.body.len() + 256);
+        let mut writer = ResponseWriter::new(&mut out, exchange, answer.status);
+        if !due.request_id.is_empty() {
+            writer = writer.header("x-request-id", &due.request_id);
+        }
+        if let Some(seconds) = answer.retry_after {
+            writer = writer.retry_after(seconds);
+        }
+        writer.body(answer.media, answer.body);
+        self.send(reactor, conn, &out);
+        self.answered(reactor, conn, exchange.keep_alive, now);
+    }
+
+    /// Answers with an error.
+    pub fn refuse(&mut self, reactor: &mut Reactor, conn: ConnId, error: &ApiError, now: Instant) {
+        let ApiError { status, retry_after, .. } = *error;
+        self.answer(reactor, conn, &Answer { status, media: JSON, body: &error.to_json(), retry_after }, now);
+    }
+
+    /// Names the request whose answer is due: its client's name for it, or `made`.
+    pub fn name(&mut self, conn: ConnId, made: impl FnOnce() -> String) -> String {
+        let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else {
+            return made();
+        };
+        if due.request_id.is_empty() {
+            due.request_id = made();
+        }
+        due.request_id.clone()
+    }
+
+    /// Begins a stream of events.
+    pub fn open_stream(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else { return };
+        let mut out = Vec::new();
+        let writer = ResponseWriter::new(&mut out, due.exchange, 200).header("x-request-id", &due.request_id);
+        due.stream = Some(writer.stream(sse::CONTENT_TYPE));
+        self.send(reactor, conn, &out);
+    }
+
+    /// Sends a piece of a stream.
+    pub fn stream(&mut self, reactor: &mut Reactor, conn: ConnId, piece: &[u8]) {
+        let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
+        let Some(stream) = due.and_then(|due| due.stream) else { return };
+        let mut out = Vec::with_capacity(piece.len() + 16);
+        stream.write(&mut out, piece);
+        self.send(reactor, conn, &out);
+    }
+
+    /// Ends a stream.
+    pub fn end_stream(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
+        let Some((exchange, stream)) = due.and_then(|due| Some((due.exchange, due.stream?))) else { return };
+        let mut out = Vec::new();
+        stream.end(&mut out);
+        self.send(reactor, conn, &out);
+        self.answered(reactor, conn, exchange.keep_alive && !stream.must_close(), now);
+    }
+
+    /// Closes what has been idle or incomplete for too long.
+    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
+        let late: Vec<ConnId> = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.due.is_none() && client.until <= now)
+            .map(|(&conn, _)| conn)
+            .collect();
+        for conn in late {
+            self.close(reactor, conn);
+        }
+    }
+
+    fn read(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        if client.due.is_some() {
+            return;
+        }
+        let idle = client.decoder.is_idle();
+        match client.decoder.read(reactor.received(conn)) {
+            Ok((used, request)) => {
+                reactor.consume(conn, used);
+                if idle && !client.decoder.is_idle() {
+                    client.until = now + HTTP_REQUEST_TIME_MAX;
+                }
+                if client.decoder.take_continue() {
+                    let _ = reactor.send(conn, CONTINUE);
+                }
+                if let Some(request) = request {
+                    self.begin(conn, request);
+                }
+            }
+            Err(error) => self.reject(reactor, conn, error),
+        }
+    }
+
+    fn begin(&mut self, conn: ConnId, request: Request) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        let mut exchange = request.head.exchange();
+        exchange.keep_alive &= !self.draining;
+        let request_id = request.head.headers.get("x-request-id").unwrap_or_default().to_owned();
+        client.due = Some(Due { exchange, request_id, stream: None });
+        self.incoming.push_back(Incoming::Request(conn, Box::new(request)));
+    }
+
+    fn reject(&mut self, reactor: &mut Reactor, conn: ConnId, error: HttpError) {
+        let mut out = Vec::new();
+        let body = ApiError::new(error.status(), "bad_http", error.to_string()).to_json();
+        ResponseWriter::new(&mut out, Exchange::last(), error.status()).body(JSON, &body);
+        let _ = reactor.send(conn, &out);
+        self.clients.remove(&conn);
+        reactor.close_after_flush(conn);
+    }
+
+    fn send(&mut self, reactor: &mut Reactor, conn: ConnId, bytes: &[u8]) {
+        match reactor.send(conn, bytes) {
+            Ok(()) => {}
+            // Somebody who does not read: gone for us.
+            Err(SendError::Full | SendError::Closed) => self.gone(reactor, conn),
+        }
+    }
+
+    fn answered(&mut self, reactor: &mut Reactor, conn: ConnId, keep_alive: bool, now: Instant) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        client.due = None;
+        client.until = now + HTTP_IDLE_MAX;
+        if keep_alive {
+            self.read(reactor, conn, now);
+        } else {
+            self.clients.remove(&conn);
+            reactor.close_after_flush(conn);
+        }
+    }
+
+    fn gone(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        self.incoming.push_back(Incoming::Gone(conn));
+        self.close(reactor, conn);
+    }
+
+    fn close(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        self.clients.remove(&conn);
+        reactor.close(conn);
+    }
+}

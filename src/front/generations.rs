@@ -1,0 +1,740 @@
+//! Requests for text: from a parsed body over ids and legs to the last byte of the answer.
+//!
+//! Thread: `ctl`. Owns: live exchanges, and the *legs* that work for them (one request of one worker each; a
+//! choice has a prefill and a decode leg where both roles are in this process). The first terminal failure of
+//! either leg cancels the other; after decode's first token prefill's outcome is ignored.
+//! Not here: HTTP framing (`connections`), the hand-off's protocol (`handoff`).
+
+use crate::cause::Cause;
+use crate::front::connections::{Answer, Connections};
+use crate::front::exchange::{Exchange, Prompted, Step, echoes};
+use crate::front::handoff::{Handoff, Source, prompt_of, room_of};
+use crate::front::openai::render::{Renderer, Timings};
+use crate::front::openai::{ApiError, GenerateRequest};
+use crate::front::text::{Job, Text, TextQueue, Tokenised, prompt_param};
+use crate::ids::{RequestId, Room, WorkerId};
+use crate::limits::REQUEST_TIME_MAX;
+use crate::model::sampler::SamplingParams;
+use crate::net::{ConnId, Reactor};
+use crate::obs::metrics::{Stages, WorkerMetrics};
+use crate::sched::mailbox::{Event, Outcome};
+use crate::sched::request::{Request, Stamps};
+use crate::transfer::manager::rooms::Slot;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Which workers of this process a choice's legs go to.
+#[derive(Clone, Debug)]
+pub enum Placement {
+    /// One of each, the hand-off between them.
+    Split {
+        /// Prefill workers.
+        prefill: Vec<WorkerId>,
+        /// Decode workers.
+        decode: Vec<WorkerId>,
+    },
+    /// One worker, no hand-off.
+    Mixed(Vec<WorkerId>),
+}
+
+/// What is true of the model and the process for every request.
+#[derive(Clone, Debug)]
+pub struct Terms {
+    /// Names the model answers to; the first is told.
+    pub names: Vec<String>,
+    /// Tokens of one sequence.
+    pub context: usize,
+    /// Ends of sequence.
+    pub eos: Vec<u32>,
+    /// How choices are placed.
+    pub placement: Placement,
+}
+
+/// An exchange before and while its legs run.
+#[derive(Debug)]
+struct Live {
+    conn: ConnId,
+    request: Box<GenerateRequest>,
+    id: String,
+    arrived: Instant,
+    exchange: Option<Exchange>,
+    begun: bool,
+    legs: Vec<RequestId>,
+    timings: Vec<ChoiceTimes>,
+}
+
+/// What is known of one choice's stages.
+#[derive(Clone, Copy, Default, Debug)]
+struct ChoiceTimes {
+    prefill: Option<Stamps>,
+    decode: Option<Stamps>,
+    ended: Option<Instant>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Part {
+    /// Its tokens are not shown.
+    Prefill,
+    /// Its tokens are the answer.
+    Visible,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Leg {
+    exchange: u64,
+    choice: usize,
+    part: Part,
+    worker: WorkerId,
+    slot: Slot,
+    partner: Option<RequestId>,
+    finished: bool,
+    /// When its last token came.
+    last_token: Option<Instant>,
+}
+
+/// All requests for text of this process.
+#[derive(Debug)]
+pub struct Generations {
+    terms: Terms,
+    text: Arc<Text>,
+    queue: TextQueue,
+    handoff: Handoff,
+    live: HashMap<u64, Live>,
+    by_conn: HashMap<ConnId, u64>,
+    legs: HashMap<RequestId, Leg>,
+    metrics: Vec<Arc<WorkerMetrics>>,
+    next_exchange: u64,
+    next_request: u64,
+    turn: usize,
+}
+
+impl ChoiceTimes {
+    /// The stages of the time to first token, without gap; none before the first token.
+    fn stages(&self) -> Option<Stages> {
+        let decode = self.decode?;
+        let reader = self.prefill.unwrap_or(decode);
+        let mut last = reader.arrived;
+        // A stamp that was not set, or came before the one before it, is a stage of no time.
+        let mut stage = |stamp: Option<Instant>| {
+            let at = stamp.unwrap_or(last).max(last);
+            let time = at - last;
+            last = at;
+            time
+        };
+        let bootstrap = self.prefill.map_or_else(Default::default, |reader| stage(reader.bootstrapped));
+        let queue = stage(reader.admitted);
+        let prefill = stage(reader.filled);
+        let handover = stage(decode.filled);
+        let join = stage(decode.joined);
+        let first_step = stage(Some(decode.first_token?));
+        Some(Stages { queue, bootstrap, prefill, handover, join, first_step })
+    }
+}
+
+/// Where answers go.
+#[derive(Debug)]
+pub struct Way<'a> {
+    /// Sockets.
+    pub reactor: &'a mut Reactor,
+    /// HTTP.
+    pub connections: &'a mut Connections,
+    /// The clock of this turn.
+    pub now: Instant,
+}
+
+impl Generations {
+    /// No requests yet. `metrics` are the workers', in order of their ids.
+    pub fn new(
+        terms: Terms,
+        text: Arc<Text>,
+        queue: TextQueue,
+        handoff: Handoff,
+        metrics: Vec<Arc<WorkerMetrics>>,
+    ) -> Generations {
+        Generations {
+            terms,
+            text,
+            queue,
+            handoff,
+            live: HashMap::new(),
+            by_conn: HashMap::new(),
+            legs: HashMap::new(),
+            metrics,
+            next_exchange: 0,
+            next_request: 0,
+            turn: 0,
+        }
+    }
+
+    /// Requests that are not answered or still hold a slot.
+    pub fn is_idle(&self) -> bool {
+        self.live.is_empty() && self.legs.is_empty()
+    }
+
+    /// The workers and their protocol.
+    pub fn handoff(&self) -> &Handoff {
+        &self.handoff
+    }
+
+    /// What is true for every request.
+    pub fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    /// Text to ids and back.
+    pub fn text(&self) -> &Arc<Text> {
+        &self.text
+    }
+
+    /// A client asks for text.
+    pub fn begin(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
+        if let Err(error) = self.check(&request) {
+            return way.refuse(conn, &error);
+        }
+        let exchange = self.next_exchange;
+        self.next_exchange += 1;
+        let mut request = Box::new(request);
+        let prompts = std::mem::replace(&mut request.prompts, crate::front::openai::Prompts::Ids(Vec::new()));
+        let job = Job { id: exchange, prompts, endpoint: request.endpoint };
+        if let Err(error) = self.queue.submit(job) {
+            return way.refuse(conn, &error);
+        }
+        let live = Live {
+            conn,
+            request,
+            id,
+            arrived: way.now,
+            exchange: None,
+            begun: false,
+            legs: Vec::new(),
+            timings: Vec::new(),
+        };
+        self.live.insert(exchange, live);
+        self.by_conn.insert(conn, exchange);
+    }
+
+    /// The client of a connection has gone: everything done for it ends.
+    pub fn gone(&mut self, conn: ConnId) {
+        if let Some(exchange) = self.by_conn.get(&conn).copied() {
+            self.drop_exchange(exchange, Cause::ClientGone);
+        }
+    }
+
+    /// Ends the requests whose name begins with `rid`, or all; their clients are told.
+    pub fn abort(&mut self, rid: Option<&str>, way: &mut Way<'_>) -> usize {
+        let named = |live: &Live| {
+            rid.is_none_or(|rid| {
+                live.id.starts_with(rid) || live.request.rids.iter().any(|own| own.starts_with(rid))
+            })
+        };
+        let hit: Vec<u64> = self.live.iter().filter(|(_, live)| named(live)).map(|(&id, _)| id).collect();
+        for &exchange in &hit {
+            let error = ApiError::new(499, "aborted", "the request was aborted");
+            self.fail(exchange, &error, Cause::ClientGone, way);
+        }
+        hit.len()
+    }
+
+    /// Whether the tokeniser or a mover has something.
+    pub fn has_news(&self) -> bool {
+        self.queue.has_news() || self.handoff.has_news()
+    }
+
+    /// Takes in what the tokeniser has done and what movers say. True when there was something.
+    pub fn turn(&mut self, way: &mut Way<'_>) -> bool {
+        let mut busy = self.handoff.turn(way.now);
+        while let Some(answer) = self.queue.poll() {
+            self.tokenised(answer, way);
+            busy = true;
+        }
+        busy
+    }
+
+    /// Takes an engine's event.
+    pub fn event(&mut self, event: Event, way: &mut Way<'_>) {
+        match event {
+            Event::Token { request, sampled } => {
+                let Some(leg) = self.legs.get_mut(&request) else { return };
+                if let Some(last) = leg.last_token.replace(way.now) {
+                    self.metrics[leg.worker.index()].next_token(way.now.saturating_duration_since(last));
+                }
+                let leg = *leg;
+                if leg.part == Part::Visible {
+                    self.token(&leg, &sampled, way);
+                }
+            }
+            Event::Expecting { worker, slot, generation, tokens, .. } => {
+                self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, way.now);
+            }
+            Event::Finished { request, outcome, stamps, cached_tokens } => {
+                self.finished(request, outcome, &stamps, cached_tokens, way);
+            }
+            Event::Released(request) => {
+                let slot = Slot { id: request.slot, generation: request.generation };
+                self.handoff.released(request.worker, slot);
+                self.legs.remove(&request.id);
+            }
+        }
+    }
+
+    /// Ends what is overdue.
+    pub fn expire(&mut self, now: Instant) {
+        self.handoff.expire(now);
+    }
+
+    /// Refuses a model that is not served here.
+    pub fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
+        match name {
+            Some(name) if !self.terms.names.iter().any(|own| own == name) => {
+                Err(ApiError::model_not_found(name))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check(&self, request: &GenerateRequest) -> Result<(), ApiError> {
+        self.check_model(request.model.as_deref())?;
+        if request.min_tokens > 0 {
+            return Err(ApiError::unsupported("min_tokens"));
+        }
+        let choices = request.prompts.len() * request.samples;
+        let slots = self.handoff.members().iter().map(|member| member.worker.slots()).min().unwrap_or(0);
+        if choices > slots {
+            let message = format!("asks for {choices} choices; this server has places for {slots} requests");
+            return Err(ApiError::new(400, "too_many_choices", message));
+        }
+        Ok(())
+    }
+
+    fn tokenised(&mut self, answer: Tokenised, way: &mut Way<'_>) {
+        let Some(live) = self.live.get(&answer.id) else { return };
+        let checked = answer.ids.and_then(|ids| {
+            let param = prompt_param(live.request.endpoint, &answer.prompts);
+            ids.iter().try_for_each(|ids| self.fits(&live.request, param, ids.len()))?;
+            Ok(ids)
+        });
+        let ids = match checked {
+            Ok(ids) => ids,
+            Err(error) => return self.fail(answer.id, &error, Cause::Refused, way),
+        };
+        let Some(live) = self.live.get_mut(&answer.id) else { return };
+        let request = &live.request;
+        let echoed =
+            if request.echo { echoes(&answer.prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
+        let mut prompted: Vec<Prompted> = ids
+            .into_iter()
+            .enumerate()
+            .map(|(index, ids)| Prompted {
+                ids: ids.into(),
+                echo: echoed.get(index).cloned(),
+                rid: request.rids.get(index).cloned().unwrap_or_else(|| live.id.clone()),
+            })
+            .collect();
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let renderer = Renderer::new(request, &live.id, created, &self.terms.names[0]);
+        let exchange = Exchange::new(request, renderer, &prompted, &self.terms.eos, live.id.clone());
+        live.exchange = Some(exchange);
+        live.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
+        let samples = request.samples;
+        for (index, prompted) in prompted.drain(..).enumerate() {
+            for sample in 0..samples {
+                if let Err(error) =
+                    self.place(answer.id, index * samples + sample, sample, &prompted.ids, way.now)
+                {
+                    return self.fail(answer.id, &error, Cause::Overloaded, way);
+                }
+            }
+        }
+    }
+
+    fn fits(&self, request: &GenerateRequest, param: &str, prompt: usize) -> Result<(), ApiError> {
+        let answer = request.max_tokens.map_or(1, |max| max as usize);
+        if prompt + answer > self.terms.context {
+            return Err(ApiError::context_length_exceeded(param, prompt, answer, self.terms.context));
+        }
+        Ok(())
+    }
+
+    /// Gives one choice to its worker or workers.
+    fn place(
+        &mut self,
+        exchange: u64,
+        choice: usize,
+        sample: usize,
+        ids: &Arc<[u32]>,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        self.turn += 1;
+        match self.terms.placement.clone() {
+            Placement::Mixed(workers) => {
+                let worker = self.roomiest(&workers)?;
+                let request = self.request(exchange, sample, worker, Room(0), ids, None)?;
+                self.start(exchange, choice, Part::Visible, request, None, None, now);
+            }
+            Placement::Split { prefill, decode } => {
+                let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
+                let room = room_of(random());
+                let reader = self.request(exchange, sample, source, room, ids, Some(1))?;
+                let writer = match self.request(exchange, sample, destination, room, ids, None) {
+                    Ok(writer) => writer,
+                    Err(error) => {
+                        let slot = Slot { id: reader.slot, generation: reader.generation };
+                        self.handoff.released(source, slot);
+                        return Err(error);
+                    }
+                };
+                let partners = (reader.id, writer.id);
+                self.start(exchange, choice, Part::Prefill, reader, None, Some(partners.1), now);
+                let from = Source::Local(source);
+                self.start(exchange, choice, Part::Visible, writer, Some(&from), Some(partners.0), now);
+            }
+        }
+        Ok(())
+    }
+
+    /// The worker with most free slots; of equals, in turn.
+    fn roomiest(&self, workers: &[WorkerId]) -> Result<WorkerId, ApiError> {
+        let start = self.turn % workers.len();
+        let in_turn = workers[start..].iter().chain(&workers[..start]);
+        let best = in_turn.copied().reduce(|best, next| {
+            let free = |worker| self.handoff.worker(worker).free_slots();
+            if free(next) > free(best) { next } else { best }
+        });
+        best.filter(|&worker| self.handoff.worker(worker).free_slots() > 0)
+            .ok_or_else(|| ApiError::overloaded(1))
+    }
+
+    /// A request with a slot of `worker` and everything allocated that it will ever need.
+    #[allow(clippy::too_many_arguments)] // One place where a request is made; each has its own type.
+    fn request(
+        &mut self,
+        exchange: u64,
+        sample: usize,
+        worker: WorkerId,
+        room: Room,
+        ids: &Arc<[u32]>,
+        max_new: Option<u32>,
+    ) -> Result<Box<Request>, ApiError> {
+        let Some(live) = self.live.get(&exchange) else { return Err(ApiError::new(500, "internal", "lost")) };
+        let asked = &live.request;
+        let deadline = live.arrived + REQUEST_TIME_MAX;
+        let home = self.handoff.worker_mut(worker);
+        let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
+        let room_left = home.tokens().min(self.terms.context).saturating_sub(ids.len()).max(1) as u32;
+        let max_new = max_new.unwrap_or_else(|| asked.max_tokens.unwrap_or(room_left));
+        let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
+        let ending = if asked.ignore_eos { &[][..] } else { &self.terms.eos };
+        self.next_request += 1;
+        Ok(Box::new(Request {
+            id: RequestId(self.next_request),
+            worker,
+            room,
+            slot: slot.id,
+            generation: slot.generation,
+            prompt: ids.to_vec(),
+            output: Vec::with_capacity(max_new as usize),
+            pages: Vec::with_capacity(pages),
+            sampling: sampling(asked, sample),
+            top_logprobs: asked.logprobs.unwrap_or(0),
+            max_new,
+            stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
+            ignore_eos: asked.ignore_eos,
+            deadline,
+            stamps: Stamps::new(live.arrived),
+        }))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn start(
+        &mut self,
+        exchange: u64,
+        choice: usize,
+        part: Part,
+        request: Box<Request>,
+        source: Option<&Source>,
+        partner: Option<RequestId>,
+        now: Instant,
+    ) {
+        let slot = Slot { id: request.slot, generation: request.generation };
+        let (id, worker) = (request.id, request.worker);
+        self.legs.insert(
+            id,
+            Leg { exchange, choice, part, worker, slot, partner, finished: false, last_token: None },
+        );
+        if let Some(live) = self.live.get_mut(&exchange) {
+            live.legs.push(id);
+        }
+        self.handoff.submit(request, source, now);
+    }
+
+    fn token(&mut self, leg: &Leg, sampled: &crate::model::logprobs::Sampled, way: &mut Way<'_>) {
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
+        let Some(exchange) = live.exchange.as_mut() else { return };
+        let mut out = Vec::new();
+        if exchange.is_stream() && !live.begun {
+            way.connections.open_stream(way.reactor, live.conn);
+            exchange.open(&mut out);
+        }
+        live.begun = true;
+        let step = exchange.push(leg.choice, sampled, &self.text.tokenizer, &mut out);
+        if !out.is_empty() {
+            way.connections.stream(way.reactor, live.conn, &out);
+        }
+        if step == Step::Stop {
+            live.timings[leg.choice].ended = Some(way.now);
+            self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
+            self.close_if_over(leg.exchange, way);
+        }
+    }
+
+    fn finished(
+        &mut self,
+        request: RequestId,
+        outcome: Outcome,
+        stamps: &Stamps,
+        cached: u32,
+        way: &mut Way<'_>,
+    ) {
+        let Some(leg) = self.legs.get_mut(&request) else { return };
+        leg.finished = true;
+        let leg = *leg;
+        let failure = match outcome {
+            Outcome::Failed(cause) => Some(cause),
+            _ => None,
+        };
+        self.count(&leg, outcome);
+        self.handoff.finished(leg.worker, leg.slot, failure, way.now);
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
+        let times = &mut live.timings[leg.choice];
+        match leg.part {
+            Part::Prefill => times.prefill = Some(*stamps),
+            Part::Visible => times.decode = Some(*stamps),
+        }
+        match (leg.part, failure) {
+            (Part::Prefill, None) => {}
+            // Before its last post, prefill's failure is decode's as well; later it is decode's to find out.
+            (Part::Prefill, Some(cause)) => {
+                if !live.begun {
+                    self.end_partner(&leg, cause);
+                }
+            }
+            (Part::Visible, None) => self.end_choice(&leg, outcome, cached, way),
+            (Part::Visible, Some(cause)) => {
+                self.end_partner(&leg, cause);
+                let ended =
+                    self.live.get(&leg.exchange).is_some_and(|live| live.timings[leg.choice].ended.is_some());
+                // A choice that a stop string ended was told to stop; that is no failure.
+                if !ended {
+                    self.fail(leg.exchange, &error_of(cause), cause, way);
+                }
+            }
+        }
+    }
+
+    /// What `/metrics` says of a leg's end.
+    fn count(&self, leg: &Leg, outcome: Outcome) {
+        let metrics = &self.metrics[leg.worker.index()];
+        match outcome {
+            Outcome::Stop => metrics.finished_stop.inc(),
+            Outcome::Length | Outcome::HandedOver => metrics.finished_length.inc(),
+            Outcome::Failed(cause) => {
+                let ended = self.live.get(&leg.exchange);
+                // A choice that a stop string ended was told to stop; that is no failure.
+                match ended.is_some_and(|live| live.timings[leg.choice].ended.is_some()) {
+                    true => metrics.finished_stop.inc(),
+                    false => metrics.failed(cause),
+                }
+            }
+        }
+    }
+
+    /// Records where the time of a choice went.
+    fn record(&self, leg: &Leg, now: Instant) {
+        let Some(live) = self.live.get(&leg.exchange) else { return };
+        let metrics = &self.metrics[leg.worker.index()];
+        metrics.ended(now.saturating_duration_since(live.arrived));
+        let times = &live.timings[leg.choice];
+        if let Some(stages) = times.stages() {
+            metrics.first_token(&stages);
+            if times.prefill.is_some() {
+                let prompt = self.prompt_tokens(leg);
+                let layout = self.handoff.worker(leg.worker).layout();
+                let bytes = u64::from(layout.pages_for(prompt)) * layout.page_bytes();
+                metrics.transferred(bytes, stages.handover);
+            }
+        }
+    }
+
+    fn prompt_tokens(&self, leg: &Leg) -> u32 {
+        self.handoff.worker(leg.worker).tenant(leg.slot).map_or(0, |tenant| tenant.prompt.tokens)
+    }
+
+    fn end_choice(&mut self, leg: &Leg, outcome: Outcome, cached: u32, way: &mut Way<'_>) {
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
+        live.timings[leg.choice].ended.get_or_insert(way.now);
+        self.record(leg, way.now);
+        let Some(live) = self.live.get(&leg.exchange) else { return };
+        let timings = live.request.return_timings.then(|| self.timings(leg));
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
+        let Some(exchange) = live.exchange.as_mut() else { return };
+        let mut out = Vec::new();
+        exchange.finish(leg.choice, outcome, cached, timings.as_ref(), &mut out);
+        if !out.is_empty() {
+            way.connections.stream(way.reactor, live.conn, &out);
+        }
+        self.close_if_over(leg.exchange, way);
+    }
+
+    fn close_if_over(&mut self, id: u64, way: &mut Way<'_>) {
+        let Some(live) = self.live.get(&id) else { return };
+        let Some(exchange) = live.exchange.as_ref().filter(|exchange| exchange.is_over()) else { return };
+        let conn = live.conn;
+        let mut out = Vec::new();
+        if exchange.is_stream() {
+            exchange.close(None, &mut out);
+            way.connections.stream(way.reactor, conn, &out);
+            way.connections.end_stream(way.reactor, conn, way.now);
+        } else {
+            let timings = live.request.return_timings.then(|| self.first_timings(live));
+            exchange.close(timings.as_ref(), &mut out);
+            way.answer(conn, &Answer::json(&out));
+        }
+        self.forget(id);
+    }
+
+    /// Ends an exchange with an error: as a status, or as an event where a stream has begun.
+    fn fail(&mut self, id: u64, error: &ApiError, cause: Cause, way: &mut Way<'_>) {
+        let Some(live) = self.live.get_mut(&id) else { return };
+        let conn = live.conn;
+        match live.exchange.as_mut().filter(|exchange| exchange.is_stream() && live.begun) {
+            Some(exchange) => {
+                let mut out = Vec::new();
+                exchange.abort(error, &mut out);
+                way.connections.stream(way.reactor, conn, &out);
+                way.connections.end_stream(way.reactor, conn, way.now);
+            }
+            None => way.refuse(conn, error),
+        }
+        self.drop_exchange(id, cause);
+    }
+
+    /// Forgets an exchange and ends its legs.
+    fn drop_exchange(&mut self, id: u64, cause: Cause) {
+        let Some(live) = self.forget(id) else { return };
+        for request in live.legs {
+            if let Some(leg) = self.legs.get(&request).copied().filter(|leg| !leg.finished) {
+                self.handoff.worker_mut(leg.worker).abort(leg.slot, cause);
+            }
+        }
+    }
+
+    fn forget(&mut self, id: u64) -> Option<Live> {
+        let live = self.live.remove(&id)?;
+        self.by_conn.remove(&live.conn);
+        Some(live)
+    }
+
+    fn end_partner(&mut self, leg: &Leg, cause: Cause) {
+        let partner = leg.partner.and_then(|partner| self.legs.get(&partner)).copied();
+        if let Some(partner) = partner.filter(|partner| !partner.finished) {
+            self.handoff.worker_mut(partner.worker).abort(partner.slot, cause);
+        }
+    }
+
+    fn first_timings(&self, live: &Live) -> Timings {
+        let first =
+            live.legs.iter().filter_map(|leg| self.legs.get(leg)).find(|leg| leg.part == Part::Visible);
+        first.map(|leg| self.timings(leg)).unwrap_or_default()
+    }
+
+    /// Where the time of a choice went, from the stamps of its legs.
+    fn timings(&self, leg: &Leg) -> Timings {
+        let Some(live) = self.live.get(&leg.exchange) else { return Timings::default() };
+        let times = &live.timings[leg.choice];
+        let ms = |from: Option<Instant>, to: Option<Instant>| {
+            from.zip(to).map(|(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
+        };
+        let reader = times.prefill.or(times.decode);
+        let decode = times.decode;
+        let worker = self.handoff.worker(leg.worker);
+        let prompt = self.prompt_tokens(leg);
+        let generated = live.exchange.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
+        let handed = times.prefill.is_some();
+        Timings {
+            queue_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.admitted)).unwrap_or(0.0),
+            bootstrap_ms: handed
+                .then(|| ms(reader.map(|at| at.arrived), reader.and_then(|at| at.bootstrapped)))
+                .flatten(),
+            prefill_tokens: prompt,
+            prefill_ms: ms(reader.and_then(|at| at.admitted), reader.and_then(|at| at.filled)).unwrap_or(0.0),
+            handover_bytes: handed
+                .then(|| u64::from(worker.layout().pages_for(prompt)) * worker.layout().page_bytes()),
+            handover_ms: handed
+                .then(|| ms(reader.and_then(|at| at.filled), decode.and_then(|at| at.filled)))
+                .flatten(),
+            transport: handed.then_some(self.handoff.transport_name()),
+            join_ms: handed
+                .then(|| ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined)))
+                .flatten(),
+            first_decode_ms: None,
+            decode_tokens: generated.saturating_sub(1),
+            decode_ms: ms(decode.and_then(|at| at.first_token), times.ended).unwrap_or(0.0),
+        }
+    }
+}
+
+impl Way<'_> {
+    /// Answers with an error.
+    pub fn refuse(&mut self, conn: ConnId, error: &ApiError) {
+        self.connections.refuse(self.reactor, conn, error, self.now);
+    }
+
+    /// Answers whole.
+    pub fn answer(&mut self, conn: ConnId, answer: &Answer<'_>) {
+        self.connections.answer(self.reactor, conn, answer, self.now);
+    }
+}
+
+/// Sampling of one sample: the n samples of a seeded request differ, and the same seed gives the same n.
+fn sampling(request: &GenerateRequest, sample: usize) -> SamplingParams {
+    let asked = &request.sampling;
+    let seed = asked.seed.unwrap_or_else(random);
+    SamplingParams {
+        temperature: asked.temperature,
+        top_p: asked.top_p,
+        top_k: asked.top_k.unwrap_or(0),
+        min_p: asked.min_p,
+        presence_penalty: asked.presence_penalty,
+        frequency_penalty: asked.frequency_penalty,
+        repetition_penalty: asked.repetition_penalty,
+        // An odd constant (2^64 over the golden ratio) keeps the samples' seeds apart.
+        seed: seed.wrapping_add((sample as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+    }
+}
+
+/// What a client is told of a failure.
+fn error_of(cause: Cause) -> ApiError {
+    let message = match cause {
+        Cause::ClientGone => "the request was aborted",
+        Cause::Refused => "the request does not fit this server's KV memory",
+        Cause::Overloaded => "too many requests are waiting; try again later",
+        Cause::PeerLost => "the worker at the other end of the hand-off was lost",
+        Cause::Deadline => "the request took too long",
+        Cause::Mismatch => "prefill and decode disagree about the request",
+        Cause::Corrupt => "handed-over data failed their check",
+        Cause::OtherLeg => "the other leg of the request failed",
+        Cause::Draining => "the server is draining",
+        Cause::Internal => "internal error",
+    };
+    let error = ApiError::new(cause.http_status(), cause.name(), message);
+    ApiError { retry_after: (cause.http_status() == 429).then_some(1), ..error }
+}
+
+/// 64 bits for rooms and seeds.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    // The kernel's generator does not fail once it is seeded; a constant seed then is still a valid one.
+    let _ = getrandom::fill(&mut bytes);
+    u64::from_le_bytes(bytes)
+}

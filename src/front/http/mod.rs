@@ -1,0 +1,38 @@
+//! HTTP/1.1 as bytes: decoders that take what arrived, writers that append to a buffer.
+//!
+//! Thread: any. Owns: message framing in both directions ([`request`] and [`response`] for a
+//! server, [`client`] for the router and the registry client) and server-sent events ([`sse`]).
+//! Invariants: no I/O, no clock; memory is bounded by [`Limits`] whatever the peer sends; a message
+//! whose end could be read in two ways is refused. Not here: sockets and deadlines (`net`), routes.
+
+mod body;
+pub mod client;
+mod error;
+mod head;
+pub mod request;
+pub mod response;
+pub mod sse;
+
+pub use error::HttpError;
+pub use head::{Headers, Version};
+pub use request::{Decoder, Method, Request};
+pub use response::{BodyStream, Exchange, ResponseWriter};
+
+use crate::limits;
+
+/// Bounds of one message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes of the head.
+    pub head: usize,
+    /// Header lines.
+    pub headers: usize,
+    /// Bytes of the body, chunk framing not counted.
+    pub body: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { head: limits::HTTP_HEAD_MAX, headers: limits::HTTP_HEADERS_MAX, body: limits::HTTP_BODY_MAX }
+    }
+}

@@ -1,0 +1,123 @@
+//! Errors as OpenAI's clients know them.
+
+use serde::Serialize;
+use std::fmt;
+
+/// Why a request is refused or failed, as its client is told.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ApiError {
+    /// HTTP status.
+    pub status: u16,
+    /// For people.
+    pub message: String,
+    /// OpenAI's `type`: whose fault it is.
+    pub kind: &'static str,
+    /// The field at fault, as a path.
+    pub param: Option<String>,
+    /// For programs.
+    pub code: &'static str,
+    /// Seconds after which another try makes sense.
+    pub retry_after: Option<u32>,
+}
+
+impl ApiError {
+    /// An error with no field at fault.
+    pub fn new(status: u16, code: &'static str, message: impl Into<String>) -> Self {
+        let kind = match status {
+            401 => "authentication_error",
+            404 => "not_found_error",
+            429 => "rate_limit_error",
+            400..500 => "invalid_request_error",
+            _ => "server_error",
+        };
+        Self { status, message: message.into(), kind, param: None, code, retry_after: None }
+    }
+
+    /// The body is not JSON, or no object.
+    pub fn invalid_json(message: impl fmt::Display) -> Self {
+        Self::new(400, "invalid_json", format!("the body is not a JSON object that can be read: {message}"))
+    }
+
+    /// The field `param` has a value that cannot be; `must` ends the sentence "`param` …".
+    pub fn invalid(param: impl Into<String>, must: impl fmt::Display) -> Self {
+        let param = param.into();
+        let error = Self::new(400, "invalid_value", format!("`{param}` {must}"));
+        Self { param: Some(param), ..error }
+    }
+
+    /// The field `param`, or the value it has, belongs to the interface but is not supported.
+    pub fn unsupported(param: impl Into<String>) -> Self {
+        let error = Self::invalid(param, "is not supported by this server with the value given");
+        Self { code: "unsupported_field", ..error }
+    }
+
+    /// No model of that name is served here.
+    pub fn model_not_found(model: &str) -> Self {
+        let error = Self::new(404, "model_not_found", format!("the model `{model}` is not served here"));
+        Self { param: Some("model".into()), ..error }
+    }
+
+    /// Prompt and answer together do not fit. `param` is the field that held the prompt.
+    pub fn context_length_exceeded(param: &str, prompt: usize, answer: usize, context: usize) -> Self {
+        let message = format!(
+            "this model's context holds {context} tokens; the prompt has {prompt} and {answer} more were asked for"
+        );
+        let error = Self::new(400, "context_length_exceeded", message);
+        Self { param: Some(param.into()), ..error }
+    }
+
+    /// A queue is full.
+    pub fn overloaded(retry_after: u32) -> Self {
+        let error = Self::new(429, "queue_full", "too many requests are waiting; try again later");
+        Self { retry_after: Some(retry_after), ..error }
+    }
+
+    /// The answer's body.
+    pub fn to_json(&self) -> Vec<u8> {
+        #[derive(Serialize)]
+        struct Body<'a> {
+            error: Inner<'a>,
+        }
+        #[derive(Serialize)]
+        struct Inner<'a> {
+            message: &'a str,
+            r#type: &'a str,
+            param: Option<&'a str>,
+            code: &'a str,
+        }
+        let inner = Inner {
+            message: &self.message,
+            r#type: self.kind,
+            param: self.param.as_deref(),
+            code: self.code,
+        };
+        serde_json::to_vec(&Body { error: inner }).expect("texts are JSON")
+    }
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.status, self.code, self.message)
+    }
+}
+
+impl std::error::Error for ApiError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn has_the_shape_that_clients_read() {
+        let body = |error: ApiError| String::from_utf8(error.to_json()).unwrap();
+        assert_eq!(
+            body(ApiError::invalid("temperature", "must be at least 0")),
+            r#"{"error":{"message":"`temperature` must be at least 0","type":"invalid_request_error","param":"temperature","code":"invalid_value"}}"#
+        );
+        assert_eq!(
+            body(ApiError::overloaded(2)),
+            r#"{"error":{"message":"too many requests are waiting; try again later","type":"rate_limit_error","param":null,"code":"queue_full"}}"#
+        );
+        assert_eq!(ApiError::new(503, "draining", "").kind, "server_error");
+    }
+}

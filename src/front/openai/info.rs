@@ -1,0 +1,210 @@
+//! What a server tells about itself and its model, and what it is told to abort.
+//!
+//! Owns: the field names that clients, SGLang's router and ours look for. All answers are plain
+//! structs; `serde_json` writes them.
+
+use super::error::ApiError;
+use super::fields::Fields;
+use serde::Serialize;
+
+/// The answer of `/v1/models`.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelList<'a> {
+    object: &'static str,
+    data: [ModelCard<'a>; 1],
+}
+
+/// The model in it.
+#[derive(Clone, Debug, Serialize)]
+struct ModelCard<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    owned_by: &'static str,
+    root: &'a str,
+    parent: Option<()>,
+    max_model_len: usize,
+}
+
+impl<'a> ModelList<'a> {
+    /// The model called `id`, from the file or directory `root`, served since `created` (seconds
+    /// of Unix time) with a context of `max_model_len` tokens.
+    pub fn new(id: &'a str, root: &'a str, created: u64, max_model_len: usize) -> Self {
+        // SGLang's router tells engines apart by `owned_by`; we follow SGLang's contract.
+        let card =
+            ModelCard { id, object: "model", created, owned_by: "sglang", root, parent: None, max_model_len };
+        Self { object: "list", data: [card] }
+    }
+}
+
+/// The answer of `/version`.
+#[derive(Clone, Debug, Serialize)]
+pub struct Version<'a> {
+    /// Of the software.
+    pub version: &'a str,
+}
+
+/// The answer of `/server_info`.
+#[derive(Clone, Debug, Serialize)]
+pub struct ServerInfo<'a> {
+    /// File or directory.
+    pub model_path: &'a str,
+    /// The name clients use.
+    pub served_model_name: &'a str,
+    /// `null`, `prefill` or `decode`.
+    pub disaggregation_mode: &'a str,
+    /// Port of a prefill worker's registry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disaggregation_bootstrap_port: Option<u16>,
+    /// Tensor-parallel ranks.
+    pub tp_size: u32,
+    /// Data-parallel ranks.
+    pub dp_size: u32,
+    /// Pipeline stages.
+    pub pp_size: u32,
+    /// How a router places requests on data-parallel ranks.
+    pub load_balance_method: &'a str,
+    /// Of the software.
+    pub version: &'a str,
+    /// Whether this model embeds instead of generating.
+    pub is_embedding: bool,
+    /// Tokens of one sequence.
+    pub context_length: usize,
+    /// Tokens of the KV pool.
+    pub max_total_tokens: usize,
+    /// Of the decode batch.
+    pub max_running_requests: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// `ready` or `draining`.
+    pub status: &'a str,
+}
+
+/// The answer of `/model_info`.
+#[derive(Clone, Debug, Serialize)]
+pub struct ModelInfo<'a> {
+    /// File or directory.
+    pub model_path: &'a str,
+    /// Likewise.
+    pub tokenizer_path: &'a str,
+    /// Whether it generates text.
+    pub is_generation: bool,
+    /// Whether it takes images.
+    pub has_image_understanding: bool,
+    /// Whether it takes sound.
+    pub has_audio_understanding: bool,
+    /// As in `config.json`.
+    pub model_type: &'a str,
+    /// As in `config.json`.
+    pub architectures: &'a [String],
+}
+
+/// The answer of `/v1/loads`: one entry, since a process is one data-parallel rank.
+#[derive(Clone, Debug, Serialize)]
+pub struct Loads<'a> {
+    timestamp: String,
+    version: &'a str,
+    dp_rank_count: u32,
+    loads: [Load<'a>; 1],
+}
+
+impl<'a> Loads<'a> {
+    /// The load at `unix` seconds.
+    pub fn new(load: Load<'a>, unix: f64, version: &'a str) -> Self {
+        // A text, because SGLang's router reads it as one.
+        Self { timestamp: unix.to_string(), version, dp_rank_count: 1, loads: [load] }
+    }
+}
+
+/// The load of one data-parallel rank.
+#[derive(Clone, Default, Debug, Serialize)]
+pub struct Load<'a> {
+    /// Always 0 here.
+    pub dp_rank: u32,
+    /// In the decode batch, or being prefilled.
+    pub num_running_reqs: u32,
+    /// In queues.
+    pub num_waiting_reqs: u32,
+    /// Tokens that those still need computed.
+    pub num_waiting_uncached_tokens: u64,
+    /// Both.
+    pub num_total_reqs: u32,
+    /// Tokens in use in the KV pool.
+    pub num_used_tokens: u64,
+    /// Tokens of the KV pool.
+    pub max_total_num_tokens: u64,
+    /// Their quotient.
+    pub token_usage: f64,
+    /// Tokens generated in a second.
+    pub gen_throughput: f64,
+    /// Share of prompt tokens not computed.
+    pub cache_hit_rate: f64,
+    /// Share of the decode batch in use.
+    pub utilization: f64,
+    /// Of the decode batch.
+    pub max_running_requests: u32,
+    /// `null`, `prefill` or `decode`.
+    pub disagg_mode: &'a str,
+    /// Requests that wait for prefill or its hand-off.
+    pub prefill_queue_reqs: u32,
+    /// Requests that wait for KV on decode.
+    pub decode_queue_reqs: u32,
+    /// Of the last hand-off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_transfer_latency_ms: Option<f64>,
+    /// Likewise.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_transfer_speed_gb_s: Option<f64>,
+}
+
+/// A request to `/abort_request`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Abort {
+    /// All requests.
+    All,
+    /// Those whose name begins with this.
+    Rid(String),
+}
+
+impl Abort {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// Neither `rid` nor `abort_all`, or malformed.
+    pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
+        let mut fields = Fields::parse(body)?;
+        if fields.flag("abort_all", false)? {
+            return Ok(Self::All);
+        }
+        let rid = fields.name("rid")?;
+        rid.map(Self::Rid).ok_or_else(|| fields.invalid("rid", "is missing"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tells_what_routers_look_for() {
+        assert_eq!(
+            serde_json::to_string(&ModelList::new("m", "/models/m", 7, 2048)).unwrap(),
+            r#"{"object":"list","data":[{"id":"m","object":"model","created":7,"owned_by":"sglang","root":"/models/m","parent":null,"max_model_len":2048}]}"#
+        );
+        let load = Load { num_running_reqs: 3, disagg_mode: "decode", ..Load::default() };
+        let json = serde_json::to_value(Loads::new(load, 1.5, "0.1")).unwrap();
+        assert_eq!(json["timestamp"], "1.5");
+        assert_eq!(json["dp_rank_count"], 1);
+        assert_eq!(json["loads"][0]["num_running_reqs"], 3);
+        assert_eq!(json["loads"][0].get("kv_transfer_latency_ms"), None);
+    }
+
+    #[test]
+    fn reads_what_to_abort() {
+        assert_eq!(Abort::parse(br#"{"rid":"a"}"#), Ok(Abort::Rid("a".into())));
+        assert_eq!(Abort::parse(br#"{"rid":"","abort_all":true}"#), Ok(Abort::All));
+        for body in ["{}", r#"{"rid":""}"#, r#"{"rid":3}"#] {
+            assert_eq!(Abort::parse(body.as_bytes()).unwrap_err().param.as_deref(), Some("rid"), "{body}");
+        }
+    }
+}

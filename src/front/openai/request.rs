@@ -1,0 +1,355 @@
+//! What the rest of the system sees of a request, and the fields that all endpoints share.
+//!
+//! Owns: ranges and defaults of those fields. Not here: what is special to one endpoint
+//! ([`super::completion`], [`super::chat`], [`super::generate`]).
+
+use super::bootstrap::{self, Bootstrap};
+use super::error::ApiError;
+use super::fields::{Fields, List, Neutral, OneOrMany, first_item};
+use crate::limits::{
+    CHOICES_MAX, NAME_BYTES_MAX, SAMPLES_MAX, STOP_IDS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
+};
+use serde_json::{Map, Value};
+
+/// Which form the answer takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Endpoint {
+    /// `/v1/completions`.
+    Completions,
+    /// `/v1/chat/completions`.
+    Chat,
+    /// `/generate`.
+    Generate,
+}
+
+/// What is to be continued.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Prompts {
+    /// Texts to tokenise.
+    Texts(Vec<String>),
+    /// Lists of ids, each at least one; not compared with the vocabulary.
+    Ids(Vec<Vec<u32>>),
+    /// One conversation.
+    Chat(Conversation),
+}
+
+impl Prompts {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::Texts(texts) => texts.len(),
+            Self::Ids(lists) => lists.len(),
+            Self::Chat(_) => 1,
+        }
+    }
+
+    /// Whether there is none; never so in a request that was accepted.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// What a chat template is given.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Conversation {
+    /// Objects with a text `role` and a text `content`; other keys are the client's.
+    pub messages: Vec<Value>,
+    /// Whether the template opens the assistant's turn.
+    pub add_generation_prompt: bool,
+    /// More variables for the template, such as `enable_thinking`.
+    pub template_kwargs: Map<String, Value>,
+}
+
+/// How a token is chosen from logits.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f32,
+    /// Within (0, 1].
+    pub top_p: f32,
+    /// The most probable so many; `None` is all.
+    pub top_k: Option<u32>,
+    /// Within [0, 1], relative to the most probable.
+    pub min_p: f32,
+    /// Within [-2, 2].
+    pub presence_penalty: f32,
+    /// Within [-2, 2].
+    pub frequency_penalty: f32,
+    /// Within (0, 2]; 1 is none.
+    pub repetition_penalty: f32,
+    /// Makes the answer repeatable.
+    pub seed: Option<u64>,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 1.0,
+            top_p: 1.0,
+            top_k: None,
+            min_p: 0.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            repetition_penalty: 1.0,
+            seed: None,
+        }
+    }
+}
+
+/// A request of any of the three endpoints, each value within its range.
+#[derive(Clone, PartialEq, Debug)]
+pub struct GenerateRequest {
+    /// Where it came in.
+    pub endpoint: Endpoint,
+    /// The name asked for.
+    pub model: Option<String>,
+    /// What to continue; at least one.
+    pub prompts: Prompts,
+    /// Choices for each prompt.
+    pub samples: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Most tokens to generate, at least 1; `None` is until the context is full.
+    pub max_tokens: Option<u32>,
+    /// No end before so many tokens; at most `max_tokens`.
+    pub min_tokens: u32,
+    /// Texts that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Ids that end the answer.
+    pub stop_token_ids: Vec<u32>,
+    /// Whether the model's own end of sequence does not end the answer.
+    pub ignore_eos: bool,
+    /// Whether special tokens leave no text.
+    pub skip_special_tokens: bool,
+    /// Whether logprobs are wanted, and how many alternatives to each.
+    pub logprobs: Option<usize>,
+    /// Whether `/generate` gives the text of each logprob's token.
+    pub logprob_text: bool,
+    /// Whether the prompt's text precedes the answer's.
+    pub echo: bool,
+    /// Whether the answer comes as events.
+    pub stream: bool,
+    /// Whether a stream ends with the usage.
+    pub include_usage: bool,
+    /// Whether ids are answered beside texts.
+    pub return_token_ids: bool,
+    /// Whether stage times are answered.
+    pub return_timings: bool,
+    /// Whether the prompts came as a list, so that `/generate` answers one.
+    pub batch: bool,
+    /// Names of the prompts for `/abort_request`: none, or one each.
+    pub rids: Vec<String>,
+    /// Separates prefix caches.
+    pub cache_salt: Option<String>,
+    /// Where the legs meet: one for each choice, prompt by prompt.
+    pub bootstrap: Option<Vec<Bootstrap>>,
+    /// Fields that were ignored, for the log.
+    pub unknown: Vec<String>,
+}
+
+/// What differs between OpenAI's and SGLang's interface in the fields that they share.
+pub(super) struct Dialect {
+    /// Of `max_tokens`, where it is not the context's length.
+    pub(super) default_length: Option<u32>,
+    pub(super) max_tokens: &'static [&'static str],
+    pub(super) min_tokens: &'static str,
+    pub(super) seed: &'static [&'static str],
+}
+
+/// Fields that SGLang's router adds with these values, or that engines know and that change
+/// nothing here.
+const ADDED: &[Neutral<'_>] = &[
+    ("no_stop_trim", &["false"]),
+    ("spaces_between_special_tokens", &["true"]),
+    ("separate_reasoning", &["true", "false"]),
+    ("stream_reasoning", &["true", "false"]),
+    ("return_hidden_states", &["false"]),
+    ("routed_dp_rank", &["0", "-1"]),
+    ("data_parallel_rank", &["0", "-1"]),
+    ("disagg_prefill_dp_rank", &["0", "-1"]),
+];
+
+impl GenerateRequest {
+    /// A request with what every body may hold beside sampling: all other fields at their default.
+    pub(super) fn read(
+        endpoint: Endpoint,
+        prompts: Prompts,
+        fields: &mut Fields<'_>,
+    ) -> Result<Self, ApiError> {
+        let request = Self {
+            endpoint,
+            model: fields.name("model")?,
+            prompts,
+            samples: 1,
+            sampling: Sampling::default(),
+            max_tokens: None,
+            min_tokens: 0,
+            stop: Vec::new(),
+            stop_token_ids: Vec::new(),
+            ignore_eos: false,
+            skip_special_tokens: true,
+            logprobs: None,
+            logprob_text: false,
+            echo: false,
+            stream: fields.flag("stream", false)?,
+            include_usage: false,
+            return_token_ids: fields.flag("return_token_ids", false)?,
+            return_timings: fields.flag("return_timings", false)?,
+            batch: false,
+            rids: Vec::new(),
+            cache_salt: fields.name("cache_salt")?,
+            bootstrap: None,
+            unknown: Vec::new(),
+        };
+        fields.ignore(ADDED);
+        fields.accept(&["bootstrap_pair_key", "decode_tp_size"]);
+        Ok(request)
+    }
+
+    /// Reads sampling, lengths and stops from `fields`, which may be an object inside the body.
+    pub(super) fn read_sampling(
+        &mut self,
+        fields: &mut Fields<'_>,
+        dialect: &Dialect,
+        defaults: &Sampling,
+    ) -> Result<(), ApiError> {
+        self.sampling = sampling(fields, dialect, defaults)?;
+        self.samples = fields.integer("n", 1..=i128::from(SAMPLES_MAX))?.unwrap_or(1);
+        if self.prompts.len() * self.samples > CHOICES_MAX {
+            return Err(
+                fields.invalid("n", format!("times the number of prompts is more than {CHOICES_MAX}"))
+            );
+        }
+        for name in dialect.max_tokens {
+            let value = fields.integer(name, 1..=i128::from(u32::MAX))?;
+            self.max_tokens = self.max_tokens.or(value);
+        }
+        self.max_tokens = self.max_tokens.or(dialect.default_length);
+        let most = self.max_tokens.unwrap_or(u32::MAX);
+        self.min_tokens = fields.integer(dialect.min_tokens, 0..=i128::from(most))?.unwrap_or(0);
+        self.stop = stops(fields)?;
+        let ids =
+            fields.get("stop_token_ids", &format!("must be a list of at most {STOP_IDS_MAX} token ids"))?;
+        self.stop_token_ids = ids.map_or(Vec::new(), |List::<u32, STOP_IDS_MAX>(ids)| ids);
+        self.ignore_eos = fields.flag("ignore_eos", false)?;
+        self.skip_special_tokens = fields.flag("skip_special_tokens", true)?;
+        Ok(())
+    }
+
+    /// Reads what depends on the number of choices, and takes note of what was left.
+    pub(super) fn finish(mut self, mut fields: Fields<'_>) -> Result<Self, ApiError> {
+        self.rids = rids(&mut fields, self.prompts.len())?;
+        self.bootstrap = bootstrap::read(&mut fields, self.prompts.len(), self.samples)?;
+        self.unknown.extend(fields.rest());
+        Ok(self)
+    }
+
+    /// `stream_options`, of the OpenAI endpoints.
+    pub(super) fn read_stream_options(&mut self, fields: &mut Fields<'_>) -> Result<(), ApiError> {
+        if let Some(mut options) = fields.object("stream_options")? {
+            self.include_usage = options.flag("include_usage", false)?;
+            // Padding against observers of encrypted lengths; it carries nothing.
+            options.flag("include_obfuscation", false)?;
+            self.unknown.extend(options.rest());
+        }
+        Ok(())
+    }
+}
+
+fn sampling(fields: &mut Fields<'_>, dialect: &Dialect, defaults: &Sampling) -> Result<Sampling, ApiError> {
+    let penalty = |x: f32| (-2.0..=2.0).contains(&x);
+    let (unit, pm2) = ("must be a number from 0 to 1", "must be a number from -2 to 2");
+    let mut seed = defaults.seed;
+    for name in dialect.seed {
+        let value = fields.integer::<i128>(name, i128::from(i64::MIN)..=i128::from(u64::MAX))?;
+        // Negative seeds are seeds too: the bits count.
+        seed = value.map(|value| value as u64).or(seed);
+    }
+    Ok(Sampling {
+        temperature: fields.number(
+            "temperature",
+            defaults.temperature,
+            |x| x >= 0.0,
+            "must be a number, at least 0",
+        )?,
+        top_p: fields.number(
+            "top_p",
+            defaults.top_p,
+            |x| x > 0.0 && x <= 1.0,
+            "must be a number above 0, at most 1",
+        )?,
+        top_k: match fields.integer::<i128>("top_k", -1..=i128::from(u32::MAX))? {
+            None => defaults.top_k,
+            Some(k) => u32::try_from(k).ok().filter(|&k: &u32| k > 0),
+        },
+        min_p: fields.number("min_p", defaults.min_p, |x| (0.0..=1.0).contains(&x), unit)?,
+        presence_penalty: fields.number("presence_penalty", defaults.presence_penalty, penalty, pm2)?,
+        frequency_penalty: fields.number("frequency_penalty", defaults.frequency_penalty, penalty, pm2)?,
+        repetition_penalty: fields.number(
+            "repetition_penalty",
+            defaults.repetition_penalty,
+            |x| x > 0.0 && x <= 2.0,
+            "must be a number above 0, at most 2",
+        )?,
+        seed,
+    })
+}
+
+fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
+    let must = format!("must be a text or a list of at most {STOP_STRINGS_MAX} texts");
+    let stops = match fields.one_or_many::<String, STOP_STRINGS_MAX>("stop", &must)? {
+        None => Vec::new(),
+        Some(OneOrMany::One(stop)) => vec![stop],
+        Some(OneOrMany::Many(stops)) => stops,
+    };
+    if stops.iter().any(|stop| stop.is_empty() || stop.len() > STOP_STRING_BYTES_MAX) {
+        return Err(fields.invalid("stop", format!("must have texts of 1 to {STOP_STRING_BYTES_MAX} bytes")));
+    }
+    Ok(stops)
+}
+
+/// One name for each prompt: a list as it is, a single one with the prompt's number where there
+/// are several.
+fn rids(fields: &mut Fields<'_>, prompts: usize) -> Result<Vec<String>, ApiError> {
+    let must = "must be a text or a list of texts, one per prompt";
+    let rids = match fields.one_or_many::<String, CHOICES_MAX>("rid", must)? {
+        None => return Ok(Vec::new()),
+        Some(OneOrMany::One(rid)) if prompts == 1 => vec![rid],
+        Some(OneOrMany::One(rid)) => (0..prompts).map(|i| format!("{rid}_{i}")).collect(),
+        Some(OneOrMany::Many(rids)) => rids,
+    };
+    if rids.len() != prompts {
+        return Err(fields.invalid("rid", must));
+    }
+    if rids.iter().any(|rid| rid.is_empty() || rid.len() > NAME_BYTES_MAX) {
+        return Err(fields.invalid("rid", format!("must have 1 to {NAME_BYTES_MAX} bytes")));
+    }
+    Ok(rids)
+}
+
+/// The prompts in the field `name`, and whether they came as a list.
+pub(super) fn prompts(fields: &mut Fields<'_>, name: &str) -> Result<Option<(Prompts, bool)>, ApiError> {
+    let must = "must be a text, a list of token ids, or a list of either";
+    let Some(raw) = fields.take(name) else { return Ok(None) };
+    let json = raw.get();
+    let broken = |_| fields.invalid(name, must);
+    let prompts = match first_item(json) {
+        None if json.starts_with('[') => return Err(fields.invalid(name, "must not be empty")),
+        None => (Prompts::Texts(vec![serde_json::from_str(json).map_err(broken)?]), false),
+        Some(b'"') => {
+            let List::<String, CHOICES_MAX>(texts) = serde_json::from_str(json).map_err(broken)?;
+            (Prompts::Texts(texts), true)
+        }
+        Some(b'[') => {
+            let List::<Vec<u32>, CHOICES_MAX>(lists) = serde_json::from_str(json).map_err(broken)?;
+            (Prompts::Ids(lists), true)
+        }
+        Some(_) => (Prompts::Ids(vec![serde_json::from_str(json).map_err(broken)?]), false),
+    };
+    if let (Prompts::Ids(lists), _) = &prompts
+        && lists.iter().any(Vec::is_empty)
+    {
+        return Err(fields.invalid(name, "must not hold an empty list"));
+    }
+    Ok(Some(prompts))
+}

@@ -1,0 +1,348 @@
+//! Which path does what, and the endpoints that need no engine.
+//!
+//! Thread: `ctl`. Answers at once; requests for text go on to `generations`.
+
+use crate::config::secret::Secret;
+use crate::front::connections::{Answer, JSON};
+use crate::front::generations::{Generations, Way};
+use crate::front::http::{Method, Request};
+use crate::front::openai::info::{Abort, Load, Loads, ModelInfo, ModelList, ServerInfo, Version};
+use crate::front::openai::tokenize::{
+    DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
+};
+use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
+use crate::front::telemetry::Telemetry;
+use crate::net::ConnId;
+use crate::obs::log::event;
+use serde::Serialize;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// What a server tells about itself.
+#[derive(Clone, Debug)]
+pub struct About {
+    /// File or directory.
+    pub model_path: String,
+    /// `model_type` as in `config.json`.
+    pub model_type: &'static str,
+    /// `architectures` as in `config.json`.
+    pub architectures: Vec<String>,
+    /// `null`, `prefill` or `decode`.
+    pub mode: &'static str,
+    /// Port of the registry, where there is one.
+    pub bootstrap_port: Option<u16>,
+    /// Tokens of the KV pool.
+    pub pool_tokens: usize,
+    /// Tokens of a page.
+    pub page_size: usize,
+    /// Of the decode batch.
+    pub max_running: usize,
+    /// Sampling where a request says nothing.
+    pub sampling: Sampling,
+    /// Seconds of Unix time.
+    pub started: u64,
+}
+
+/// The table of paths.
+#[derive(Debug)]
+pub struct Routes {
+    about: About,
+    keys: Vec<Secret>,
+    telemetry: Telemetry,
+    draining: bool,
+    /// Names for requests that come without.
+    next_id: u64,
+    /// Unknown fields are logged once each, up to a bound.
+    unknown: Vec<String>,
+}
+
+/// Unknown fields remembered, so that each is logged once.
+const UNKNOWN_FIELDS_MAX: usize = 256;
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+impl Routes {
+    /// Everything is open but what `keys` guard.
+    pub fn new(about: About, keys: Vec<Secret>, telemetry: Telemetry) -> Routes {
+        Routes { about, keys, telemetry, draining: false, next_id: 0, unknown: Vec::new() }
+    }
+
+    /// No new requests for text.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// The counters behind `/metrics`.
+    pub fn telemetry(&mut self) -> &mut Telemetry {
+        &mut self.telemetry
+    }
+
+    /// Answers a request, or begins to.
+    pub fn serve(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+        generations: &mut Generations,
+        way: &mut Way<'_>,
+    ) {
+        let id = way.connections.name(conn, || self.make_id());
+        match self.route(conn, request, &id, generations, way) {
+            Ok(()) => {}
+            Err(error) => way.refuse(conn, &error),
+        }
+    }
+
+    fn route(
+        &mut self,
+        conn: ConnId,
+        request: &Request,
+        id: &str,
+        generations: &mut Generations,
+        way: &mut Way<'_>,
+    ) -> Result<(), ApiError> {
+        use Method::{Get, Head, Post};
+        let path = request.head.path();
+        let method = request.head.method;
+        let open = matches!(path, "/health" | "/readiness" | "/liveness" | "/ping");
+        if !open {
+            self.authorise(request)?;
+        }
+        match (method, path) {
+            (Post, "/v1/completions") => {
+                let parsed = completion::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, parsed, id, generations, way)
+            }
+            (Post, "/v1/chat/completions") => {
+                let parsed = chat::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, parsed, id, generations, way)
+            }
+            (Post, "/generate") => {
+                let parsed = generate::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, parsed, id, generations, way)
+            }
+            (Get, "/health_generate") => {
+                const BODY: &[u8] =
+                    br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":1,"temperature":0}}"#;
+                let parsed = generate::parse(BODY, &self.about.sampling)?;
+                self.generate(conn, parsed, id, generations, way)
+            }
+            (Get | Head, "/health" | "/ping" | "/liveness") => {
+                way.answer(
+                    conn,
+                    &Answer { status: 200, media: "text/plain", body: b"OK", retry_after: None },
+                );
+                Ok(())
+            }
+            (Get | Head, "/readiness") => {
+                self.admitting()?;
+                way.answer(
+                    conn,
+                    &Answer { status: 200, media: "text/plain", body: b"OK", retry_after: None },
+                );
+                Ok(())
+            }
+            (Get, "/metrics") => {
+                let body = self.telemetry.exposition(generations);
+                let media = "text/plain; version=0.0.4";
+                way.answer(conn, &Answer { status: 200, media, body: body.as_bytes(), retry_after: None });
+                Ok(())
+            }
+            (Get, _) => self.tell(conn, path, generations, way),
+            (Post, "/tokenize") => self.tokenize(conn, request, generations, way),
+            (Post, "/detokenize") => self.detokenize(conn, request, generations, way),
+            (Post, "/abort_request") => {
+                let aborted = match Abort::parse(&request.body)? {
+                    Abort::All => generations.abort(None, way),
+                    Abort::Rid(rid) => generations.abort(Some(&rid), way),
+                };
+                event!(Info, "http", "aborted by request", count = aborted);
+                json(conn, &serde_json::json!({ "aborted": aborted }), way)
+            }
+            // There is no prefix cache in this version: it is as empty as it can be.
+            (Post, "/flush_cache") => {
+                json(conn, &serde_json::json!({ "success": true, "flushed_pages": 0 }), way)
+            }
+            _ if is_known(path) => {
+                Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
+            }
+            _ => Err(not_found(path)),
+        }
+    }
+
+    fn tell(
+        &self,
+        conn: ConnId,
+        path: &str,
+        generations: &Generations,
+        way: &mut Way<'_>,
+    ) -> Result<(), ApiError> {
+        let terms = generations.terms();
+        let about = &self.about;
+        match path {
+            "/v1/models" => {
+                let list = ModelList::new(&terms.names[0], &about.model_path, about.started, terms.context);
+                json(conn, &list, way)
+            }
+            "/server_info" | "/get_server_info" => json(conn, &self.server_info(generations), way),
+            "/model_info" | "/get_model_info" => {
+                let info = ModelInfo {
+                    model_path: &about.model_path,
+                    tokenizer_path: &about.model_path,
+                    is_generation: true,
+                    has_image_understanding: false,
+                    has_audio_understanding: false,
+                    model_type: about.model_type,
+                    architectures: &about.architectures,
+                };
+                json(conn, &info, way)
+            }
+            "/v1/loads" => {
+                let unix =
+                    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+                json(conn, &Loads::new(self.load(), unix, VERSION), way)
+            }
+            "/version" => json(conn, &Version { version: VERSION }, way),
+            _ if is_known(path) => {
+                Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
+            }
+            _ => Err(not_found(path)),
+        }
+    }
+
+    fn server_info<'a>(&'a self, generations: &'a Generations) -> ServerInfo<'a> {
+        let (terms, about) = (generations.terms(), &self.about);
+        ServerInfo {
+            model_path: &about.model_path,
+            served_model_name: &terms.names[0],
+            disaggregation_mode: about.mode,
+            disaggregation_bootstrap_port: about.bootstrap_port,
+            tp_size: 1,
+            dp_size: 1,
+            pp_size: 1,
+            load_balance_method: "follow_bootstrap_room",
+            version: VERSION,
+            is_embedding: false,
+            context_length: terms.context,
+            max_total_tokens: about.pool_tokens,
+            max_running_requests: about.max_running,
+            page_size: about.page_size,
+            status: if self.draining { "draining" } else { "ready" },
+        }
+    }
+
+    fn load(&self) -> Load<'_> {
+        Load { disagg_mode: self.about.mode, ..self.telemetry.load(self.about.max_running) }
+    }
+
+    fn generate(
+        &mut self,
+        conn: ConnId,
+        request: GenerateRequest,
+        id: &str,
+        generations: &mut Generations,
+        way: &mut Way<'_>,
+    ) -> Result<(), ApiError> {
+        self.admitting()?;
+        for field in &request.unknown {
+            if self.unknown.len() < UNKNOWN_FIELDS_MAX && !self.unknown.contains(field) {
+                event!(Info, "http", "unknown request field ignored", field = field);
+                self.unknown.push(field.clone());
+            }
+        }
+        generations.begin(conn, request, id.to_owned(), way);
+        Ok(())
+    }
+
+    fn tokenize(
+        &self,
+        conn: ConnId,
+        request: &Request,
+        generations: &Generations,
+        way: &mut Way<'_>,
+    ) -> Result<(), ApiError> {
+        let asked = TokenizeRequest::parse(&request.body)?;
+        generations.check_model(asked.model.as_deref())?;
+        let text = generations.text();
+        let source = match &asked.subject {
+            Subject::Prompt(prompt) => prompt.clone(),
+            Subject::Chat(conversation) => text.render(conversation)?,
+        };
+        let encoded = text.tokenizer.encode(&source, asked.add_special_tokens);
+        let tokens = encoded.map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+        let token_strs = asked
+            .return_token_strs
+            .then(|| tokens.iter().map(|&token| text.tokenizer.token_text(token)).collect());
+        let max_model_len = generations.terms().context;
+        json(conn, &TokenizeAnswer { count: tokens.len(), max_model_len, tokens: &tokens, token_strs }, way)
+    }
+
+    fn detokenize(
+        &self,
+        conn: ConnId,
+        request: &Request,
+        generations: &Generations,
+        way: &mut Way<'_>,
+    ) -> Result<(), ApiError> {
+        let asked = DetokenizeRequest::parse(&request.body)?;
+        generations.check_model(asked.model.as_deref())?;
+        let prompt = generations.text().tokenizer.decode(&asked.tokens, false);
+        json(conn, &DetokenizeAnswer { prompt: &prompt }, way)
+    }
+
+    fn admitting(&self) -> Result<(), ApiError> {
+        if self.draining { Err(ApiError::new(503, "draining", "the server is draining")) } else { Ok(()) }
+    }
+
+    /// Compares in time that does not depend on where a key differs.
+    fn authorise(&self, request: &Request) -> Result<(), ApiError> {
+        if self.keys.is_empty() {
+            return Ok(());
+        }
+        let shown = request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
+        let known =
+            shown.is_some_and(|shown| self.keys.iter().any(|key| key.matches(shown.trim().as_bytes())));
+        if known {
+            Ok(())
+        } else {
+            Err(ApiError::new(401, "invalid_api_key", "this server asks for an API key as a bearer token"))
+        }
+    }
+
+    fn make_id(&mut self) -> String {
+        self.next_id += 1;
+        format!("{:x}-{:x}", self.about.started, self.next_id)
+    }
+}
+
+fn is_known(path: &str) -> bool {
+    const KNOWN: &[&str] = &[
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/generate",
+        "/health",
+        "/health_generate",
+        "/readiness",
+        "/metrics",
+        "/tokenize",
+        "/detokenize",
+        "/abort_request",
+        "/flush_cache",
+        "/v1/models",
+        "/server_info",
+        "/get_server_info",
+        "/model_info",
+        "/get_model_info",
+        "/v1/loads",
+        "/version",
+    ];
+    KNOWN.contains(&path)
+}
+
+fn not_found(path: &str) -> ApiError {
+    ApiError::new(404, "not_found", format!("there is nothing at {path}"))
+}
+
+fn json(conn: ConnId, body: &impl Serialize, way: &mut Way<'_>) -> Result<(), ApiError> {
+    let body = serde_json::to_vec(body).map_err(|error| ApiError::new(500, "internal", error.to_string()))?;
+    way.answer(conn, &Answer { status: 200, media: JSON, body: &body, retry_after: None });
+    Ok(())
+}

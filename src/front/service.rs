@@ -1,0 +1,157 @@
+//! The loop of `ctl`: sockets, engines, movers and the tokeniser meet here, one turn after the other.
+//!
+//! Thread: `ctl`. Parks in the reactor alone; everybody who has news rings its bell. Not here: what a request
+//! means (`generations`), small endpoints (`routes`).
+
+use crate::front::connections::{Connections, Incoming};
+use crate::front::generations::{Generations, Way};
+use crate::front::routes::Routes;
+use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
+use crate::net::{Address, Event, ListenerId, Reactor};
+use crate::obs::log::event;
+use crate::sched::mailbox;
+use crate::stdx::bell::Bell;
+use crossbeam_channel::Receiver;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How often overdue things are looked for.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What `ctl` runs.
+#[derive(Debug)]
+pub struct Service {
+    reactor: Reactor,
+    listener: ListenerId,
+    connections: Connections,
+    generations: Generations,
+    routes: Routes,
+    events: Vec<Receiver<mailbox::Event>>,
+    bell: Arc<Bell>,
+    draining: Option<Instant>,
+    next_tick: Instant,
+}
+
+/// Why the loop ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// Everything was answered.
+    Drained,
+    /// Time was up, or a second signal came; requests were cut off.
+    CutOff,
+}
+
+impl Service {
+    /// Listens; nothing is served before [`Service::run`].
+    pub fn new(
+        mut reactor: Reactor,
+        address: SocketAddr,
+        generations: Generations,
+        routes: Routes,
+        events: Vec<Receiver<mailbox::Event>>,
+        bell: Arc<Bell>,
+        now: Instant,
+    ) -> io::Result<Service> {
+        reactor.watch_signals()?;
+        let listener = reactor.listen(&Address::Tcp(address), HTTP_CONNECTIONS_MAX)?;
+        Ok(Service {
+            reactor,
+            listener,
+            connections: Connections::default(),
+            generations,
+            routes,
+            events,
+            bell,
+            draining: None,
+            next_tick: now + TICK,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.reactor.local_address(self.listener)
+    }
+
+    /// Turns until a drain has ended.
+    pub fn run(mut self) -> io::Result<End> {
+        loop {
+            self.bell.announce();
+            let deadline = if self.has_news() { Instant::now() } else { self.next_tick };
+            self.reactor.poll(Some(deadline))?;
+            self.bell.dismiss();
+            if let Some(end) = self.turn(Instant::now()) {
+                return Ok(end);
+            }
+        }
+    }
+
+    /// Looked for between the bell's announcement and the wait, so that nothing is slept over.
+    fn has_news(&self) -> bool {
+        self.events.iter().any(|events| !events.is_empty()) || self.generations.has_news()
+    }
+
+    fn turn(&mut self, now: Instant) -> Option<End> {
+        while let Some(event) = self.reactor.next_event() {
+            if event == Event::Terminate {
+                if let Some(end) = self.terminate(now) {
+                    return Some(end);
+                }
+            } else {
+                self.connections.handle(&mut self.reactor, event, now);
+            }
+        }
+        self.serve(now);
+        let mut way = Way { reactor: &mut self.reactor, connections: &mut self.connections, now };
+        for events in &self.events {
+            while let Ok(event) = events.try_recv() {
+                self.generations.event(event, &mut way);
+            }
+        }
+        self.generations.turn(&mut way);
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            self.generations.expire(now);
+            self.connections.expire(&mut self.reactor, now);
+        }
+        // Answers may have let pipelined requests in.
+        self.serve(now);
+        self.drained(now)
+    }
+
+    fn serve(&mut self, now: Instant) {
+        while let Some(incoming) = self.connections.poll() {
+            match incoming {
+                Incoming::Request(conn, request) => {
+                    let mut way = Way { reactor: &mut self.reactor, connections: &mut self.connections, now };
+                    self.routes.serve(conn, &request, &mut self.generations, &mut way);
+                }
+                Incoming::Gone(conn) => self.generations.gone(conn),
+            }
+        }
+    }
+
+    fn terminate(&mut self, now: Instant) -> Option<End> {
+        if self.draining.is_some() {
+            return Some(End::CutOff);
+        }
+        event!(Info, "ctl", "draining: no new requests, those that run are finished");
+        self.draining = Some(now + DRAIN_TIME_MAX);
+        self.routes.drain();
+        self.connections.drain();
+        self.reactor.stop_listening(self.listener);
+        None
+    }
+
+    fn drained(&self, now: Instant) -> Option<End> {
+        let until = self.draining?;
+        if self.generations.is_idle() {
+            Some(End::Drained)
+        } else if now >= until {
+            Some(End::CutOff)
+        } else {
+            None
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! What `/metrics` and `/v1/loads` say: counters kept by `ctl`, figures published by engines.
+//!
+//! Thread: `ctl`. Figures of an engine are looked at when somebody asks, never waited for.
+
+use crate::front::generations::Generations;
+use crate::front::openai::info::Load;
+use crate::obs::metrics::{Depths, EngineType, PageCounts, WorkerMetrics};
+use crate::obs::registry::Registry;
+use crate::sched::stats::WorkerStats;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// One worker's figures.
+#[derive(Debug)]
+pub struct Watched {
+    /// Its role.
+    pub role: EngineType,
+    /// Counters of `ctl`.
+    pub metrics: Arc<WorkerMetrics>,
+    /// Figures of its engine.
+    pub stats: Arc<WorkerStats>,
+    /// Tokens of one page.
+    pub page_size: u32,
+}
+
+/// All figures of the process.
+#[derive(Debug)]
+pub struct Telemetry {
+    registry: Registry,
+    workers: Vec<Watched>,
+}
+
+impl Telemetry {
+    /// Over these workers.
+    pub fn new(registry: Registry, workers: Vec<Watched>) -> Telemetry {
+        Telemetry { registry, workers }
+    }
+
+    /// Prometheus text.
+    pub fn exposition(&self, _generations: &Generations) -> String {
+        for worker in &self.workers {
+            worker.refresh();
+        }
+        let mut out = String::new();
+        self.registry.expose(&mut out);
+        out
+    }
+
+    /// The sum over workers, as one data-parallel rank.
+    pub fn load(&self, max_running: usize) -> Load<'_> {
+        let sum = |figure: fn(&WorkerStats) -> &AtomicU32| -> u32 {
+            self.workers.iter().map(|worker| get(figure(&worker.stats))).sum()
+        };
+        let tokens = |worker: &Watched, pages: u32| u64::from(pages) * u64::from(worker.page_size);
+        let used: u64 = self.workers.iter().map(|worker| tokens(worker, worker.taken())).sum();
+        let total: u64 = self.workers.iter().map(|worker| tokens(worker, worker.total())).sum();
+        let running = sum(|stats| &stats.running);
+        let waiting = sum(|stats| &stats.waiting) + sum(|stats| &stats.bootstrapping);
+        let moving = sum(|stats| &stats.transferring) + sum(|stats| &stats.arrived);
+        let uncached =
+            self.workers.iter().map(|worker| worker.stats.waiting_tokens.load(Ordering::Relaxed)).sum();
+        Load {
+            num_running_reqs: running,
+            num_waiting_reqs: waiting + moving,
+            num_waiting_uncached_tokens: uncached,
+            num_total_reqs: running + waiting + moving,
+            num_used_tokens: used,
+            max_total_num_tokens: total,
+            token_usage: used as f64 / total.max(1) as f64,
+            utilization: f64::from(running) / max_running.max(1) as f64,
+            max_running_requests: max_running as u32,
+            prefill_queue_reqs: self.queued(EngineType::Prefill),
+            decode_queue_reqs: self.queued(EngineType::Decode),
+            ..Load::default()
+        }
+    }
+
+    fn queued(&self, role: EngineType) -> u32 {
+        let of_role = self.workers.iter().filter(|worker| worker.role == role);
+        of_role.map(|worker| get(&worker.stats.bootstrapping) + get(&worker.stats.waiting)).sum()
+    }
+}
+
+impl Watched {
+    fn taken(&self) -> u32 {
+        get(&self.stats.pages_in_use) + get(&self.stats.pages_leased)
+    }
+
+    fn total(&self) -> u32 {
+        self.taken() + get(&self.stats.pages_free) + get(&self.stats.pages_cached)
+    }
+
+    fn refresh(&self) {
+        let stats = &*self.stats;
+        let count = |figure: &AtomicU32| get(figure) as usize;
+        let mut depths = Depths { running: count(&stats.running), ..Depths::default() };
+        match self.role {
+            EngineType::Prefill => {
+                depths.bootstrap = count(&stats.bootstrapping);
+                depths.queued = count(&stats.waiting);
+                depths.inflight = count(&stats.transferring);
+            }
+            EngineType::Decode => {
+                depths.prealloc = count(&stats.bootstrapping) + count(&stats.waiting);
+                depths.transfer = count(&stats.transferring);
+                depths.queued = count(&stats.arrived);
+            }
+            EngineType::Unified => depths.queued = count(&stats.waiting),
+        }
+        self.metrics.set_depths(depths);
+        self.metrics.set_pages(PageCounts {
+            free: count(&stats.pages_free),
+            cached: count(&stats.pages_cached),
+            in_use: count(&stats.pages_in_use),
+            leased: count(&stats.pages_leased),
+        });
+        self.metrics.prompt_tokens.raise_to(stats.prompt_tokens_total.load(Ordering::Relaxed));
+        self.metrics.generation_tokens.raise_to(stats.generated_tokens_total.load(Ordering::Relaxed));
+    }
+}
+
+fn get(figure: &AtomicU32) -> u32 {
+    figure.load(Ordering::Relaxed)
+}

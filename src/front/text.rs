@@ -1,0 +1,144 @@
+//! Text to ids, on a thread of its own: a long prompt takes milliseconds to tokenise, which would stall
+//! every stream if `ctl` did it.
+//!
+//! Thread: `tok` works, `ctl` asks. Bounded: a full queue refuses the request.
+
+use crate::front::openai::request::Conversation;
+use crate::front::openai::{ApiError, Endpoint, Prompts};
+use crate::model::chat::{self, ChatTemplate};
+use crate::model::tokenizer::Tokenizer;
+use crate::stdx::bell::Bell;
+use crossbeam_channel::{Receiver, Sender, TrySendError};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+/// What turns text into ids and back.
+#[derive(Debug)]
+pub struct Text {
+    /// The vocabulary.
+    pub tokenizer: Tokenizer,
+    /// The model's chat template, where it has one.
+    pub chat: Option<ChatTemplate>,
+}
+
+/// Prompts to tokenise.
+#[derive(Debug)]
+pub struct Job {
+    /// Names the answer.
+    pub id: u64,
+    /// What to tokenise.
+    pub prompts: Prompts,
+    /// Decides the name of the field at fault.
+    pub endpoint: Endpoint,
+}
+
+/// Their ids, one list per prompt.
+#[derive(Debug)]
+pub struct Tokenised {
+    /// Of the job.
+    pub id: u64,
+    /// The ids, or why there are none.
+    pub ids: Result<Vec<Vec<u32>>, ApiError>,
+    /// The prompts back, for those that are echoed.
+    pub prompts: Prompts,
+}
+
+/// `ctl`'s end.
+#[derive(Debug)]
+pub struct TextQueue {
+    jobs: Sender<Job>,
+    done: Receiver<Tokenised>,
+}
+
+impl TextQueue {
+    /// Starts the thread. At most `capacity` jobs wait; `ctl` is rung for each answer.
+    pub fn start(text: Arc<Text>, capacity: usize, ctl: Arc<Bell>) -> std::io::Result<TextQueue> {
+        let (jobs, queue) = crossbeam_channel::bounded::<Job>(capacity);
+        let (answers, done) = crossbeam_channel::bounded(capacity);
+        std::thread::Builder::new().name("tok".into()).spawn(move || {
+            for job in queue {
+                let ids = text.ids(&job.prompts, job.endpoint);
+                let answer = Tokenised { id: job.id, ids, prompts: job.prompts };
+                if answers.send(answer).is_err() {
+                    return;
+                }
+                ctl.ring();
+            }
+        })?;
+        Ok(TextQueue { jobs, done })
+    }
+
+    /// Queues a job, or refuses it.
+    pub fn submit(&self, job: Job) -> Result<(), ApiError> {
+        self.jobs.try_send(job).map_err(|error| match error {
+            TrySendError::Full(_) => ApiError::overloaded(1),
+            TrySendError::Disconnected(_) => ApiError::new(500, "internal", "the tokeniser has stopped"),
+        })
+    }
+
+    /// Whether an answer waits.
+    pub fn has_news(&self) -> bool {
+        !self.done.is_empty()
+    }
+
+    /// The next answer.
+    pub fn poll(&self) -> Option<Tokenised> {
+        self.done.try_recv().ok()
+    }
+}
+
+impl Text {
+    /// The ids of each prompt. Ids given as such are compared with the vocabulary.
+    pub fn ids(&self, prompts: &Prompts, endpoint: Endpoint) -> Result<Vec<Vec<u32>>, ApiError> {
+        let param = prompt_param(endpoint, prompts);
+        let encode = |text: &str, special: bool| {
+            self.tokenizer.encode(text, special).map_err(|error| ApiError::invalid(param, error.to_string()))
+        };
+        let lists = match prompts {
+            Prompts::Texts(texts) => texts.iter().map(|text| encode(text, true)).collect(),
+            Prompts::Ids(lists) => {
+                let vocab = self.tokenizer.vocab_size();
+                match lists.iter().flatten().find(|&&id| id as usize >= vocab) {
+                    Some(id) => Err(ApiError::invalid(
+                        param,
+                        format!("holds the id {id}; the vocabulary has {vocab} ids"),
+                    )),
+                    None => Ok(lists.clone()),
+                }
+            }
+            Prompts::Chat(conversation) => {
+                self.render(conversation).and_then(|text| Ok(vec![encode(&text, false)?]))
+            }
+        }?;
+        match lists.iter().any(Vec::is_empty) {
+            true => Err(ApiError::invalid(param, "has no tokens")),
+            false => Ok(lists),
+        }
+    }
+
+    /// A conversation as the model's template writes it.
+    pub fn render(&self, conversation: &Conversation) -> Result<String, ApiError> {
+        let Some(template) = &self.chat else {
+            let message = "this model has no chat template; use /v1/completions";
+            return Err(ApiError::new(400, "no_chat_template", message));
+        };
+        let rendered = template.render(&chat::Conversation {
+            messages: &conversation.messages,
+            tools: None,
+            variables: Some(&conversation.template_kwargs),
+            add_generation_prompt: conversation.add_generation_prompt,
+            now: SystemTime::now(),
+        });
+        rendered.map_err(|error| ApiError::invalid("messages", format!("do not fit the template: {error}")))
+    }
+}
+
+/// The field that held the prompt.
+pub fn prompt_param(endpoint: Endpoint, prompts: &Prompts) -> &'static str {
+    match (endpoint, prompts) {
+        (Endpoint::Completions, _) => "prompt",
+        (Endpoint::Chat, _) => "messages",
+        (Endpoint::Generate, Prompts::Ids(_)) => "input_ids",
+        (Endpoint::Generate, _) => "text",
+    }
+}

@@ -1,0 +1,67 @@
+//! What two workers compare before one reads the other's KV: equal parts mean equal models.
+
+use super::chat::ChatTemplate;
+use super::config::ModelConfig;
+use super::inventory;
+use super::tokenizer::Tokenizer;
+use super::weights::{LoadError, WeightSource};
+use bytemuck::{Pod, Zeroable};
+use sha2::{Digest, Sha256};
+
+/// The first half of a SHA-256.
+pub type Identity = [u8; 32];
+
+/// An identity per part, so that a mismatch can be named.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Pod, Zeroable)]
+#[repr(C)]
+pub struct Fingerprint {
+    /// Sizes and constants.
+    pub config: Identity,
+    /// Names, types and shapes of all tensors, and samples of their bytes.
+    pub weights: Identity,
+    /// The vocabulary and its rules.
+    pub tokenizer: Identity,
+    /// The chat template and its special tokens; of nothing where there is none.
+    pub template: Identity,
+}
+
+/// Bytes of a sample, and samples of a tensor: what differs between two trainings shows in any of
+/// them, and no more than a few pages of a tensor are read.
+const SAMPLE: usize = 64;
+const SAMPLES: usize = 4;
+
+impl Fingerprint {
+    /// Reads samples of all tensors.
+    pub fn new(
+        config: &ModelConfig,
+        weights: &dyn WeightSource,
+        tokenizer: &Tokenizer,
+        template: Option<&ChatTemplate>,
+    ) -> Result<Fingerprint, LoadError> {
+        let mut hash = Sha256::new();
+        for expected in inventory::tensors(config) {
+            let Some(tensor) = weights.tensor(&expected.name)? else { continue };
+            let head = (expected.name, tensor.dtype, tensor.rows, tensor.cols, tensor.order);
+            hash.update(format!("{head:?}"));
+            let last = tensor.bytes.len().saturating_sub(SAMPLE);
+            for sample in 0..SAMPLES {
+                let start = last * sample / (SAMPLES - 1);
+                hash.update(&tensor.bytes[start..tensor.bytes.len().min(start + SAMPLE)]);
+            }
+        }
+        Ok(Fingerprint {
+            config: identity(Sha256::new().chain_update(format!("{config:?}"))),
+            weights: identity(hash),
+            tokenizer: identity(Sha256::new().chain_update(tokenizer.rules())),
+            template: identity(
+                Sha256::new().chain_update(template.map_or(String::new(), ChatTemplate::rules)),
+            ),
+        })
+    }
+}
+
+fn identity(hash: Sha256) -> Identity {
+    let mut identity = Identity::default();
+    identity.copy_from_slice(&hash.finalize()[..32]);
+    identity
+}

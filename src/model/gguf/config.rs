@@ -1,0 +1,233 @@
+//! The configuration of a model from its GGUF metadata. What would change results and is not
+//! served is refused by name, since leaving it out would still give fluent text.
+
+use super::header::{TensorInfo, Value};
+use super::metadata::Metadata;
+use super::names;
+use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::model::tensor::TensorType;
+use crate::model::weights::LoadError;
+
+/// Keys below the architecture that change the computation and are not served.
+const REFUSED: [&str; 15] = [
+    "attention.sliding_window",
+    "attention.scale",
+    "attention.clamp_kqv",
+    "attention.max_alibi_bias",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "embedding_scale",
+    "residual_scale",
+    "logit_scale",
+    "expert_count",
+    "attention.layer_norm_epsilon",
+    "rope.scale_linear",
+    "rope.scaling.yarn_ext_factor",
+    "rope.scaling.yarn_attn_factor",
+    "rope.scaling.yarn_log_multiplier",
+];
+
+/// Reads the configuration and checks it for consistency.
+pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
+    let name = metadata
+        .string("general.architecture")?
+        .ok_or_else(|| metadata.missing("general.architecture", "llama, qwen2 or qwen3"))?;
+    let architecture = match name {
+        "llama" => Architecture::Llama,
+        "qwen2" => Architecture::Qwen2,
+        "qwen3" => Architecture::Qwen3,
+        _ => {
+            return Err(LoadError::field(
+                metadata.file,
+                "general.architecture",
+                "llama, qwen2 or qwen3",
+                name,
+            ));
+        }
+    };
+    let reader = Reader { metadata, name };
+    reader.refuse_unserved()?;
+
+    let hidden = reader.size("embedding_length")?;
+    let heads = reader.size("attention.head_count")?;
+    let kv_heads = match reader.optional_size("attention.head_count_kv")? {
+        Some(n) => n,
+        None => heads,
+    };
+    let head_dim = reader.optional_size("attention.key_length")?.unwrap_or(hidden / heads);
+    reader.equal("attention.value_length", head_dim)?;
+    reader.equal("rope.dimension_count", head_dim)?;
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(reader.wrong("attention.head_count_kv", format!("a divisor of {heads}"), kv_heads));
+    }
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(reader.wrong("attention.key_length", "an even head size", head_dim));
+    }
+    let embedding = metadata.header.tensors.get("token_embd.weight").ok_or_else(|| {
+        LoadError::tensor(metadata.file, "token_embd.weight", "the embedding", "no such tensor")
+    })?;
+    reader.equal("vocab_size", embedding.rows)?;
+    let rope_theta = reader.metadata.f32(&reader.key("rope.freq_base"))?.unwrap_or(10000.0);
+    let eps = reader.key("attention.layer_norm_rms_epsilon");
+    let has = |part: &str| metadata.header.tensors.contains_key(part);
+    let rope_scaling = match metadata.header.tensors.get(names::ROPE_FACTORS) {
+        None => reader.rope_scaling()?,
+        Some(factors) => llama3_scaling(metadata, factors, rope_theta, head_dim)?,
+    };
+    Ok(ModelConfig {
+        architecture,
+        hidden,
+        layers: reader.size("block_count")?,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate: reader.size("feed_forward_length")?,
+        vocab: embedding.rows,
+        context: reader.size("context_length")?,
+        norm_eps: metadata.f32(&eps)?.ok_or_else(|| metadata.missing(&eps, "a number"))?,
+        rope_theta,
+        rope_scaling,
+        tied_head: !has("output.weight"),
+        attention_bias: has("blk.0.attn_q.bias"),
+        output_bias: has("blk.0.attn_output.bias"),
+        mlp_bias: has("blk.0.ffn_up.bias"),
+        bos: metadata.u32("tokenizer.ggml.bos_token_id")?,
+        eos: eos(metadata)?,
+    })
+}
+
+/// End of sequence, of turn and of message: any of them ends a generation.
+fn eos(metadata: &Metadata<'_>) -> Result<Vec<u32>, LoadError> {
+    let mut ids = Vec::new();
+    for name in ["eos", "eot", "eom"] {
+        let id = metadata.u32(&format!("tokenizer.ggml.{name}_token_id"))?;
+        ids.extend(id.filter(|id| !ids.contains(id)));
+    }
+    Ok(ids)
+}
+
+struct Reader<'a> {
+    metadata: &'a Metadata<'a>,
+    name: &'a str,
+}
+
+impl Reader<'_> {
+    fn key(&self, part: &str) -> String {
+        format!("{}.{part}", self.name)
+    }
+
+    fn wrong(
+        &self,
+        part: &str,
+        expected: impl std::fmt::Display,
+        found: impl std::fmt::Display,
+    ) -> LoadError {
+        LoadError::field(self.metadata.file, self.key(part), expected, found)
+    }
+
+    fn optional_size(&self, part: &str) -> Result<Option<usize>, LoadError> {
+        let size = self.metadata.u32(&self.key(part))?;
+        match size {
+            Some(0) => Err(self.wrong(part, "a positive number", 0)),
+            _ => Ok(size.map(|n| n as usize)),
+        }
+    }
+
+    fn size(&self, part: &str) -> Result<usize, LoadError> {
+        self.optional_size(part)?.ok_or_else(|| self.metadata.missing(&self.key(part), "a positive number"))
+    }
+
+    /// `part`, where it is given, says `value`.
+    fn equal(&self, part: &str, value: usize) -> Result<(), LoadError> {
+        match self.optional_size(part)? {
+            Some(found) if found != value => Err(self.wrong(part, value, found)),
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse_unserved(&self) -> Result<(), LoadError> {
+        for part in REFUSED {
+            match self.metadata.header.metadata.get(&self.key(part)) {
+                None | Some(Value::Unsigned(0) | Value::Signed(0)) => {}
+                Some(Value::Float(x)) if *x == 0.0 => {}
+                Some(found) => return Err(self.wrong(part, "no such field", format!("{found:?}"))),
+            }
+        }
+        Ok(())
+    }
+
+    fn rope_scaling(&self) -> Result<RopeScaling, LoadError> {
+        let field = "rope.scaling.type";
+        let kind = self.metadata.string(&self.key(field))?.unwrap_or("none");
+        let number = |part: &str| self.metadata.f32(&self.key(part));
+        let factor = || {
+            let factor = number("rope.scaling.factor")?;
+            match factor {
+                Some(factor) if factor >= 1.0 => Ok(factor),
+                Some(factor) => Err(self.wrong("rope.scaling.factor", "at least 1", factor)),
+                None => Err(self.metadata.missing(&self.key("rope.scaling.factor"), "at least 1")),
+            }
+        };
+        match kind {
+            "none" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: factor()? }),
+            "yarn" => {
+                let factor = factor()?;
+                let given = number("rope.scaling.attn_factor")?;
+                Ok(RopeScaling::Yarn {
+                    factor,
+                    original_context: self
+                        .metadata
+                        .required_u32(&self.key("rope.scaling.original_context_length"))?,
+                    beta_fast: number("rope.scaling.yarn_beta_fast")?.unwrap_or(32.0),
+                    beta_slow: number("rope.scaling.yarn_beta_slow")?.unwrap_or(1.0),
+                    // ggml multiplies YaRN's own factor by the one given.
+                    attention_factor: given.map(|given| given * (0.1 * factor.ln() + 1.0)),
+                })
+            }
+            other => Err(self.wrong(field, "none, linear or yarn", other)),
+        }
+    }
+}
+
+/// Llama 3 files hold no parameters of their rope scaling but its result, a divisor per frequency.
+/// All published models share the parameters below but the factor; a tensor that they do not
+/// reproduce is refused.
+fn llama3_scaling(
+    metadata: &Metadata<'_>,
+    info: &TensorInfo,
+    rope_theta: f32,
+    head_dim: usize,
+) -> Result<RopeScaling, LoadError> {
+    let refuse = |expected: &str, found: String| {
+        Err(LoadError::tensor(metadata.file, names::ROPE_FACTORS, expected, found))
+    };
+    if info.dtype != TensorType::F32 || (info.rows, info.cols) != (1, head_dim / 2) {
+        let found = format!("{:?} of shape [{}, {}]", info.dtype, info.rows, info.cols);
+        return refuse(&format!("F32 of {} elements", head_dim / 2), found);
+    }
+    let (chunks, _) = metadata.bytes[info.data.clone()].as_chunks();
+    let divisors: Vec<f32> = chunks.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect();
+    let factor = divisors[head_dim / 2 - 1];
+    let (low, high, context) = (1.0f64, 4.0f64, 8192u32);
+    for (index, &found) in divisors.iter().enumerate() {
+        let exponent = 2.0 * index as f64 / head_dim as f64;
+        let wavelength = std::f64::consts::TAU * f64::from(rope_theta).powf(exponent);
+        let rotations = f64::from(context) / wavelength;
+        let blend = ((rotations - low) / (high - low)).clamp(0.0, 1.0);
+        let expected = 1.0 / ((1.0 - blend) / f64::from(factor) + blend);
+        let close = (f64::from(found) - expected).abs() <= 1e-3 * expected;
+        if !close {
+            return refuse(
+                "the divisors of Llama 3 (factors 1 and 4 of 8192 tokens)",
+                format!("{found} at {index} where {expected} belongs"),
+            );
+        }
+    }
+    Ok(RopeScaling::Llama3 {
+        factor,
+        low_freq_factor: low as f32,
+        high_freq_factor: high as f32,
+        original_context: context,
+    })
+}

@@ -1,0 +1,116 @@
+//! A model in one GGUF file.
+//!
+//! Owns the mapping, its parsed head and the names under which tensors are asked for.
+//! Invariants: every tensor that the configuration demands is there in its shape, and no other.
+//! Leaves to others: dequantisation (`quant`, `forward`), the tokenizer in the metadata (`tokenizer`).
+
+pub mod config;
+pub mod header;
+pub mod metadata;
+pub mod names;
+#[cfg(test)]
+pub(crate) mod writer;
+
+use super::config::{Architecture, ModelConfig};
+use super::inventory;
+use super::mapped::Mapped;
+use super::tensor::{RowOrder, TensorType, TensorView};
+use super::weights::{LoadError, WeightSource};
+use header::{Header, TensorInfo};
+use metadata::Metadata;
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// An opened file.
+#[derive(Debug)]
+pub struct GgufFile {
+    mapped: Mapped,
+    header: Header,
+    config: ModelConfig,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    info: TensorInfo,
+    order: RowOrder,
+    /// The data of a vector whose elements the file holds in another order.
+    natural: Option<Vec<u8>>,
+}
+
+impl GgufFile {
+    /// Maps `path` and checks that it holds a whole model that can be served.
+    pub fn open(path: &Path) -> Result<GgufFile, LoadError> {
+        let mapped = Mapped::open(path)?;
+        let header = Header::parse(mapped.bytes()).map_err(|error| LoadError::malformed(path, error))?;
+        let metadata = Metadata { file: path, bytes: mapped.bytes(), header: &header };
+        let config = config::read(&metadata)?;
+        let tensors = header
+            .tensors
+            .iter()
+            .filter(|(name, _)| *name != names::ROPE_FACTORS)
+            .map(|(name, info)| (names::canonical(name), entry(&config, name, info, mapped.bytes())))
+            .collect();
+        let file = GgufFile { mapped, header, config, tensors };
+        inventory::check(&file.config, &file, file.tensors.keys().map(String::as_str), path)?;
+        Ok(file)
+    }
+
+    /// Sizes and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The metadata, which hold tokenizer and chat template too.
+    pub fn metadata(&self) -> Metadata<'_> {
+        Metadata { file: self.mapped.path(), bytes: self.mapped.bytes(), header: &self.header }
+    }
+}
+
+impl WeightSource for GgufFile {
+    fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError> {
+        Ok(self.tensors.get(name).map(|entry| TensorView {
+            dtype: entry.info.dtype,
+            rows: entry.info.rows,
+            cols: entry.info.cols,
+            order: entry.order,
+            bytes: match &entry.natural {
+                Some(bytes) => bytes,
+                None => &self.mapped.bytes()[entry.info.data.clone()],
+            },
+        }))
+    }
+
+    fn describe(&self) -> String {
+        self.mapped.path().display().to_string()
+    }
+}
+
+/// Says in which order the rows of a tensor stand; vectors are put into natural order here.
+fn entry(config: &ModelConfig, name: &str, info: &TensorInfo, bytes: &[u8]) -> Entry {
+    let mut entry = Entry { info: info.clone(), order: RowOrder::Natural, natural: None };
+    let rotated = ["attn_q.weight", "attn_k.weight", "attn_q.bias", "attn_k.bias"];
+    let interleaved = config.architecture == Architecture::Llama
+        && rotated.iter().any(|part| name.strip_prefix("blk.").is_some_and(|n| n.ends_with(part)));
+    let head_dim = config.head_dim;
+    if interleaved && info.rows.is_multiple_of(head_dim) {
+        entry.order = RowOrder::RopeInterleaved { head_dim };
+    } else if interleaved && info.rows == 1 && info.cols.is_multiple_of(head_dim) && plain(info.dtype) {
+        let column = TensorView {
+            dtype: info.dtype,
+            rows: info.cols,
+            cols: 1,
+            order: RowOrder::RopeInterleaved { head_dim },
+            bytes: &bytes[info.data.clone()],
+        };
+        entry.natural = Some((0..info.cols).flat_map(|row| column.row(row)).copied().collect());
+    }
+    entry
+}
+
+fn plain(dtype: TensorType) -> bool {
+    dtype.block().0 == 1
+}
+
+#[cfg(test)]
+mod tests;

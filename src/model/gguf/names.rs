@@ -1,0 +1,47 @@
+//! GGUF's tensor names in Hugging Face's spelling.
+
+/// Divisors of rotary frequencies; not a weight.
+pub const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+const PARTS: [(&str, &str); 11] = [
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+];
+
+/// The canonical name of a tensor; an unknown one is left as it is.
+pub fn canonical(name: &str) -> String {
+    match name {
+        "token_embd.weight" => return "model.embed_tokens.weight".into(),
+        "output_norm.weight" => return "model.norm.weight".into(),
+        "output.weight" => return "lm_head.weight".into(),
+        _ => {}
+    }
+    let layer = || {
+        let (index, rest) = name.strip_prefix("blk.")?.split_once('.')?;
+        let (part, kind) = rest.rsplit_once('.')?;
+        let (_, theirs) = PARTS.iter().find(|(ours, _)| *ours == part)?;
+        Some(format!("model.layers.{index}.{theirs}.{kind}"))
+    };
+    layer().unwrap_or_else(|| name.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical;
+
+    #[test]
+    fn names_layers_and_ends() {
+        assert_eq!(canonical("blk.12.attn_q.bias"), "model.layers.12.self_attn.q_proj.bias");
+        assert_eq!(canonical("output.weight"), "lm_head.weight");
+        assert_eq!(canonical("blk.0.ssm_a"), "blk.0.ssm_a");
+    }
+}

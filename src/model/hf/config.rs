@@ -1,0 +1,293 @@
+//! `config.json` and `generation_config.json`, in the spelling of transformers 4 and of 5. What would
+//! change results and is not served is refused by name, since leaving it out would still give fluent
+//! text.
+
+use crate::limits::MODEL_JSON_MAX;
+use crate::model::config::{Architecture, ModelConfig, RopeScaling};
+use crate::model::tensor::TensorType;
+use crate::model::weights::LoadError;
+use serde_json::Value;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
+
+/// Fields that change the computation and are served only as the value beside them, or null.
+const ONLY: [(&str, Value); 6] = [
+    ("use_sliding_window", Value::Bool(false)),
+    ("use_dual_chunk_attention", Value::Bool(false)),
+    ("quantization_config", Value::Null),
+    ("dual_chunk_attention_config", Value::Null),
+    ("logits_scaling", Value::Null),
+    ("embedding_multiplier", Value::Null),
+];
+
+/// Sampling that a model's makers advise; `None` where they do not say.
+#[derive(Clone, Copy, PartialEq, Debug, Default)]
+pub struct SamplingDefaults {
+    /// Divisor of logits.
+    pub temperature: Option<f32>,
+    /// Share of likelihood that is kept.
+    pub top_p: Option<f32>,
+    /// Number of tokens that are kept.
+    pub top_k: Option<u32>,
+    /// Least likelihood beside the likeliest.
+    pub min_p: Option<f32>,
+    /// Penalty on repeated tokens.
+    pub repetition_penalty: Option<f32>,
+}
+
+/// Reads the configuration of the model in `directory`.
+pub fn read(directory: &Path) -> Result<ModelConfig, LoadError> {
+    let mut config = parse(&Object::read(&directory.join("config.json"))?)?;
+    let generation = directory.join("generation_config.json");
+    if generation.exists() {
+        let generation = Object::read(&generation)?;
+        let eos = generation.ids("eos_token_id")?;
+        if !eos.is_empty() {
+            config.eos = eos;
+        }
+    }
+    Ok(config)
+}
+
+/// The element type that `config.json` names, bfloat16 where it names none.
+pub fn dtype(directory: &Path) -> Result<TensorType, LoadError> {
+    let config = Object::read(&directory.join("config.json"))?;
+    match config.string("dtype")?.or(config.string("torch_dtype")?) {
+        Some("float32") => Ok(TensorType::F32),
+        Some("float16") => Ok(TensorType::F16),
+        Some("bfloat16") | None => Ok(TensorType::Bf16),
+        Some(other) => Err(config.wrong("dtype", "float32, float16 or bfloat16", other)),
+    }
+}
+
+/// Reads `generation_config.json`, where there is one.
+pub fn sampling_defaults(directory: &Path) -> Result<SamplingDefaults, LoadError> {
+    let path = directory.join("generation_config.json");
+    if !path.exists() {
+        return Ok(SamplingDefaults::default());
+    }
+    let generation = Object::read(&path)?;
+    Ok(SamplingDefaults {
+        temperature: generation.number("temperature")?,
+        top_p: generation.number("top_p")?,
+        top_k: generation.u32("top_k")?,
+        min_p: generation.number("min_p")?,
+        repetition_penalty: generation.number("repetition_penalty")?,
+    })
+}
+
+/// A JSON file of bounded size.
+pub fn read_json(path: &Path) -> Result<Value, LoadError> {
+    let length = std::fs::metadata(path).map_err(|error| LoadError::io(path, error))?.len();
+    if length > MODEL_JSON_MAX as u64 {
+        return Err(LoadError::malformed(
+            path,
+            format!("expected at most {MODEL_JSON_MAX} bytes, found {length}"),
+        ));
+    }
+    let bytes = std::fs::read(path).map_err(|error| LoadError::io(path, error))?;
+    serde_json::from_slice(&bytes).map_err(|error| LoadError::malformed(path, error))
+}
+
+fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
+    let architecture = match config.string("model_type")? {
+        Some("llama") => Architecture::Llama,
+        Some("qwen2") => Architecture::Qwen2,
+        Some("qwen3") => Architecture::Qwen3,
+        other => return Err(config.wrong("model_type", "llama, qwen2 or qwen3", other.unwrap_or("nothing"))),
+    };
+    config.refuse_unserved(architecture)?;
+    let hidden = config.size("hidden_size")?;
+    let heads = config.size("num_attention_heads")?;
+    let kv_heads = config.optional_size("num_key_value_heads")?.unwrap_or(heads);
+    let default_head = if architecture == Architecture::Qwen3 { 128 } else { hidden / heads };
+    let head_dim = config.optional_size("head_dim")?.unwrap_or(default_head);
+    if !heads.is_multiple_of(kv_heads) {
+        return Err(config.wrong("num_key_value_heads", format!("a divisor of {heads}"), kv_heads));
+    }
+    if head_dim == 0 || !head_dim.is_multiple_of(2) {
+        return Err(config.wrong("head_dim", "an even number", head_dim));
+    }
+    let attention_bias = config.bool("attention_bias")?;
+    let (rope_theta, rope_scaling) = rope(config)?;
+    Ok(ModelConfig {
+        architecture,
+        hidden,
+        layers: config.size("num_hidden_layers")?,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate: config.size("intermediate_size")?,
+        vocab: config.size("vocab_size")?,
+        context: config.size("max_position_embeddings")?,
+        norm_eps: config.number("rms_norm_eps")?.ok_or_else(|| config.missing("rms_norm_eps", "a number"))?,
+        rope_theta,
+        rope_scaling,
+        tied_head: config.bool("tie_word_embeddings")?.unwrap_or(false),
+        attention_bias: attention_bias.unwrap_or(architecture == Architecture::Qwen2),
+        output_bias: architecture != Architecture::Qwen2 && attention_bias.unwrap_or(false),
+        mlp_bias: architecture == Architecture::Llama && config.bool("mlp_bias")?.unwrap_or(false),
+        bos: config.ids("bos_token_id")?.first().copied(),
+        eos: config.ids("eos_token_id")?,
+    })
+}
+
+/// Base and scaling, from `rope_parameters` or from `rope_theta` and `rope_scaling`.
+fn rope(config: &Object) -> Result<(f32, RopeScaling), LoadError> {
+    let new = config.object("rope_parameters")?;
+    let old = config.object("rope_scaling")?;
+    let scaling = new.as_ref().or(old.as_ref());
+    let theta = match (&new, config.number("rope_theta")?) {
+        (Some(new), outer) => new.number("rope_theta")?.or(outer),
+        (None, outer) => outer,
+    };
+    // 10000 is the default of each of the architectures.
+    let theta = theta.unwrap_or(10000.0);
+    if theta.is_nan() || theta <= 1.0 {
+        return Err(config.wrong("rope_theta", "more than 1", theta));
+    }
+    let Some(scaling) = scaling else { return Ok((theta, RopeScaling::None)) };
+    for field in ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"] {
+        let served = match field {
+            "partial_rotary_factor" => scaling.number(field)? == Some(1.0),
+            "truncate" => scaling.bool(field)? == Some(true),
+            _ => false,
+        };
+        if !scaling.value[field].is_null() && !served {
+            return Err(scaling.wrong(field, "no such field", &scaling.value[field]));
+        }
+    }
+    let positive = |field: &str| match scaling.number(field)? {
+        Some(number) if number > 0.0 => Ok(number),
+        Some(number) => Err(scaling.wrong(field, "a positive number", number)),
+        None => Err(scaling.missing(field, "a positive number")),
+    };
+    let original = || match scaling.u32("original_max_position_embeddings")? {
+        Some(0) => Err(scaling.wrong("original_max_position_embeddings", "a positive number", 0)),
+        Some(context) => Ok(context),
+        None => Ok(config.size("max_position_embeddings")? as u32),
+    };
+    let kind = scaling.string("rope_type")?.or(scaling.string("type")?).unwrap_or("default");
+    let scaling = match kind {
+        "default" => RopeScaling::None,
+        "linear" => RopeScaling::Linear { factor: positive("factor")? },
+        "llama3" => RopeScaling::Llama3 {
+            factor: positive("factor")?,
+            low_freq_factor: positive("low_freq_factor")?,
+            high_freq_factor: positive("high_freq_factor")?,
+            original_context: original()?,
+        },
+        "yarn" => RopeScaling::Yarn {
+            factor: positive("factor")?,
+            original_context: original()?,
+            beta_fast: scaling.number("beta_fast")?.unwrap_or(32.0),
+            beta_slow: scaling.number("beta_slow")?.unwrap_or(1.0),
+            attention_factor: scaling.number("attention_factor")?,
+        },
+        other => return Err(scaling.wrong("rope_type", "default, linear, llama3 or yarn", other)),
+    };
+    Ok((theta, scaling))
+}
+
+/// A JSON object of a file, and the path to it for errors.
+struct Object {
+    file: PathBuf,
+    prefix: String,
+    value: Value,
+}
+
+impl Object {
+    fn read(path: &Path) -> Result<Object, LoadError> {
+        let value = read_json(path)?;
+        if !value.is_object() {
+            return Err(LoadError::malformed(path, "expected a JSON object"));
+        }
+        Ok(Object { file: path.to_owned(), prefix: String::new(), value })
+    }
+
+    fn wrong(&self, field: &str, expected: impl Display, found: impl Display) -> LoadError {
+        LoadError::field(&self.file, format!("{}{field}", self.prefix), expected, found)
+    }
+
+    fn missing(&self, field: &str, expected: &str) -> LoadError {
+        self.wrong(field, expected, "nothing")
+    }
+
+    /// The field by `read`, absent where it is null.
+    fn field<'a, T>(
+        &'a self,
+        field: &str,
+        expected: &str,
+        read: impl FnOnce(&'a Value) -> Option<T>,
+    ) -> Result<Option<T>, LoadError> {
+        match &self.value[field] {
+            Value::Null => Ok(None),
+            value => read(value).map(Some).ok_or_else(|| self.wrong(field, expected, value)),
+        }
+    }
+
+    fn object(&self, field: &str) -> Result<Option<Object>, LoadError> {
+        let value = self.field(field, "an object", |value| value.is_object().then(|| value.clone()))?;
+        let prefix = format!("{}{field}.", self.prefix);
+        Ok(value.map(|value| Object { file: self.file.clone(), prefix, value }))
+    }
+
+    fn string(&self, field: &str) -> Result<Option<&str>, LoadError> {
+        self.field(field, "a string", Value::as_str)
+    }
+
+    fn bool(&self, field: &str) -> Result<Option<bool>, LoadError> {
+        self.field(field, "true or false", Value::as_bool)
+    }
+
+    fn number(&self, field: &str) -> Result<Option<f32>, LoadError> {
+        self.field(field, "a number", |value| value.as_f64().map(|number| number as f32))
+    }
+
+    fn u32(&self, field: &str) -> Result<Option<u32>, LoadError> {
+        self.field(field, "a number of 32 bits", |value| value.as_u64()?.try_into().ok())
+    }
+
+    fn optional_size(&self, field: &str) -> Result<Option<usize>, LoadError> {
+        match self.u32(field)? {
+            Some(0) => Err(self.wrong(field, "a positive number", 0)),
+            size => Ok(size.map(|size| size as usize)),
+        }
+    }
+
+    fn size(&self, field: &str) -> Result<usize, LoadError> {
+        self.optional_size(field)?.ok_or_else(|| self.missing(field, "a positive number"))
+    }
+
+    /// One id or a list of them.
+    fn ids(&self, field: &str) -> Result<Vec<u32>, LoadError> {
+        let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
+        let ids = self.field(field, "an id or a list of ids", |value| match value {
+            Value::Array(list) => list.iter().map(id).collect(),
+            value => Some(vec![id(value)?]),
+        })?;
+        Ok(ids.unwrap_or_default())
+    }
+
+    fn refuse_unserved(&self, architecture: Architecture) -> Result<(), LoadError> {
+        for (field, served) in ONLY {
+            let found = &self.value[field];
+            if !found.is_null() && *found != served {
+                return Err(self.wrong(field, served, found));
+            }
+        }
+        let layers = self.field("layer_types", "a list of layer kinds", Value::as_array)?;
+        if let Some(other) = layers.into_iter().flatten().find(|kind| **kind != "full_attention") {
+            return Err(self.wrong("layer_types", "full_attention", other));
+        }
+        let activation = self.string("hidden_act")?.unwrap_or("silu");
+        if activation != "silu" && activation != "swish" {
+            return Err(self.wrong("hidden_act", "silu", activation));
+        }
+        // Qwen's files name a window that `use_sliding_window` switches off.
+        if architecture == Architecture::Llama && !self.value["sliding_window"].is_null() {
+            return Err(self.wrong("sliding_window", "null", &self.value["sliding_window"]));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,117 @@
+//! A model in a Hugging Face directory: `config.json`, `generation_config.json`, safetensors.
+//!
+//! Invariants: every tensor that the configuration demands is there in its shape, and no other but
+//! those that are known to be derived. Leaves to others: tokenizer and chat template.
+
+pub mod config;
+pub mod header;
+
+use super::config::ModelConfig;
+use super::inventory;
+use super::mapped::Mapped;
+use super::tensor::{RowOrder, TensorView};
+use super::weights::{LoadError, WeightSource};
+use header::TensorPlace;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+/// An opened directory.
+#[derive(Debug)]
+pub struct HfDirectory {
+    path: PathBuf,
+    shards: Vec<Mapped>,
+    config: ModelConfig,
+    /// Shard and place by name.
+    tensors: BTreeMap<String, (usize, TensorPlace)>,
+}
+
+impl HfDirectory {
+    /// Maps the weights of `path` and checks that they are a whole model that can be served.
+    pub fn open(path: &Path) -> Result<HfDirectory, LoadError> {
+        let config = config::read(path)?;
+        let mut directory =
+            HfDirectory { path: path.to_owned(), shards: Vec::new(), config, tensors: BTreeMap::new() };
+        for name in shard_names(path)? {
+            directory.add_shard(&path.join(name))?;
+        }
+        let derived = |name: &&str| {
+            name.ends_with(".rotary_emb.inv_freq") || directory.config.tied_head && *name == "lm_head.weight"
+        };
+        let names = directory.names().filter(|name| !derived(name));
+        inventory::check(&directory.config, &directory, names, path)?;
+        Ok(directory)
+    }
+
+    /// Sizes and constants.
+    pub fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// The mapped files.
+    pub fn shards(&self) -> &[Mapped] {
+        &self.shards
+    }
+
+    /// The tensors' names, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    fn add_shard(&mut self, path: &Path) -> Result<(), LoadError> {
+        let mapped = Mapped::open(path)?;
+        let places = header::parse(mapped.bytes()).map_err(|error| error.in_file(path))?;
+        for (name, place) in places {
+            if self.tensors.contains_key(&name) {
+                return Err(LoadError::tensor(
+                    path,
+                    name,
+                    "one tensor of that name",
+                    "another file has it too",
+                ));
+            }
+            self.tensors.insert(name, (self.shards.len(), place));
+        }
+        self.shards.push(mapped);
+        Ok(())
+    }
+}
+
+impl WeightSource for HfDirectory {
+    fn tensor(&self, name: &str) -> Result<Option<TensorView<'_>>, LoadError> {
+        Ok(self.tensors.get(name).map(|(shard, place)| TensorView {
+            dtype: place.dtype,
+            rows: place.rows,
+            cols: place.cols,
+            order: RowOrder::Natural,
+            bytes: &self.shards[*shard].bytes()[place.data.clone()],
+        }))
+    }
+
+    fn describe(&self) -> String {
+        self.path.display().to_string()
+    }
+}
+
+/// The files that hold the weights: one, or those that an index names.
+fn shard_names(directory: &Path) -> Result<BTreeSet<String>, LoadError> {
+    const SINGLE: &str = "model.safetensors";
+    let path = directory.join("model.safetensors.index.json");
+    if directory.join(SINGLE).exists() || !path.exists() {
+        return Ok(BTreeSet::from([SINGLE.to_owned()]));
+    }
+    let index = config::read_json(&path)?;
+    let map = index["weight_map"].as_object().ok_or_else(|| {
+        LoadError::field(&path, "weight_map", "an object from tensors to files", &index["weight_map"])
+    })?;
+    map.values()
+        .map(|name| {
+            let name = name.as_str().filter(|name| !name.is_empty() && !name.contains(['/', '\\']));
+            name.map(str::to_owned).ok_or_else(|| {
+                LoadError::field(&path, "weight_map", "names of files beside it", "something else")
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,97 @@
+//! Which tensors a model of a given configuration has: no fewer, so that none is missed in the
+//! middle of a forward pass, and no more, so that none is silently left out of it.
+
+use super::config::{Architecture, ModelConfig};
+use super::tensor::RowOrder;
+use super::weights::{LoadError, WeightSource};
+use std::collections::BTreeSet;
+use std::path::Path;
+
+/// A tensor that a model must have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Expected {
+    /// Hugging Face's name.
+    pub name: String,
+    /// Output features, 1 for a vector.
+    pub rows: usize,
+    /// Input features.
+    pub cols: usize,
+}
+
+/// All tensors of a model, in the order in which a forward pass meets them.
+pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
+    let ends = [
+        Expected { name: "model.embed_tokens.weight".into(), rows: config.vocab, cols: config.hidden },
+        Expected { name: "model.norm.weight".into(), rows: 1, cols: config.hidden },
+    ];
+    let head = (!config.tied_head).then(|| Expected {
+        name: "lm_head.weight".into(),
+        rows: config.vocab,
+        cols: config.hidden,
+    });
+    ends.into_iter().chain(head).chain((0..config.layers).flat_map(|index| layer(config, index)))
+}
+
+fn layer(config: &ModelConfig, index: usize) -> Vec<Expected> {
+    let (hidden, inner) = (config.hidden, config.intermediate);
+    let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+    let mut list = Vec::with_capacity(16);
+    let mut add = |part: &str, rows, cols| {
+        list.push(Expected { name: format!("model.layers.{index}.{part}"), rows, cols });
+    };
+    add("input_layernorm.weight", 1, hidden);
+    add("post_attention_layernorm.weight", 1, hidden);
+    let matrices = [
+        ("self_attn.q_proj", q, hidden, config.attention_bias),
+        ("self_attn.k_proj", kv, hidden, config.attention_bias),
+        ("self_attn.v_proj", kv, hidden, config.attention_bias),
+        ("self_attn.o_proj", hidden, q, config.output_bias),
+        ("mlp.gate_proj", inner, hidden, config.mlp_bias),
+        ("mlp.up_proj", inner, hidden, config.mlp_bias),
+        ("mlp.down_proj", hidden, inner, config.mlp_bias),
+    ];
+    for (part, rows, cols, bias) in matrices {
+        add(&format!("{part}.weight"), rows, cols);
+        if bias {
+            add(&format!("{part}.bias"), 1, rows);
+        }
+    }
+    if config.architecture == Architecture::Qwen3 {
+        add("self_attn.q_norm.weight", 1, config.head_dim);
+        add("self_attn.k_norm.weight", 1, config.head_dim);
+    }
+    list
+}
+
+/// Compares what `source` holds, whose names are `present`, with what `config` demands.
+pub fn check<'a>(
+    config: &ModelConfig,
+    source: &dyn WeightSource,
+    present: impl IntoIterator<Item = &'a str>,
+    file: &Path,
+) -> Result<(), LoadError> {
+    let mut known = BTreeSet::new();
+    for expected in tensors(config) {
+        let shape = format!("shape [{}, {}]", expected.rows, expected.cols);
+        let Some(found) = source.tensor(&expected.name)? else {
+            return Err(LoadError::tensor(file, expected.name, shape, "no such tensor"));
+        };
+        if (found.rows, found.cols) != (expected.rows, expected.cols) {
+            let found = format!("shape [{}, {}]", found.rows, found.cols);
+            return Err(LoadError::tensor(file, expected.name, shape, found));
+        }
+        if let RowOrder::RopeInterleaved { head_dim } = found.order {
+            debug_assert!(head_dim.is_multiple_of(2) && found.rows.is_multiple_of(head_dim));
+        }
+        known.insert(expected.name);
+    }
+    match present.into_iter().find(|name| !known.contains(*name)) {
+        None => Ok(()),
+        Some(name) => Err(LoadError::tensor(
+            file,
+            name,
+            format!("only tensors of a {:?} model", config.architecture),
+            "one that it does not have",
+        )),
+    }
+}

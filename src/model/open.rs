@@ -1,0 +1,280 @@
+//! Everything that a server needs from a model's files, whatever their format.
+
+use super::chat::{ChatError, ChatTemplate};
+use super::config::ModelConfig;
+use super::dummy::DummyWeights;
+use super::fingerprint::Fingerprint;
+use super::gguf::GgufFile;
+use super::gguf::metadata::Metadata;
+use super::hf::HfDirectory;
+use super::hf::config::{self as hf_config, SamplingDefaults, read_json};
+use super::tensor::TensorType;
+use super::tokenizer::Tokenizer;
+use super::weights::{LoadError, WeightSource};
+use std::path::Path;
+
+/// How weights come to be (`--load-format`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LoadFormat {
+    /// From the files, by what they are.
+    #[default]
+    Auto,
+    /// Random ones from `config.json` alone.
+    Dummy,
+}
+
+/// An opened model.
+pub struct ModelFiles {
+    /// Sizes and constants.
+    pub config: ModelConfig,
+    /// The tensors.
+    pub weights: Box<dyn WeightSource + Send + Sync>,
+    /// The vocabulary.
+    pub tokenizer: Tokenizer,
+    /// The chat template, or why chat cannot be served.
+    pub chat_template: Result<ChatTemplate, ChatError>,
+    /// What the model's makers advise.
+    pub sampling: SamplingDefaults,
+    /// Type of the matrices, by the first of them.
+    pub checkpoint: TensorType,
+    /// Length of the files that hold weights.
+    pub file_bytes: u64,
+    /// Identities to compare with a peer's.
+    pub fingerprint: Fingerprint,
+}
+
+impl ModelFiles {
+    /// Opens a GGUF file or a Hugging Face directory.
+    pub fn open(path: &Path, format: LoadFormat) -> Result<ModelFiles, LoadError> {
+        let metadata = std::fs::metadata(path).map_err(|error| LoadError::io(path, error))?;
+        match format {
+            LoadFormat::Auto if metadata.is_dir() => open_directory(path),
+            LoadFormat::Auto => open_gguf(path),
+            LoadFormat::Dummy if metadata.is_dir() => open_dummy(path),
+            LoadFormat::Dummy => {
+                Err(LoadError::malformed(path, "expected a directory with a config.json, found a file"))
+            }
+        }
+    }
+
+    fn new(
+        config: ModelConfig,
+        weights: Box<dyn WeightSource + Send + Sync>,
+        tokenizer: Tokenizer,
+        chat_template: Result<ChatTemplate, ChatError>,
+        sampling: SamplingDefaults,
+        file_bytes: u64,
+    ) -> Result<ModelFiles, LoadError> {
+        const FIRST: &str = "model.layers.0.self_attn.q_proj.weight";
+        if tokenizer.vocab_size() > config.vocab {
+            let found = format!("{} in the tokenizer", tokenizer.vocab_size());
+            let expected = format!("at most the model's {} ids", config.vocab);
+            return Err(LoadError::field(weights.describe(), "vocabulary", expected, found));
+        }
+        let checkpoint = weights.tensor(FIRST)?.map_or(TensorType::F32, |tensor| tensor.dtype);
+        let template = chat_template.as_ref().ok();
+        let fingerprint = Fingerprint::new(&config, weights.as_ref(), &tokenizer, template)?;
+        Ok(ModelFiles {
+            config,
+            weights,
+            tokenizer,
+            chat_template,
+            sampling,
+            checkpoint,
+            file_bytes,
+            fingerprint,
+        })
+    }
+}
+
+fn open_gguf(path: &Path) -> Result<ModelFiles, LoadError> {
+    let file = GgufFile::open(path)?;
+    let metadata = file.metadata();
+    let tokenizer = Tokenizer::from_gguf(&metadata)?;
+    let template = match metadata.string("tokenizer.chat_template")? {
+        Some(source) => ChatTemplate::new(source, gguf_special_tokens(&metadata, &tokenizer)?),
+        None => Err(ChatError::Missing),
+    };
+    let (config, bytes) = (file.config().clone(), metadata.bytes.len() as u64);
+    ModelFiles::new(config, Box::new(file), tokenizer, template, SamplingDefaults::default(), bytes)
+}
+
+fn open_directory(path: &Path) -> Result<ModelFiles, LoadError> {
+    let directory = HfDirectory::open(path)?;
+    let tokenizer = Tokenizer::from_hf(path)?;
+    let template = directory_template(path)?;
+    let sampling = hf_config::sampling_defaults(path)?;
+    let bytes = directory.shards().iter().map(|shard| shard.bytes().len() as u64).sum();
+    let config = directory.config().clone();
+    ModelFiles::new(config, Box::new(directory), tokenizer, template, sampling, bytes)
+}
+
+fn open_dummy(path: &Path) -> Result<ModelFiles, LoadError> {
+    let config = hf_config::read(path)?;
+    let weights = DummyWeights::new(&config, hf_config::dtype(path)?, path)?;
+    let tokenizer = if path.join("tokenizer.json").exists() {
+        Tokenizer::from_hf(path)?
+    } else {
+        Tokenizer::of_bytes(config.vocab, path)?
+    };
+    let template = directory_template(path)?;
+    let sampling = hf_config::sampling_defaults(path)?;
+    ModelFiles::new(config, Box::new(weights), tokenizer, template, sampling, 0)
+}
+
+/// The names by which templates know special tokens, and GGUF's.
+const SPECIAL: [(&str, &str); 4] =
+    [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
+
+fn gguf_special_tokens(
+    metadata: &Metadata<'_>,
+    tokenizer: &Tokenizer,
+) -> Result<Vec<(String, String)>, LoadError> {
+    let mut special = Vec::new();
+    for (name, theirs) in SPECIAL {
+        if let Some(id) = metadata.u32(&format!("tokenizer.ggml.{theirs}_token_id"))? {
+            special.push((name.to_owned(), tokenizer.token_text(id)));
+        }
+    }
+    Ok(special)
+}
+
+/// From a file of its own, or from `tokenizer_config.json`: a text, or several of which one is the
+/// default.
+fn directory_template(path: &Path) -> Result<Result<ChatTemplate, ChatError>, LoadError> {
+    let settings = path.join("tokenizer_config.json");
+    let settings = if settings.exists() { read_json(&settings)? } else { serde_json::Value::Null };
+    let special = SPECIAL.iter().filter_map(|(name, _)| {
+        let token = &settings[*name];
+        let text = token.as_str().or_else(|| token["content"].as_str())?;
+        Some(((*name).to_owned(), text.to_owned()))
+    });
+    let file = path.join("chat_template.jinja");
+    let source = if file.exists() {
+        Some(std::fs::read_to_string(&file).map_err(|error| LoadError::io(&file, error))?)
+    } else {
+        let stated = &settings["chat_template"];
+        let named = stated.as_array().into_iter().flatten();
+        let default = named.filter(|one| one["name"] == "default").find_map(|one| one["template"].as_str());
+        stated.as_str().or(default).map(str::to_owned)
+    };
+    let source = source.ok_or(ChatError::Missing);
+    Ok(source.and_then(|source| ChatTemplate::new(&source, special.collect())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::chat::Conversation;
+    use crate::model::testing::{Scratch, fixture, smollm2};
+    use serde_json::json;
+    use std::time::UNIX_EPOCH;
+
+    fn ask(files: &ModelFiles) -> String {
+        let conversation = Conversation {
+            messages: &[json!({"role": "user", "content": "What is the capital of France?"})],
+            tools: None,
+            variables: None,
+            add_generation_prompt: true,
+            now: UNIX_EPOCH,
+        };
+        files.chat_template.as_ref().unwrap().render(&conversation).unwrap()
+    }
+
+    #[test]
+    fn every_fixture_opens() {
+        let mut count = 0;
+        for entry in std::fs::read_dir(fixture("")).unwrap() {
+            let path = entry.unwrap().path();
+            let files = ModelFiles::open(&path, LoadFormat::Auto).unwrap();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let kind = name.trim_end_matches(".gguf").rsplit(['.', '-']).next().unwrap();
+            assert_eq!(format!("{:?}", files.checkpoint).to_lowercase(), kind.to_lowercase(), "{name}");
+            assert_eq!((files.config.vocab, files.config.layers, files.config.bos), (384, 2, Some(0)));
+            assert!(ask(&files).ends_with("France?<|im_end|>\n<|im_start|>assistant\n"), "{name}");
+            assert!(files.file_bytes > 50_000);
+            count += 1;
+        }
+        assert_eq!(count, 24);
+    }
+
+    #[test]
+    fn a_gguf_file_says_what_its_directory_says() {
+        for (file, directory) in [
+            ("llama.F32.gguf", "llama-f32"),
+            ("qwen2.Q8_0.gguf", "qwen2-f32"),
+            ("qwen3.Q5_1.gguf", "qwen3-f16"),
+            ("llama-mqa-yarn.Q8_0.gguf", "llama-mqa-yarn-f32"),
+            ("llama-mha-llama3.F16.gguf", "llama-mha-llama3-bf16"),
+        ] {
+            let [file, directory] =
+                [file, directory].map(|name| ModelFiles::open(&fixture(name), LoadFormat::Auto).unwrap());
+            assert_eq!(file.config, directory.config);
+            assert_eq!(file.fingerprint.config, directory.fingerprint.config);
+            assert_ne!(file.fingerprint.weights, directory.fingerprint.weights);
+        }
+    }
+
+    #[test]
+    fn a_fingerprint_tells_what_differs() {
+        let open = |path: &Path| ModelFiles::open(path, LoadFormat::Auto).unwrap().fingerprint;
+        let scratch = Scratch::copy_of("qwen2-bf16");
+        let original = open(scratch.path());
+        assert_eq!(original, open(&fixture("qwen2-bf16")));
+        std::fs::write(scratch.path().join("chat_template.jinja"), "x").unwrap();
+        let templated = open(scratch.path());
+        assert_ne!(templated.template, original.template);
+        let weights = scratch.path().join("model.safetensors");
+        let mut bytes = std::fs::read(&weights).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&weights, bytes).unwrap();
+        let changed = open(scratch.path());
+        assert_ne!(changed.weights, original.weights);
+        assert_eq!((changed.config, changed.tokenizer), (original.config, original.tokenizer));
+    }
+
+    #[test]
+    fn a_configuration_alone_is_a_dummy_model() {
+        let scratch = Scratch::copy_of("qwen2-f16");
+        for name in ["model.safetensors", "tokenizer.json", "tokenizer_config.json"] {
+            std::fs::remove_file(scratch.path().join(name)).unwrap();
+        }
+        let files = ModelFiles::open(scratch.path(), LoadFormat::Dummy).unwrap();
+        assert_eq!(files.checkpoint, TensorType::F16);
+        assert!(matches!(files.chat_template, Err(ChatError::Missing)));
+        let ids = files.tokenizer.encode("hé", true).unwrap();
+        assert_eq!(ids, [104, 0xc3, 0xa9]);
+        assert_eq!(files.tokenizer.decode(&ids, true), "hé");
+        assert!(files.tokenizer.vocab_size() <= files.config.vocab);
+    }
+
+    #[test]
+    fn templates_are_found_in_every_place() {
+        let scratch = Scratch::copy_of("qwen2-f16");
+        let settings = scratch.path().join("tokenizer_config.json");
+        let named = json!({"bos_token": {"content": "<b>"}, "chat_template": [
+            {"name": "tool_use", "template": "no"}, {"name": "default", "template": "{{ bos_token }}"}]});
+        std::fs::write(&settings, named.to_string()).unwrap();
+        let open = || ModelFiles::open(scratch.path(), LoadFormat::Auto).unwrap();
+        assert_eq!(ask(&open()), "<b>");
+        std::fs::write(scratch.path().join("chat_template.jinja"), "{{ bos_token }}!").unwrap();
+        assert_eq!(ask(&open()), "<b>!");
+        std::fs::write(scratch.path().join("chat_template.jinja"), "{% if %}").unwrap();
+        assert!(matches!(open().chat_template, Err(ChatError::Template(_))));
+    }
+
+    #[test]
+    fn smollm2_opens() {
+        let Some(path) = smollm2() else { return };
+        let files = ModelFiles::open(&path, LoadFormat::Auto).unwrap();
+        let config = &files.config;
+        assert_eq!((config.layers, config.heads, config.kv_heads, config.head_dim), (30, 9, 3, 64));
+        assert_eq!((config.vocab, config.context, config.eos.as_slice()), (49152, 8192, &[2][..]));
+        assert!(config.tied_head && !config.attention_bias);
+        assert_eq!(files.checkpoint, TensorType::Q4_1);
+        let goldens: serde_json::Value =
+            serde_json::from_str(include_str!("../../tests/goldens/smollm2-q4_1.json")).unwrap();
+        let prompt: Vec<u32> = serde_json::from_value(goldens[0]["prompt"].clone()).unwrap();
+        assert_eq!(files.tokenizer.encode(&ask(&files), false).unwrap(), prompt);
+    }
+}

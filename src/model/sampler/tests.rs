@@ -1,0 +1,167 @@
+use super::*;
+use proptest::prelude::*;
+
+fn sample(logits: &[f32], params: SamplingParams, position: u32) -> Sampled {
+    Sampler::new(logits.len()).sample(logits, &params, Context::default(), position, 0)
+}
+
+const WARM: SamplingParams = SamplingParams { temperature: 1.0, ..SamplingParams::GREEDY };
+
+#[test]
+fn greedy_takes_the_lowest_of_equals() {
+    assert_eq!(sample(&[1.0, 3.0, 3.0, 2.0], SamplingParams::GREEDY, 0).token, 1);
+    assert_eq!(sample(&[0.0, -0.0], SamplingParams::GREEDY, 0).token, 0);
+}
+
+#[test]
+fn logprobs_are_of_the_unscaled_softmax() {
+    let logits = [1.0, 2.0, 4.0];
+    let total: f64 = logits.iter().map(|&l: &f32| f64::from(l).exp()).sum();
+    let params = SamplingParams { temperature: 0.01, repetition_penalty: 9.0, ..WARM };
+    let sampled = Sampler::new(3).sample(&logits, &params, Context { prompt: &[2], output: &[2] }, 5, 2);
+    assert_eq!(sampled.token, 1, "4 / 9 is below 2");
+    let near = |ours: f32, logit: f64| assert!((f64::from(ours) - (logit - total.ln())).abs() < 1e-6);
+    near(sampled.logprob, 2.0);
+    let [(2, first), (1, second)] = sampled.top.as_slice() else { panic!("{:?}", sampled.top) };
+    near(*first, 4.0);
+    near(*second, 2.0);
+}
+
+#[test]
+fn penalties_count_what_they_should() {
+    let mut sampler = Sampler::new(4);
+    let mut choose = |params, context| sampler.sample(&[5.0, 4.9, 4.0, -1.0], &params, context, 0, 0).token;
+    let output = Context { prompt: &[0, 0, 0], output: &[1, 1, 7] };
+    let frequency = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::GREEDY };
+    assert_eq!(choose(frequency, output), 0, "the prompt does not count");
+    assert_eq!(choose(frequency, Context { prompt: &[], output: &[0] }), 1);
+    let presence = SamplingParams { presence_penalty: 1.05, ..SamplingParams::GREEDY };
+    assert_eq!(choose(presence, Context { prompt: &[], output: &[0, 0, 1] }), 2);
+    assert_eq!(choose(presence, Context::default()), 0, "counts are cleared");
+    let repetition = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::GREEDY };
+    assert_eq!(choose(repetition, output), 2, "the prompt counts, once");
+}
+
+#[test]
+fn seed_and_position_decide() {
+    let logits: Vec<f32> = (0..100).map(|i| (i % 10) as f32 * 0.1).collect();
+    let logits = &logits[..];
+    let tokens = |seed| (0..50).map(move |p| sample(logits, SamplingParams { seed, ..WARM }, p).token);
+    assert!(tokens(1).eq(tokens(1)));
+    assert!(!tokens(1).eq(tokens(2)));
+    let distinct: std::collections::BTreeSet<_> = tokens(1).collect();
+    assert!(distinct.len() > 25, "{distinct:?}");
+    // Pinned: the same numbers on every machine and in every version.
+    assert_eq!(tokens(7).take(8).collect::<Vec<_>>(), PINNED);
+}
+
+const PINNED: [u32; 8] = [73, 16, 88, 96, 11, 85, 45, 52];
+
+#[test]
+fn draws_follow_the_distribution() {
+    let logits = [0.0, 1.0, 2.0];
+    let total: f64 = logits.iter().map(|&l: &f32| f64::from(l).exp()).sum();
+    let filtered = SamplingParams { min_p: 1e-9, ..WARM };
+    for params in [WARM, filtered] {
+        let mut counts = [0.0; 3];
+        (0..30_000).for_each(|p| counts[sample(&logits, params, p).token as usize] += 1.0 / 30_000.0);
+        for (count, logit) in counts.iter().zip(logits) {
+            assert!((count - f64::from(logit).exp() / total).abs() < 0.01, "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn odd_logits_and_parameters_are_harmless() {
+    let odd = [f32::NAN, f32::NEG_INFINITY, 1.0, f32::INFINITY, f32::MAX, f32::MIN, 0.0];
+    let all_nan = [f32::NAN; 4];
+    let numbers = [0.0, 1.0, -1.0, 1e-30, 1e30, f32::NAN, f32::INFINITY];
+    for logits in [&odd[..], &odd[..3], &all_nan, &[f32::NEG_INFINITY]] {
+        for a in numbers {
+            for b in numbers {
+                let params = SamplingParams {
+                    temperature: a,
+                    top_p: b,
+                    top_k: 3,
+                    min_p: a,
+                    presence_penalty: b,
+                    frequency_penalty: a,
+                    repetition_penalty: b,
+                    seed: 1,
+                };
+                let context = Context { prompt: &[0, 3, 99], output: &[1, 2, u32::MAX] };
+                let sampled = Sampler::new(logits.len()).sample(logits, &params, context, 0, 50);
+                assert!((sampled.token as usize) < logits.len());
+                assert!(sampled.logprob.is_finite() && sampled.logprob <= 1e-6);
+                assert!(sampled.top.as_slice().iter().all(|(_, logprob)| logprob.is_finite()));
+            }
+        }
+    }
+}
+
+/// Which ids are left, by a full sort, in descending order.
+fn left_by_sorting(logits: &[f32], params: &SamplingParams) -> Vec<u32> {
+    let max = logits.iter().copied().fold(f32::MIN, f32::max);
+    let weight = |id: u32| f64::from(((logits[id as usize] - max) / params.temperature).exp());
+    let mut ids: Vec<u32> = (0..logits.len() as u32).collect();
+    ids.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+    if params.top_k > 0 {
+        ids.truncate(params.top_k as usize);
+    }
+    let total: f64 = ids.iter().map(|&id| weight(id)).sum();
+    let mut sum = 0.0;
+    ids.retain(|&id| {
+        let keep = sum == 0.0 || sum < f64::from(params.top_p) * total || params.top_p >= 1.0;
+        sum += weight(id);
+        keep
+    });
+    ids.retain(|&id| weight(id) >= f64::from(params.min_p));
+    ids
+}
+
+proptest! {
+    /// Logits on a grid, so that no limit lies between two roundings.
+    #[test]
+    fn filters_agree_with_a_full_sort(
+        steps in prop::collection::vec(-40i32..40, 1..700),
+        top_k in 0u32..300, top_p in 1u32..120, min_p in 0u32..50,
+        temperature in 1u32..8, position in any::<u32>(),
+    ) {
+        let logits: Vec<f32> = steps.iter().map(|&s| s as f32 * 0.25).collect();
+        let params = SamplingParams {
+            temperature: temperature as f32 * 0.5,
+            top_p: top_p as f32 * 0.01 + 0.000_037,
+            top_k,
+            min_p: min_p as f32 * 0.01 + 0.000_037,
+            ..WARM
+        };
+        let left = left_by_sorting(&logits, &params);
+        let mut sampler = Sampler::new(logits.len());
+        let mut at = |share| {
+            sampler.sample(&logits, &params, Context::default(), position, 0);
+            sampler.logits.copy_from_slice(&logits);
+            let max = argmax(&logits).1;
+            sampler.draw(&params, max, share)
+        };
+        prop_assert_eq!(at(0.0), left[0]);
+        prop_assert_eq!(at(1.0 - 1e-12), *left.last().unwrap());
+        let token = sampler.sample(&logits, &params, Context::default(), position, 0).token;
+        prop_assert!(left.contains(&token));
+    }
+
+    #[test]
+    fn top_logprobs_agree_with_a_full_sort(
+        steps in prop::collection::vec(-9i32..9, 1..200), count in 0usize..30,
+    ) {
+        let logits: Vec<f32> = steps.iter().map(|&s| s as f32).collect();
+        let sampled = Sampler::new(logits.len())
+            .sample(&logits, &SamplingParams::GREEDY, Context::default(), 0, count);
+        let all = left_by_sorting(&logits, &SamplingParams { min_p: 0.0, ..WARM });
+        let expected = &all[..count.min(20).min(all.len())];
+        let ids: Vec<u32> = sampled.top.as_slice().iter().map(|entry| entry.0).collect();
+        prop_assert_eq!(&ids[..], expected);
+        if count > 0 {
+            prop_assert_eq!(sampled.top.as_slice()[0], (sampled.token, sampled.logprob));
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! Where tests find models.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A model of `tests/fixtures`.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// The real model, `None` (said aloud) where it has not been fetched. `BATON_REQUIRE_MODEL=1` makes
+/// its absence a failure.
+pub(crate) fn smollm2() -> Option<PathBuf> {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache = cache.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")));
+    let path = cache?.join("baton/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if path.exists() {
+        return Some(path);
+    }
+    let required = std::env::var("BATON_REQUIRE_MODEL").is_ok_and(|value| value == "1");
+    assert!(!required, "{} is missing", path.display());
+    eprintln!("SKIPPED: {} is missing; tools/quickstart fetches it", path.display());
+    None
+}
+
+/// A directory of its own for one test, removed with it.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    pub(crate) fn new() -> Scratch {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("baton-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Scratch(path)
+    }
+
+    /// With the files of a fixture's directory.
+    pub(crate) fn copy_of(name: &str) -> Scratch {
+        let scratch = Scratch::new();
+        for entry in std::fs::read_dir(fixture(name)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), scratch.0.join(entry.file_name())).unwrap();
+        }
+        scratch
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

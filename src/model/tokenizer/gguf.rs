@@ -1,0 +1,109 @@
+//! A tokenizer from GGUF metadata: byte-level BPE, and the pre-tokenizer that the file names.
+
+use super::Tokenizer;
+use crate::model::gguf::metadata::Metadata;
+use crate::model::weights::LoadError;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::normalizers::NFC;
+use tokenizers::pre_tokenizers::PreTokenizerWrapper;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::pre_tokenizers::split::{Split, SplitPattern};
+use tokenizers::{AddedToken, SplitDelimiterBehavior};
+
+/// Token types of the format.
+const CONTROL: u32 = 3;
+const USER_DEFINED: u32 = 4;
+
+/// Words of Qwen 2 and later: digits alone.
+const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// Words of Llama 3: digits in threes.
+const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+
+pub(super) fn read(metadata: &Metadata<'_>) -> Result<Tokenizer, LoadError> {
+    const MODEL: &str = "tokenizer.ggml.model";
+    const PRE: &str = "tokenizer.ggml.pre";
+    let wrong = |field: &str, expected: &str, found: &str| {
+        Err(LoadError::field(metadata.file, field, expected, found))
+    };
+    match metadata.string(MODEL)? {
+        Some("gpt2") => {}
+        found => return wrong(MODEL, "gpt2 (byte-level BPE)", found.unwrap_or("nothing")),
+    }
+    let pre = metadata.string(PRE)?.unwrap_or("nothing");
+    let Some(words) = words(pre) else {
+        return wrong(PRE, "smollm, qwen2, llama-bpe, gpt-2 or default", pre);
+    };
+    let llama3 = pre == "llama-bpe";
+    let tokens = required_strings(metadata, "tokenizer.ggml.tokens")?;
+    let mut inner = tokenizers::Tokenizer::new(bpe(metadata, &tokens, llama3)?);
+    inner.with_pre_tokenizer(Some(words));
+    inner.with_decoder(Some(ByteLevel::default()));
+    if pre == "qwen2" {
+        inner.with_normalizer(Some(NFC));
+    }
+    inner.add_tokens(&added(metadata, &tokens)?);
+
+    let mut tokenizer = Tokenizer::new(inner, metadata.file)?;
+    let around = |name: &str, default: bool| -> Result<Option<u32>, LoadError> {
+        if !metadata.bool(&format!("tokenizer.ggml.add_{name}_token"))?.unwrap_or(default) {
+            return Ok(None);
+        }
+        metadata.required_u32(&format!("tokenizer.ggml.{name}_token_id")).map(Some)
+    };
+    tokenizer.begin = around("bos", llama3)?;
+    tokenizer.end = around("eos", false)?;
+    Ok(tokenizer)
+}
+
+/// How a text is cut into words before merging, by the format's name.
+fn words(pre: &str) -> Option<Sequence> {
+    let level = |use_regex| PreTokenizerWrapper::from(ByteLevel::new(false, true, use_regex));
+    let split = |regex: &str| {
+        let pattern = SplitPattern::Regex(regex.to_owned());
+        Some(Split::new(pattern, SplitDelimiterBehavior::Isolated, false).ok()?.into())
+    };
+    Some(Sequence::new(match pre {
+        "smollm" => vec![Digits::new(true).into(), level(true)],
+        "gpt-2" | "default" => vec![level(true)],
+        "qwen2" => vec![split(QWEN2)?, level(false)],
+        "llama-bpe" => vec![split(LLAMA3)?, level(false)],
+        _ => return None,
+    }))
+}
+
+fn bpe(metadata: &Metadata<'_>, tokens: &[&str], ignore_merges: bool) -> Result<BPE, LoadError> {
+    const MERGES: &str = "tokenizer.ggml.merges";
+    let merges = required_strings(metadata, MERGES)?
+        .into_iter()
+        .map(|merge| {
+            let (left, right) = merge
+                .split_once(' ')
+                .ok_or_else(|| LoadError::field(metadata.file, MERGES, "two tokens and a space", merge))?;
+            Ok((left.to_owned(), right.to_owned()))
+        })
+        .collect::<Result<Vec<_>, LoadError>>()?;
+    let vocab: Vocab = tokens.iter().map(|&token| token.to_owned()).zip(0..).collect();
+    BPE::builder()
+        .vocab_and_merges(vocab, merges)
+        .ignore_merges(ignore_merges)
+        .build()
+        .map_err(|error| LoadError::field(metadata.file, MERGES, "merges of its tokens", error))
+}
+
+/// Tokens that are found in a text before anything else: control tokens and those of a user.
+fn added(metadata: &Metadata<'_>, tokens: &[&str]) -> Result<Vec<AddedToken>, LoadError> {
+    const TYPES: &str = "tokenizer.ggml.token_type";
+    let types = metadata.u32s(TYPES)?.ok_or_else(|| metadata.missing(TYPES, "a list of numbers"))?;
+    if types.len() != tokens.len() {
+        let expected = format!("{} numbers", tokens.len());
+        return Err(LoadError::field(metadata.file, TYPES, expected, types.len()));
+    }
+    let added = tokens.iter().zip(types).filter(|(_, kind)| matches!(*kind, CONTROL | USER_DEFINED));
+    Ok(added.map(|(&token, kind)| AddedToken::from(token, kind == CONTROL).normalized(false)).collect())
+}
+
+fn required_strings<'a>(metadata: &Metadata<'a>, key: &str) -> Result<Vec<&'a str>, LoadError> {
+    metadata.strings(key)?.ok_or_else(|| metadata.missing(key, "a list of strings"))
+}

@@ -1,0 +1,211 @@
+//! Text to ids and back, whatever file the vocabulary comes from.
+//!
+//! Thread: encoding on `tok`, decoding wherever ids arrive; nothing is changed after loading.
+//! Invariants: `decode` equals the concatenation of what a [`Detokenizer`] gives; no id panics.
+//! Leaves to others: the chat template (`chat`), which ids end a generation (`config`).
+
+pub mod detokenizer;
+mod gguf;
+mod hf;
+mod pieces;
+
+pub use detokenizer::Detokenizer;
+
+use super::weights::LoadError;
+use pieces::{Decoding, Pieces};
+use std::fmt;
+use std::path::Path;
+use tokenizers::models::bpe::{BPE, Vocab};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+
+/// A vocabulary with its rules.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    pieces: Pieces,
+    /// Put before and after a text that asks for special tokens, beyond what `inner` adds by itself.
+    begin: Option<u32>,
+    end: Option<u32>,
+}
+
+/// A text has no ids. Byte-level vocabularies know every text, so this names a broken vocabulary.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct EncodeError(String);
+
+impl fmt::Display for EncodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the text cannot be tokenised: {}", self.0)
+    }
+}
+
+impl std::error::Error for EncodeError {}
+
+impl Tokenizer {
+    /// From the metadata of a GGUF file.
+    pub fn from_gguf(metadata: &super::gguf::metadata::Metadata<'_>) -> Result<Tokenizer, LoadError> {
+        gguf::read(metadata)
+    }
+
+    /// From `tokenizer.json` in a Hugging Face directory.
+    pub fn from_hf(directory: &Path) -> Result<Tokenizer, LoadError> {
+        hf::read(directory)
+    }
+
+    /// Each byte is the id of its value, for models without a tokenizer; ids from `vocab` on are
+    /// left out.
+    pub fn of_bytes(vocab: usize, file: &Path) -> Result<Tokenizer, LoadError> {
+        let tokens = (0..=0x143).filter_map(char::from_u32);
+        let tokens = tokens.filter_map(|c| Some((c.to_string(), pieces::byte_of(c)?.into())));
+        let known = tokens.filter(|&(_, id): &(String, u32)| (id as usize) < vocab);
+        let bpe = BPE::builder().vocab_and_merges(known.collect::<Vocab>(), Vec::new()).build();
+        let mut inner = tokenizers::Tokenizer::new(bpe.map_err(|error| LoadError::malformed(file, error))?);
+        inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, false)));
+        inner.with_decoder(Some(ByteLevel::default()));
+        Tokenizer::new(inner, file)
+    }
+
+    fn new(mut inner: tokenizers::Tokenizer, file: &Path) -> Result<Tokenizer, LoadError> {
+        // Some published files carry what their training used.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| LoadError::malformed(file, error))?;
+        let pieces = Pieces::new(&inner, Decoding::of(&inner, file)?, file)?;
+        Ok(Tokenizer { inner, pieces, begin: None, end: None })
+    }
+
+    /// The ids of `text`; a special token written out in it becomes its id. `add_special` adds what
+    /// the model wants around a text, such as a beginning of sequence.
+    pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
+        let encoding =
+            self.inner.encode_fast(text, add_special).map_err(|error| EncodeError(error.to_string()))?;
+        let [begin, end] = [self.begin, self.end].map(|id| id.filter(|_| add_special));
+        Ok(begin.into_iter().chain(encoding.get_ids().iter().copied()).chain(end).collect())
+    }
+
+    /// The text of `ids`, with U+FFFD for bytes that are not UTF-8. Unknown ids have no text.
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> String {
+        let mut text = String::new();
+        let mut detokenizer = Detokenizer::new(skip_special);
+        for &id in ids {
+            detokenizer.push(self, id, &mut text);
+        }
+        detokenizer.finish(&mut text);
+        text
+    }
+
+    /// The text of one id on its own.
+    pub fn token_text(&self, id: u32) -> String {
+        String::from_utf8_lossy(self.token_bytes(id)).into_owned()
+    }
+
+    /// The bytes that an id adds to a text; none for an unknown id.
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.pieces.bytes(id)
+    }
+
+    /// The id of a token written as in the vocabulary.
+    pub fn token_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+
+    /// One more than the highest id.
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// All that decides ids and text, for comparison.
+    pub fn rules(&self) -> String {
+        let inner = self.inner.to_string(false).unwrap_or_default();
+        format!("{:?} {:?} {inner}", self.begin, self.end)
+    }
+
+    /// Whether an id marks structure rather than text.
+    pub fn is_special(&self, id: u32) -> bool {
+        self.pieces.is_special(id)
+    }
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tokenizer").field("vocab_size", &self.vocab_size()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::gguf::GgufFile;
+    use crate::model::testing::{fixture, smollm2};
+    use serde::Deserialize;
+
+    #[derive(Deserialize)]
+    struct Golden {
+        tokenizer: String,
+        rows: Vec<Row>,
+    }
+
+    #[derive(Deserialize)]
+    struct Row {
+        text: String,
+        ids: Vec<u32>,
+        decoded: String,
+        skipped: String,
+    }
+
+    fn conforms(name: &str, tokenizer: &Tokenizer) {
+        let text = include_str!("../../../tests/goldens/tokenizers.json");
+        let goldens: Vec<Golden> = serde_json::from_str(text).unwrap();
+        let golden = goldens.iter().find(|golden| golden.tokenizer == name).unwrap();
+        for row in &golden.rows {
+            assert_eq!(tokenizer.encode(&row.text, true).unwrap(), row.ids, "{name}: {:?}", row.text);
+            assert_eq!(tokenizer.decode(&row.ids, false), row.decoded, "{name}: {:?}", row.text);
+            assert_eq!(tokenizer.decode(&row.ids, true), row.skipped, "{name}: {:?}", row.text);
+        }
+    }
+
+    fn of_gguf(name: &str) -> Tokenizer {
+        Tokenizer::from_gguf(&GgufFile::open(&fixture(name)).unwrap().metadata()).unwrap()
+    }
+
+    #[test]
+    fn every_pre_tokenizer_conforms_from_gguf() {
+        conforms("smollm", &of_gguf("llama.Q8_0.gguf"));
+        conforms("gpt-2", &of_gguf("llama-mqa-yarn.Q8_0.gguf"));
+        conforms("qwen2", &of_gguf("qwen2.Q8_0.gguf"));
+        conforms("llama-bpe", &of_gguf("llama-mha-llama3.F16.gguf"));
+    }
+
+    #[test]
+    fn directories_conform() {
+        for (name, directory) in [
+            ("smollm", "llama-f32"),
+            ("qwen2", "qwen3-bf16"),
+            ("gpt-2", "llama-mqa-yarn-f32"),
+            ("llama-bpe", "llama-mha-llama3-bf16"),
+        ] {
+            conforms(name, &Tokenizer::from_hf(&fixture(directory)).unwrap());
+        }
+    }
+
+    #[test]
+    fn smollm2_conforms() {
+        let Some(path) = smollm2() else { return };
+        let tokenizer = Tokenizer::from_gguf(&GgufFile::open(&path).unwrap().metadata()).unwrap();
+        conforms("smollm2", &tokenizer);
+        assert_eq!(tokenizer.vocab_size(), 49152);
+        assert_eq!(tokenizer.encode("<|im_start|>", false).unwrap(), [1]);
+        assert!(tokenizer.is_special(1) && !tokenizer.is_special(17));
+    }
+
+    #[test]
+    fn special_tokens_only_where_asked() {
+        let tokenizer = of_gguf("llama-mha-llama3.F16.gguf");
+        let bare = tokenizer.encode("x", false).unwrap();
+        assert_eq!(tokenizer.encode("x", true).unwrap(), [&[0], bare.as_slice()].concat());
+    }
+
+    #[test]
+    fn unknown_ids_are_harmless() {
+        let tokenizer = of_gguf("llama.Q8_0.gguf");
+        assert_eq!(tokenizer.decode(&[u32::MAX, 384], false), "");
+        assert!(tokenizer.token_bytes(u32::MAX).is_empty() && !tokenizer.is_special(u32::MAX));
+    }
+}

@@ -1,0 +1,110 @@
+//! Bytes in a row: filled at the tail, consumed at the head, always one slice.
+//!
+//! Invariants: `head <= tail <= bytes.len()`; an empty buffer starts again at 0 and gives memory
+//! beyond [`NET_BUFFER_KEPT`] back.
+
+use crate::limits::NET_BUFFER_KEPT;
+
+#[derive(Debug, Default)]
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    head: usize,
+    tail: usize,
+}
+
+impl Buffer {
+    pub(super) fn data(&self) -> &[u8] {
+        &self.bytes[self.head..self.tail]
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tail - self.head
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.head == self.tail
+    }
+
+    /// Room to fill, at least a byte of it while fewer than `max` bytes are held.
+    pub(super) fn space(&mut self, max: usize) -> &mut [u8] {
+        if self.tail == self.bytes.len() {
+            if self.head > 0 {
+                self.bytes.copy_within(self.head..self.tail, 0);
+                self.tail -= self.head;
+                self.head = 0;
+            }
+            if self.tail == self.bytes.len() {
+                let len = (self.bytes.len() * 2).max(NET_BUFFER_KEPT).min(max).max(self.tail);
+                self.bytes.resize(len, 0);
+            }
+        }
+        &mut self.bytes[self.tail..]
+    }
+
+    /// `count` bytes of [`space`](Self::space) have been filled.
+    pub(super) fn filled(&mut self, count: usize) {
+        self.tail += count;
+        assert!(self.tail <= self.bytes.len(), "more filled than there was space");
+    }
+
+    pub(super) fn append(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let space = self.space(usize::MAX);
+            let count = bytes.len().min(space.len());
+            space[..count].copy_from_slice(&bytes[..count]);
+            self.filled(count);
+            bytes = &bytes[count..];
+        }
+    }
+
+    pub(super) fn consume(&mut self, count: usize) {
+        self.head += count;
+        assert!(self.head <= self.tail, "more consumed than held");
+        if self.is_empty() {
+            (self.head, self.tail) = (0, 0);
+            if self.bytes.len() > NET_BUFFER_KEPT {
+                self.bytes = Vec::new();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn it_stops_at_its_bound_and_gives_memory_back() {
+        let mut buffer = Buffer::default();
+        let max = 2 * NET_BUFFER_KEPT;
+        loop {
+            let space = buffer.space(max).len();
+            if space == 0 {
+                break;
+            }
+            buffer.filled(space);
+        }
+        assert_eq!(buffer.len(), max);
+        buffer.consume(1);
+        assert_eq!(buffer.space(max).len(), 1);
+        buffer.consume(max - 1);
+        assert_eq!(buffer.bytes.capacity(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn it_does_what_a_queue_does(steps in proptest::collection::vec((0usize..40_000, 0usize..40_000), 1..20)) {
+            let (mut buffer, mut reference, mut next) = (Buffer::default(), Vec::new(), 0u8);
+            for (add, remove) in steps {
+                let bytes: Vec<u8> = (0..add).map(|_| { next = next.wrapping_add(1); next }).collect();
+                buffer.append(&bytes);
+                reference.extend_from_slice(&bytes);
+                let remove = remove.min(reference.len());
+                buffer.consume(remove);
+                reference.drain(..remove);
+                prop_assert_eq!(buffer.data(), &reference[..]);
+            }
+        }
+    }
+}

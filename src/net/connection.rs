@@ -1,0 +1,176 @@
+//! One connection: its socket, what came and waits to be consumed, what waits to be sent.
+
+use super::buffer::Buffer;
+use super::stream::Stream;
+use super::timer::TimerId;
+use crate::limits::{DESCRIPTORS_MAX, NET_RECEIVED_MAX};
+use std::fmt;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+
+/// Names a connection; once that is closed, the id does nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ConnId {
+    pub(super) index: u32,
+    pub(super) generation: u32,
+}
+
+/// Why a connection has ended without being asked to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CloseReason {
+    /// The socket failed so.
+    Io(ErrorKind),
+    /// It was not connected by its deadline.
+    ConnectDeadline,
+    /// The peer passed more descriptors than anybody takes.
+    Descriptors,
+    /// There are too many connections.
+    TooMany,
+}
+
+impl fmt::Display for CloseReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            CloseReason::Io(kind) => kind.fmt(f),
+            CloseReason::ConnectDeadline => write!(f, "not connected by its deadline"),
+            CloseReason::Descriptors => write!(f, "more than {DESCRIPTORS_MAX} descriptors were passed"),
+            CloseReason::TooMany => write!(f, "too many connections"),
+        }
+    }
+}
+
+impl From<io::Error> for CloseReason {
+    fn from(error: io::Error) -> CloseReason {
+        CloseReason::Io(error.kind())
+    }
+}
+
+/// Life of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum State {
+    /// Dialled, not yet there;
+    Connecting,
+    /// carries bytes both ways;
+    Open,
+    /// given up by its owner, still sends what was queued;
+    Flushing,
+    /// has sent everything and waits for the peer's end, so that no reset overtakes the last bytes;
+    Lingering,
+    /// or has failed, and its owner is about to hear.
+    Failed,
+}
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    /// Until it has failed.
+    pub(super) stream: Option<Stream>,
+    pub(super) state: State,
+    pub(super) received: Buffer,
+    pub(super) queued: Buffer,
+    pub(super) descriptors: Vec<OwnedFd>,
+    /// Of the listener that accepted it.
+    pub(super) listener: Option<u32>,
+    /// Valid while connecting, flushing and lingering.
+    pub(super) timer: Option<TimerId>,
+    /// The peer has closed its end.
+    pub(super) eof: bool,
+    /// Reading stopped at a full buffer; the kernel will not tell again.
+    pub(super) paused: bool,
+}
+
+/// How a turn of reading ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum ReadEnd {
+    /// Nothing more for now; the kernel will tell.
+    Empty,
+    /// The buffer is full.
+    Full,
+    /// The peer closed its end.
+    Eof,
+    /// The connection is dead.
+    Failed(CloseReason),
+}
+
+impl Connection {
+    pub(super) fn new(stream: Option<Stream>, state: State, listener: Option<u32>) -> Connection {
+        Connection {
+            stream,
+            state,
+            received: Buffer::default(),
+            queued: Buffer::default(),
+            descriptors: Vec::new(),
+            listener,
+            timer: None,
+            eof: false,
+            paused: false,
+        }
+    }
+
+    /// Whether the connection still has an owner who wants to hear of it.
+    pub(super) fn is_owned(&self) -> bool {
+        !matches!(self.state, State::Flushing | State::Lingering)
+    }
+
+    /// Reads until the socket is empty or the buffer full, which bounds a turn; also says how many
+    /// bytes came. `to_the_end` where a short read does not prove
+    /// that the socket is empty: the peer's end may already have been told of, once.
+    pub(super) fn read_turn(&mut self, to_the_end: bool) -> (usize, ReadEnd) {
+        let Some(stream) = &mut self.stream else { return (0, ReadEnd::Empty) };
+        let mut total = 0;
+        loop {
+            let space = self.received.space(NET_RECEIVED_MAX);
+            let room = space.len();
+            if room == 0 {
+                return (total, ReadEnd::Full);
+            }
+            match stream.read(space, &mut self.descriptors) {
+                Ok(0) => return (total, ReadEnd::Eof),
+                Ok(count) => {
+                    self.received.filled(count);
+                    total += count;
+                    if self.descriptors.len() > DESCRIPTORS_MAX {
+                        return (total, ReadEnd::Failed(CloseReason::Descriptors));
+                    }
+                    if count < room && stream.short_read_empties() && !to_the_end {
+                        return (total, ReadEnd::Empty);
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return (total, ReadEnd::Empty),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return (total, ReadEnd::Failed(error.into())),
+            }
+        }
+    }
+
+    /// Writes what the socket takes now; says how much that was.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> Result<usize, CloseReason> {
+        let Some(stream) = &mut self.stream else { return Ok(0) };
+        let mut total = 0;
+        while total < bytes.len() {
+            match stream.write(&bytes[total..]) {
+                Ok(count) => total += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(total)
+    }
+
+    /// Sends from the queue what the socket takes now; says how much that was.
+    pub(super) fn flush(&mut self) -> Result<usize, CloseReason> {
+        let mut queued = std::mem::take(&mut self.queued);
+        let result = self.write(queued.data());
+        if let Ok(count) = result {
+            queued.consume(count);
+        }
+        self.queued = queued;
+        result
+    }
+
+    /// Forgets what has come.
+    pub(super) fn discard(&mut self) {
+        self.received.consume(self.received.len());
+        self.descriptors.clear();
+    }
+}

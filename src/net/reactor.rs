@@ -1,0 +1,622 @@
+//! The reactor: readiness in, events out; edge-triggered, so that a quiet connection costs nothing.
+//!
+//! Thread: `ctl`.
+//! Invariants: `poll` is the only call that waits. What is read in one turn, accepted in one turn,
+//! received and not consumed, and queued is bounded. After `close`, after `close_after_flush` and
+//! after `Closed`, no event names the connection any more.
+//! Cost: an entry is looked up by id on every call; that is an index and a comparison.
+
+use super::connection::{CloseReason, ConnId, Connection, ReadEnd, State};
+use super::signals::Signals;
+use super::stream::{Address, Listener, Stream};
+use super::table::Table;
+use super::timer::Timers;
+use super::{Waker, descriptors};
+use crate::limits;
+use mio::{Interest, Token};
+use std::collections::VecDeque;
+use std::fmt;
+use std::fs::File;
+use std::io::{self, ErrorKind};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// Names a listener.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct ListenerId(u32);
+
+/// What has happened.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event {
+    /// A peer has connected.
+    Accepted {
+        /// To this listener.
+        listener: ListenerId,
+        /// The new connection.
+        conn: ConnId,
+        /// The peer's address, over TCP.
+        peer: Option<SocketAddr>,
+    },
+    /// A dialled connection stands.
+    Connected(ConnId),
+    /// Bytes wait in [`Reactor::received`].
+    Received(ConnId),
+    /// The peer has closed its end; it may still be sent to.
+    Eof(ConnId),
+    /// All that was queued has been handed to the kernel.
+    Drained(ConnId),
+    /// The connection is over.
+    Closed {
+        /// Which.
+        conn: ConnId,
+        /// Why.
+        reason: CloseReason,
+    },
+    /// A [`Waker`] was used.
+    Woken,
+    /// SIGTERM or SIGINT came.
+    Terminate,
+}
+
+/// Bytes were not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SendError {
+    /// The connection is over, or was given up.
+    Closed,
+    /// Too much waits already: the reader is too slow. Nothing of it was taken.
+    Full,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SendError::Closed => write!(f, "connection is closed"),
+            SendError::Full => write!(f, "peer reads too slowly, too many bytes wait for it"),
+        }
+    }
+}
+
+impl std::error::Error for SendError {}
+
+/// Owns every listener and connection of the process's control side.
+#[derive(Debug)]
+pub struct Reactor {
+    poll: mio::Poll,
+    ready: mio::Events,
+    /// What `ready` said, copied so that handling it may borrow the rest.
+    readiness: Vec<Readiness>,
+    table: Table,
+    listeners: Vec<Option<Listening>>,
+    events: VecDeque<Event>,
+    /// Connections to read again without being told by the kernel.
+    turns: VecDeque<ConnId>,
+    timers: Timers<Deadline>,
+    waker: Waker,
+    signals: Option<Signals>,
+    queued_total: usize,
+    /// Given up to accept, and close, one connection when descriptors have run out.
+    reserve: Option<File>,
+    refused: u64,
+}
+
+#[derive(Debug)]
+struct Listening {
+    listener: Listener,
+    /// Connections it has open, and may have.
+    open: usize,
+    limit: usize,
+    /// A timer will have it accept again.
+    again: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Deadline {
+    Connection(ConnId),
+    Accept(ListenerId),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Readiness {
+    token: Token,
+    readable: bool,
+    writable: bool,
+    read_closed: bool,
+}
+
+const WAKER: Token = Token(usize::MAX);
+const SIGNALS: Token = Token(usize::MAX - 1);
+/// Listeners have tokens of their own, beyond the generations of connections.
+const LISTENERS: usize = usize::MAX - 1 - limits::NET_LISTENERS_MAX;
+
+impl Reactor {
+    /// A reactor without listeners or connections.
+    pub fn new() -> io::Result<Reactor> {
+        let poll = mio::Poll::new()?;
+        let waker = Waker::new(poll.registry(), WAKER)?;
+        Ok(Reactor {
+            poll,
+            ready: mio::Events::with_capacity(limits::NET_READY_MAX),
+            readiness: Vec::with_capacity(limits::NET_READY_MAX),
+            table: Table::new(limits::NET_CONNECTIONS_MAX),
+            listeners: Vec::new(),
+            events: VecDeque::new(),
+            turns: VecDeque::new(),
+            // A deadline for each connection and each listener.
+            timers: Timers::new((limits::NET_CONNECTIONS_MAX + limits::NET_LISTENERS_MAX) as u32),
+            waker,
+            signals: None,
+            queued_total: 0,
+            reserve: File::open("/dev/null").ok(),
+            refused: 0,
+        })
+    }
+
+    /// A handle for other threads.
+    pub fn waker(&self) -> Waker {
+        self.waker.clone()
+    }
+
+    /// Has SIGTERM and SIGINT come as events from now on, and no longer end the process.
+    pub fn watch_signals(&mut self) -> io::Result<()> {
+        let mut signals = Signals::install()?;
+        self.poll.registry().register(&mut signals.stream, SIGNALS, Interest::READABLE)?;
+        self.signals = Some(signals);
+        Ok(())
+    }
+
+    /// Listens, with at most `limit` accepted connections open at a time; more are closed at once,
+    /// so that they do not wait in the backlog.
+    pub fn listen(&mut self, address: &Address, limit: usize) -> io::Result<ListenerId> {
+        if self.listeners.len() == limits::NET_LISTENERS_MAX {
+            return Err(io::Error::other("too many listeners"));
+        }
+        let mut listener = Listener::bind(address)?;
+        let id = ListenerId(self.listeners.len() as u32);
+        let token = Token(LISTENERS + id.0 as usize);
+        self.poll.registry().register(listener.source(), token, Interest::READABLE)?;
+        self.listeners.push(Some(Listening { listener, open: 0, limit, again: false }));
+        Ok(id)
+    }
+
+    /// Where a TCP listener listens; its port, if 0 was asked for, is the one it was given.
+    pub fn local_address(&self, id: ListenerId) -> Option<SocketAddr> {
+        self.listeners.get(id.0 as usize)?.as_ref()?.listener.local_address().ok()?
+    }
+
+    /// Accepts no more; connections it has accepted live on.
+    pub fn stop_listening(&mut self, id: ListenerId) {
+        if let Some(entry) = self.listeners.get_mut(id.0 as usize) {
+            *entry = None;
+        }
+    }
+
+    /// Begins to connect. What comes of it is told by `Connected` or `Closed`, by the deadline at
+    /// the latest; bytes may be queued before. Fails only where there are too many connections.
+    pub fn connect(&mut self, address: &Address, deadline: Instant) -> Result<ConnId, CloseReason> {
+        if self.table.is_full() {
+            return Err(CloseReason::TooMany);
+        }
+        let id = self.table.insert(Connection::new(None, State::Connecting, None));
+        match Stream::connect(address).and_then(|stream| self.attach(id, stream)) {
+            Ok(()) => self.set_deadline(id, deadline),
+            Err(error) => self.fail(id, error.into()),
+        }
+        Ok(id)
+    }
+
+    /// Waits until something happens, at most until `deadline`; then drain
+    /// [`next_event`](Self::next_event).
+    pub fn poll(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        let deadline = [deadline, self.timers.next_deadline()].into_iter().flatten().min();
+        let timeout = if self.events.is_empty() && self.turns.is_empty() {
+            deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
+        } else {
+            Some(Duration::ZERO)
+        };
+        match self.poll.poll(&mut self.ready, timeout) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => return Ok(()),
+            other => other?,
+        }
+        for _ in 0..self.turns.len() {
+            let Some(id) = self.turns.pop_front() else { break };
+            self.read(id, true);
+        }
+        self.copy_readiness();
+        for index in 0..self.readiness.len() {
+            self.handle(self.readiness[index]);
+        }
+        let now = Instant::now();
+        while let Some(deadline) = self.timers.expire(now) {
+            self.expire(deadline);
+        }
+        Ok(())
+    }
+
+    /// The next thing that has happened.
+    pub fn next_event(&mut self) -> Option<Event> {
+        loop {
+            let event = self.events.pop_front()?;
+            match event {
+                Event::Woken | Event::Terminate => return Some(event),
+                Event::Closed { conn, .. } => {
+                    if self.table.remove(conn).is_some() {
+                        return Some(event);
+                    }
+                }
+                Event::Accepted { conn, .. }
+                | Event::Connected(conn)
+                | Event::Received(conn)
+                | Event::Eof(conn)
+                | Event::Drained(conn) => {
+                    if self.owned(conn).is_some() {
+                        return Some(event);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Bytes that have come and were not consumed, in one piece.
+    pub fn received(&self, id: ConnId) -> &[u8] {
+        self.owned(id).map_or(&[], |connection| connection.received.data())
+    }
+
+    /// The first `count` bytes of [`received`](Self::received) are done with. At
+    /// [`NET_RECEIVED_MAX`](limits::NET_RECEIVED_MAX) bytes, reading waits for this.
+    pub fn consume(&mut self, id: ConnId, count: usize) {
+        let Some(connection) = self.owned_mut(id) else { return };
+        connection.received.consume(count);
+        if count > 0 && std::mem::take(&mut connection.paused) {
+            self.turns.push_back(id);
+        }
+    }
+
+    /// Descriptors that have come over a unix stream with the bytes received so far.
+    pub fn take_descriptors(&mut self, id: ConnId) -> Vec<OwnedFd> {
+        self.owned_mut(id).map_or_else(Vec::new, |connection| std::mem::take(&mut connection.descriptors))
+    }
+
+    /// Sends bytes, at once where the socket takes them, else in their turn. All or nothing.
+    pub fn send(&mut self, id: ConnId, bytes: &[u8]) -> Result<(), SendError> {
+        let total = self.queued_total;
+        let connection = self.sendable(id)?;
+        if connection.queued.len() + bytes.len() > limits::NET_QUEUED_MAX
+            || total + bytes.len() > limits::NET_QUEUED_TOTAL_MAX
+        {
+            return Err(SendError::Full);
+        }
+        let mut sent = 0;
+        if connection.state == State::Open && connection.queued.is_empty() {
+            match connection.write(bytes) {
+                Ok(count) => sent = count,
+                Err(reason) => {
+                    self.fail(id, reason);
+                    return Err(SendError::Closed);
+                }
+            }
+        }
+        connection.queued.append(&bytes[sent..]);
+        self.queued_total += bytes.len() - sent;
+        Ok(())
+    }
+
+    /// Sends bytes, at least one, and with the first of them descriptors, over an open unix stream
+    /// that has nothing queued; else they are `Full`.
+    pub fn send_descriptors(
+        &mut self,
+        id: ConnId,
+        bytes: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), SendError> {
+        let connection = self.sendable(id)?;
+        let Some(Stream::Unix(stream)) = &connection.stream else { return Err(SendError::Closed) };
+        if connection.state != State::Open || !connection.queued.is_empty() {
+            return Err(SendError::Full);
+        }
+        match descriptors::send(stream.as_fd(), bytes, fds) {
+            Ok(sent) => self.send(id, &bytes[sent..]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(SendError::Full),
+            Err(error) => {
+                self.fail(id, error.into());
+                Err(SendError::Closed)
+            }
+        }
+    }
+
+    /// Bytes queued and not yet handed to the kernel.
+    pub fn queued(&self, id: ConnId) -> usize {
+        self.owned(id).map_or(0, |connection| connection.queued.len())
+    }
+
+    /// Ends a connection now; what is queued is lost.
+    pub fn close(&mut self, id: ConnId) {
+        if self.owned(id).is_some() {
+            self.release(id);
+        }
+    }
+
+    /// Ends a connection once what is queued has been sent and the peer has closed its end, or
+    /// after [`NET_LINGER`](limits::NET_LINGER). One that is not yet connected ends now.
+    pub fn close_after_flush(&mut self, id: ConnId) {
+        match self.owned_mut(id) {
+            Some(connection) if connection.state == State::Open => {
+                connection.state = State::Flushing;
+                connection.discard();
+                // It may have been paused, and the peer's end is still to be seen.
+                self.turns.push_back(id);
+                self.set_deadline(id, Instant::now() + limits::NET_LINGER);
+                self.linger_if_flushed(id);
+            }
+            Some(_) => self.release(id),
+            None => {}
+        }
+    }
+
+    /// Connections that are open or on their way.
+    pub fn connections(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Connections that were closed because a listener was at its limit or descriptors ran out.
+    pub fn refused(&self) -> u64 {
+        self.refused
+    }
+
+    fn owned(&self, id: ConnId) -> Option<&Connection> {
+        self.table.get(id).filter(|connection| connection.is_owned())
+    }
+
+    fn owned_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
+        self.table.get_mut(id).filter(|connection| connection.is_owned())
+    }
+
+    fn sendable(&mut self, id: ConnId) -> Result<&mut Connection, SendError> {
+        let connection = self.owned_mut(id).filter(|connection| connection.state != State::Failed);
+        connection.ok_or(SendError::Closed)
+    }
+
+    fn copy_readiness(&mut self) {
+        self.readiness.clear();
+        self.readiness.extend(self.ready.iter().map(|event| Readiness {
+            token: event.token(),
+            readable: event.is_readable() || event.is_error(),
+            writable: event.is_writable() || event.is_error(),
+            read_closed: event.is_read_closed() || event.is_error(),
+        }));
+    }
+
+    fn handle(&mut self, readiness: Readiness) {
+        match readiness.token {
+            WAKER => {
+                self.waker.clear();
+                self.events.push_back(Event::Woken);
+            }
+            SIGNALS => {
+                let count = self.signals.as_mut().map_or(0, Signals::take);
+                self.events.extend(std::iter::repeat_n(Event::Terminate, count));
+            }
+            Token(token) if token >= LISTENERS => self.accept(ListenerId((token - LISTENERS) as u32)),
+            token => {
+                let id = id_of(token);
+                if readiness.writable {
+                    self.write(id);
+                }
+                if readiness.readable || readiness.read_closed {
+                    self.read(id, readiness.read_closed);
+                }
+            }
+        }
+    }
+
+    fn read(&mut self, id: ConnId, to_the_end: bool) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.eof || matches!(connection.state, State::Connecting | State::Failed) {
+            return;
+        }
+        let (count, end) = connection.read_turn(to_the_end);
+        if !connection.is_owned() {
+            connection.discard();
+        } else if count > 0 {
+            self.events.push_back(Event::Received(id));
+        }
+        match end {
+            ReadEnd::Empty => {}
+            ReadEnd::Full if connection.is_owned() => connection.paused = true,
+            ReadEnd::Full => self.turns.push_back(id),
+            ReadEnd::Eof => {
+                connection.eof = true;
+                match connection.state {
+                    State::Open => self.events.push_back(Event::Eof(id)),
+                    State::Lingering => self.release(id),
+                    _ => {}
+                }
+            }
+            ReadEnd::Failed(reason) => self.fail(id, reason),
+        }
+    }
+
+    fn write(&mut self, id: ConnId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.state == State::Connecting {
+            self.finish_connect(id);
+        }
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if !matches!(connection.state, State::Open | State::Flushing) || connection.queued.is_empty() {
+            return;
+        }
+        match connection.flush() {
+            Ok(count) => {
+                self.queued_total -= count;
+                if connection.queued.is_empty() && connection.state == State::Open {
+                    self.events.push_back(Event::Drained(id));
+                }
+                self.linger_if_flushed(id);
+            }
+            Err(reason) => self.fail(id, reason),
+        }
+    }
+
+    fn finish_connect(&mut self, id: ConnId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let Some(stream) = &connection.stream else { return };
+        match stream.finish_connect() {
+            Ok(false) => {}
+            Ok(true) => {
+                connection.state = State::Open;
+                if let Some(timer) = connection.timer.take() {
+                    self.timers.cancel(timer);
+                }
+                self.events.push_back(Event::Connected(id));
+            }
+            Err(error) => self.fail(id, error.into()),
+        }
+    }
+
+    /// Accepts one turn of connections.
+    fn accept(&mut self, id: ListenerId) {
+        for _ in 0..limits::NET_ACCEPT_TURN {
+            let Some(Some(listening)) = self.listeners.get(id.0 as usize) else { return };
+            match listening.listener.accept() {
+                Ok((stream, peer)) => self.admit(id, stream, peer),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if is_shortage(&error) => {
+                    if !self.shed(id) {
+                        return self.accept_again(id, Instant::now() + limits::NET_ACCEPT_RETRY);
+                    }
+                }
+                // That one connection died in the backlog.
+                Err(_) => {}
+            }
+        }
+        self.accept_again(id, Instant::now());
+    }
+
+    fn admit(&mut self, id: ListenerId, stream: Stream, peer: Option<SocketAddr>) {
+        let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize) else { return };
+        if listening.open == listening.limit || self.table.is_full() {
+            self.refused += 1;
+            return;
+        }
+        listening.open += 1;
+        let conn = self.table.insert(Connection::new(None, State::Open, Some(id.0)));
+        match self.attach(conn, stream) {
+            Ok(()) => self.events.push_back(Event::Accepted { listener: id, conn, peer }),
+            Err(_) => {
+                self.refused += 1;
+                self.release(conn);
+            }
+        }
+    }
+
+    /// Takes one connection out of the backlog and closes it, with the descriptor kept for this.
+    fn shed(&mut self, id: ListenerId) -> bool {
+        self.reserve = None;
+        let Some(Some(listening)) = self.listeners.get(id.0 as usize) else { return false };
+        let shed = listening.listener.accept().is_ok();
+        self.refused += u64::from(shed);
+        self.reserve = File::open("/dev/null").ok();
+        shed
+    }
+
+    fn accept_again(&mut self, id: ListenerId, at: Instant) {
+        if let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize)
+            && !listening.again
+        {
+            listening.again = self.timers.schedule(at, Deadline::Accept(id)).is_ok();
+        }
+    }
+
+    fn attach(&mut self, id: ConnId, mut stream: Stream) -> io::Result<()> {
+        stream.register(self.poll.registry(), token_of(id))?;
+        if let Some(connection) = self.table.get_mut(id) {
+            connection.stream = Some(stream);
+        }
+        Ok(())
+    }
+
+    fn set_deadline(&mut self, id: ConnId, deadline: Instant) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if let Some(timer) = connection.timer.take() {
+            self.timers.cancel(timer);
+        }
+        connection.timer = self.timers.schedule(deadline, Deadline::Connection(id)).ok();
+    }
+
+    fn expire(&mut self, deadline: Deadline) {
+        match deadline {
+            Deadline::Accept(id) => {
+                if let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize) {
+                    listening.again = false;
+                }
+                self.accept(id);
+            }
+            Deadline::Connection(id) => self.fail(id, CloseReason::ConnectDeadline),
+        }
+    }
+
+    fn linger_if_flushed(&mut self, id: ConnId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.state != State::Flushing || !connection.queued.is_empty() {
+            return;
+        }
+        connection.state = State::Lingering;
+        let shut = connection.stream.as_ref().map_or(Ok(()), Stream::shutdown_write);
+        if connection.eof || shut.is_err() {
+            self.release(id);
+        }
+    }
+
+    /// Ends a connection that died, and tells its owner, if it has one.
+    fn fail(&mut self, id: ConnId, reason: CloseReason) {
+        self.detach(id);
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if connection.is_owned() {
+            connection.state = State::Failed;
+            self.events.push_back(Event::Closed { conn: id, reason });
+        } else {
+            self.table.remove(id);
+        }
+    }
+
+    /// Ends a connection without telling anybody.
+    fn release(&mut self, id: ConnId) {
+        self.detach(id);
+        self.table.remove(id);
+    }
+
+    /// Closes the socket and returns what the connection had taken. Once.
+    fn detach(&mut self, id: ConnId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        // Closing a socket also takes it out of epoll.
+        connection.stream = None;
+        let queued = std::mem::take(&mut connection.queued);
+        self.queued_total -= queued.len();
+        if let Some(timer) = connection.timer.take() {
+            self.timers.cancel(timer);
+        }
+        if let Some(listener) = connection.listener.take()
+            && let Some(Some(listening)) = self.listeners.get_mut(listener as usize)
+        {
+            listening.open -= 1;
+        }
+    }
+}
+
+fn token_of(id: ConnId) -> Token {
+    Token((id.generation as usize) << 32 | id.index as usize)
+}
+
+fn id_of(token: Token) -> ConnId {
+    ConnId { index: token.0 as u32, generation: (token.0 >> 32) as u32 }
+}
+
+/// Whether accepting failed for want of descriptors or memory, which waiting may cure.
+fn is_shortage(error: &io::Error) -> bool {
+    let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| shortages.contains(&code))
+}
+
+#[cfg(test)]
+#[path = "reactor_tests.rs"]
+mod tests;

@@ -1,0 +1,143 @@
+//! TCP and unix sockets behind one face.
+
+use super::descriptors;
+use mio::event::Source;
+use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use mio::{Interest, Registry, Token};
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::SocketAddr as UnixAddr;
+
+/// Where to listen or connect.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Address {
+    /// An IP address and port.
+    Tcp(SocketAddr),
+    /// An abstract unix socket, its name without the leading zero.
+    Abstract(Vec<u8>),
+}
+
+impl From<SocketAddr> for Address {
+    fn from(address: SocketAddr) -> Address {
+        Address::Tcp(address)
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+impl Listener {
+    pub(super) fn bind(address: &Address) -> io::Result<Listener> {
+        Ok(match address {
+            Address::Tcp(address) => Listener::Tcp(TcpListener::bind(*address)?),
+            Address::Abstract(name) => {
+                Listener::Unix(UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?)?)
+            }
+        })
+    }
+
+    /// The next connection, and its peer's address where it has one.
+    pub(super) fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
+        Ok(match self {
+            Listener::Tcp(listener) => {
+                let (stream, peer) = listener.accept()?;
+                // Fails only on a connection that is already dead, which its first read will tell.
+                let _ = stream.set_nodelay(true);
+                (Stream::Tcp(stream), Some(peer))
+            }
+            Listener::Unix(listener) => (Stream::Unix(listener.accept()?.0), None),
+        })
+    }
+
+    pub(super) fn local_address(&self) -> io::Result<Option<SocketAddr>> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr().map(Some),
+            Listener::Unix(_) => Ok(None),
+        }
+    }
+
+    pub(super) fn source(&mut self) -> &mut dyn Source {
+        match self {
+            Listener::Tcp(listener) => listener,
+            Listener::Unix(listener) => listener,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Stream {
+    /// Begins to connect.
+    pub(super) fn connect(address: &Address) -> io::Result<Stream> {
+        Ok(match address {
+            Address::Tcp(address) => Stream::Tcp(TcpStream::connect(*address)?),
+            Address::Abstract(name) => {
+                Stream::Unix(UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?)
+            }
+        })
+    }
+
+    /// Whether the connection now stands: an error if it failed, `false` if it is still on its way.
+    pub(super) fn finish_connect(&self) -> io::Result<bool> {
+        let (error, peer) = match self {
+            Stream::Tcp(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
+            Stream::Unix(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
+        };
+        if let Some(error) = error {
+            return Err(error);
+        }
+        match peer {
+            Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(false),
+            other => other?,
+        }
+        if let Stream::Tcp(stream) = self {
+            stream.set_nodelay(true)?;
+        }
+        Ok(true)
+    }
+
+    /// Reads bytes, and from a unix stream the descriptors that come with them.
+    pub(super) fn read(&mut self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(bytes),
+            Stream::Unix(stream) => descriptors::receive(stream.as_fd(), bytes, descriptors),
+        }
+    }
+
+    /// Whether a read shorter than its buffer has emptied the socket. On a unix stream a read ends
+    /// where descriptors change.
+    pub(super) fn short_read_empties(&self) -> bool {
+        matches!(self, Stream::Tcp(_))
+    }
+
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    pub(super) fn shutdown_write(&self) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
+        }
+    }
+
+    pub(super) fn register(&mut self, registry: &Registry, token: Token) -> io::Result<()> {
+        let interest = Interest::READABLE | Interest::WRITABLE;
+        match self {
+            Stream::Tcp(stream) => registry.register(stream, token, interest),
+            Stream::Unix(stream) => registry.register(stream, token, interest),
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Connections by id.
+//!
+//! Invariants: an id is given once: each reuse of an index has a higher generation, from 1.
+
+use super::connection::{ConnId, Connection};
+
+#[derive(Debug)]
+pub(super) struct Table {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    capacity: usize,
+}
+
+#[derive(Debug)]
+struct Slot {
+    generation: u32,
+    connection: Option<Connection>,
+}
+
+impl Table {
+    /// A table that grows to `capacity` connections.
+    pub(super) fn new(capacity: usize) -> Table {
+        Table { slots: Vec::new(), free: Vec::new(), capacity }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.len() == self.capacity
+    }
+
+    /// Keeps a connection; the table is not full.
+    pub(super) fn insert(&mut self, connection: Connection) -> ConnId {
+        assert!(!self.is_full(), "table of connections is full");
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot { generation: 0, connection: None });
+            self.slots.len() as u32 - 1
+        });
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1).max(1);
+        slot.connection = Some(connection);
+        ConnId { index, generation: slot.generation }
+    }
+
+    pub(super) fn get(&self, id: ConnId) -> Option<&Connection> {
+        let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        slot.connection.as_ref()
+    }
+
+    pub(super) fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
+        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        slot.connection.as_mut()
+    }
+
+    pub(super) fn remove(&mut self, id: ConnId) -> Option<Connection> {
+        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        let connection = slot.connection.take()?;
+        self.free.push(id.index);
+        Some(connection)
+    }
+}

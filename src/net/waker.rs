@@ -1,0 +1,40 @@
+//! Wakes the reactor from another thread. Wakes that come together cost one system call.
+//!
+//! Thread: any.
+//! Invariants: what a thread did before `wake` is seen by whoever handles the next `Woken`: the flag
+//! is only ever exchanged, so the reader's exchange takes over all that earlier ones published.
+
+use mio::{Registry, Token};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// A handle that makes `poll` return with `Woken`.
+#[derive(Clone, Debug)]
+pub struct Waker(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    waker: mio::Waker,
+    pending: AtomicBool,
+}
+
+impl Waker {
+    pub(super) fn new(registry: &Registry, token: Token) -> io::Result<Waker> {
+        let waker = mio::Waker::new(registry, token)?;
+        Ok(Waker(Arc::new(Shared { waker, pending: AtomicBool::new(false) })))
+    }
+
+    /// Wakes the reactor, now or at its next poll.
+    pub fn wake(&self) {
+        if !self.0.pending.swap(true, Ordering::AcqRel) {
+            // The write to its counter can only fail if the reactor is gone.
+            let _ = self.0.waker.wake();
+        }
+    }
+
+    /// The reactor is about to tell: later wakes are new ones.
+    pub(super) fn clear(&self) {
+        self.0.pending.swap(false, Ordering::AcqRel);
+    }
+}

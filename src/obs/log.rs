@@ -1,0 +1,225 @@
+//! One line per event on standard error: UTC time, level, component, message, then fields.
+//!
+//! Thread: any but sealed ones; each formats in a buffer of its own and writes a line at a time.
+//! The message is a literal, so that what differs stands in fields. Fields come from outside: they are
+//! escaped, and cannot end a line. A request is named by the fields `request` and `room`.
+
+use crate::config::resolved::{LogConfig, LogFormat, LogLevel};
+use std::cell::RefCell;
+use std::fmt::{Display, Write as _};
+use std::io::Write as _;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+static LEVEL: AtomicU8 = AtomicU8::new(LogLevel::Info as u8);
+static FORMAT: AtomicU8 = AtomicU8::new(LogFormat::Text as u8);
+
+/// Field of an event: its key, a literal of letters and underscores, and its value.
+pub type Field<'a> = (&'static str, &'a dyn Display);
+
+/// Logs an event: `event!(Level, "component", "message", key = value, ...)`. Values are shown by
+/// `Display`, and computed only if the level is logged.
+#[macro_export]
+macro_rules! event {
+    ($level:ident, $component:expr, $message:literal $(, $key:ident = $value:expr)* $(,)?) => {
+        if $crate::obs::log::is_logged($crate::config::resolved::LogLevel::$level) {
+            $crate::obs::log::write(
+                $crate::config::resolved::LogLevel::$level,
+                $component,
+                $message,
+                &[$((stringify!($key), &$value)),*],
+            );
+        }
+    };
+}
+pub use crate::event;
+
+/// Sets what is logged and how, for the whole process; at start.
+pub fn configure(config: LogConfig) {
+    LEVEL.store(config.level as u8, Ordering::Relaxed);
+    FORMAT.store(config.format as u8, Ordering::Relaxed);
+}
+
+/// Whether events of this level are logged.
+#[inline]
+pub fn is_logged(level: LogLevel) -> bool {
+    level as u8 <= LEVEL.load(Ordering::Relaxed)
+}
+
+/// Writes an event, whatever its level; [`event!`] asks first.
+pub fn write(level: LogLevel, component: &str, message: &str, fields: &[Field]) {
+    thread_local! {
+        static LINE: RefCell<String> = const { RefCell::new(String::new()) };
+    }
+    let is_json = FORMAT.load(Ordering::Relaxed) == LogFormat::Json as u8;
+    let format = if is_json { LogFormat::Json } else { LogFormat::Text };
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    LINE.with(|line| {
+        // A field whose Display logs would find the buffer taken; its event is dropped.
+        let Ok(mut line) = line.try_borrow_mut() else { return };
+        line.clear();
+        format_line(&mut line, format, since_epoch, level, component, message, fields);
+        // Nobody is left to tell that standard error is gone.
+        let _ = std::io::stderr().lock().write_all(line.as_bytes());
+    });
+}
+
+fn format_line(
+    line: &mut String,
+    format: LogFormat,
+    since_epoch: Duration,
+    level: LogLevel,
+    component: &str,
+    message: &str,
+    fields: &[Field],
+) {
+    match format {
+        LogFormat::Text => {
+            format_time(line, since_epoch);
+            let _ = write!(line, " {:5} {component} {message}", upper(level));
+            for (key, value) in fields {
+                let _ = write!(line, " {key}=");
+                push_text(line, value);
+            }
+        }
+        LogFormat::Json => {
+            line.push_str("{\"time\":\"");
+            format_time(line, since_epoch);
+            let _ = write!(line, "\",\"level\":\"{}\"", upper(level).to_ascii_lowercase());
+            let head: [Field; 2] = [("component", &component), ("message", &message)];
+            for (key, value) in head.iter().chain(fields) {
+                let _ = write!(line, ",\"{key}\":");
+                push_json(line, value);
+            }
+            line.push('}');
+        }
+    }
+    line.push('\n');
+}
+
+const fn upper(level: LogLevel) -> &'static str {
+    match level {
+        LogLevel::Error => "ERROR",
+        LogLevel::Warn => "WARN",
+        LogLevel::Info => "INFO",
+        LogLevel::Debug => "DEBUG",
+        LogLevel::Trace => "TRACE",
+    }
+}
+
+/// A value that is one plain word stays bare; anything else is quoted and escaped.
+fn push_text(line: &mut String, value: &dyn Display) {
+    let start = line.len();
+    let _ = write!(line, "{value}");
+    let is_bare = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'=' | b'\\');
+    let shown = &line[start..];
+    if shown.is_empty() || !shown.bytes().all(is_bare) {
+        let quoted = format!("{shown:?}");
+        line.truncate(start);
+        line.push_str(&quoted);
+    }
+}
+
+/// Always a string: a room has 63 bits, and JSON's numbers in practice 53.
+fn push_json(line: &mut String, value: &dyn Display) {
+    let shown = value.to_string();
+    line.push_str(&serde_json::to_string(&shown).expect("a string is valid JSON"));
+}
+
+/// `2026-11-21T11:38:02.123456Z`.
+fn format_time(line: &mut String, since_epoch: Duration) {
+    let seconds = since_epoch.as_secs();
+    let (year, month, day) = civil_date(seconds / 86_400);
+    let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
+    let micros = since_epoch.subsec_micros();
+    let _ = write!(line, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z");
+}
+
+/// Days since 1970-01-01 as a date of the Gregorian calendar. Years are counted from March, so that the
+/// day that comes and goes is the last (H. Hinnant, chrono-compatible low-level date algorithms).
+fn civil_date(days: u64) -> (u64, u64, u64) {
+    let days = days + 719_468; // since 0000-03-01
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_from_march = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
+    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
+    (era * 400 + year_of_era + u64::from(month <= 2), month, day)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(format: LogFormat, fields: &[Field]) -> String {
+        let mut line = String::new();
+        let time = Duration::new(1_795_261_082, 123_456_789);
+        format_line(&mut line, format, time, LogLevel::Warn, "control", "peer lost", fields);
+        line
+    }
+
+    #[test]
+    fn a_line_for_people() {
+        assert_eq!(
+            line(
+                LogFormat::Text,
+                &[("room", &u64::MAX), ("cause", &"reset by peer"), ("peer", &"10.0.0.1:9")]
+            ),
+            "2026-11-21T11:38:02.123456Z WARN  control peer lost room=18446744073709551615 \
+             cause=\"reset by peer\" peer=10.0.0.1:9\n"
+        );
+    }
+
+    #[test]
+    fn a_line_for_machines() {
+        let line = line(LogFormat::Json, &[("room", &7), ("cause", &"a \"b\"\n")]);
+        assert!(line.ends_with("}\n") && line.matches('\n').count() == 1, "{line}");
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(
+            value,
+            serde_json::json!({
+                "time": "2026-11-21T11:38:02.123456Z", "level": "warn", "component": "control",
+                "message": "peer lost", "room": "7", "cause": "a \"b\"\n",
+            })
+        );
+    }
+
+    #[test]
+    fn no_value_ends_a_line_or_forges_a_field() {
+        let forged = "x\n2026 INFO fake level=ERROR";
+        let shown = line(LogFormat::Text, &[("id", &forged), ("empty", &""), ("bell", &"\u{7}\u{1b}[2J")]);
+        assert_eq!(shown.matches('\n').count(), 1, "{shown}");
+        assert!(
+            shown.contains(r#"id="x\n2026 INFO fake level=ERROR" empty="" bell="\u{7}\u{1b}[2J""#),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn dates() {
+        for (days, date) in [
+            (0, (1970, 1, 1)),
+            (58, (1970, 2, 28)),
+            (59, (1970, 3, 1)),
+            (11_016, (2000, 2, 29)),
+            (11_017, (2000, 3, 1)),
+            (20_818, (2026, 12, 31)),
+            (47_540, (2100, 2, 28)),
+            (47_541, (2100, 3, 1)),
+        ] {
+            assert_eq!(civil_date(days), date, "{days}");
+        }
+    }
+
+    #[test]
+    fn levels_are_a_threshold_and_values_of_silent_events_are_not_computed() {
+        configure(LogConfig { level: LogLevel::Warn, format: LogFormat::Text });
+        assert!(is_logged(LogLevel::Error) && is_logged(LogLevel::Warn));
+        assert!(!is_logged(LogLevel::Info));
+        fn computed() -> u32 {
+            panic!("computed")
+        }
+        event!(Debug, "test", "never shown", value = computed());
+    }
+}

@@ -1,0 +1,316 @@
+//! The decode worker: takes KV in and runs on from the first token.
+//!
+//! Life of a request here: until `SessionReady` → preallocation line → pages leased, transfer queue, polling
+//! the status table → arrived, first token told, waiting for a place → running batch, without a forward pass
+//! over its prompt → over. Mirrors [`super::prefill`].
+//! Not here: what fits (`admission`), the batch (`running`), moving bytes (`transfer`).
+
+use crate::cause::Cause;
+use crate::ids::{SlotId, WorkerId};
+use crate::kv::pool::PagePool;
+use crate::sched::admission;
+use crate::sched::config::SchedConfig;
+use crate::sched::line::Line;
+use crate::sched::mail::Mail;
+use crate::sched::mailbox::{Command, Event, Outcome};
+use crate::sched::request::Request;
+use crate::sched::running::{Running, accept};
+use crate::sched::slots::{Held, LeaseState, Slots, refuse};
+use crate::sched::stats::{Census, WorkerStats};
+use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::command::SessionId;
+use crate::transfer::handle::Receiver;
+use crate::transfer::status::State;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A decode worker.
+pub struct DecodeWorker {
+    id: WorkerId,
+    config: SchedConfig,
+    kv: KvMemory,
+    pool: PagePool,
+    receiver: Receiver,
+    slots: Slots<Decode>,
+    /// Preallocation queue.
+    line: Line,
+    /// Arrived requests that wait for a place in the batch.
+    arrived: Line,
+    running: Running,
+    stats: Arc<WorkerStats>,
+}
+
+/// What is kept of a request besides.
+#[derive(Debug)]
+struct Decode {
+    stage: Stage,
+    session: Option<SessionId>,
+    lease: LeaseState,
+    /// What came with the KV.
+    aux: Option<AuxRecord>,
+}
+
+/// In order of life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// No session to its prefill worker yet.
+    Connecting,
+    /// In line for pages.
+    Waiting,
+    /// Pages are leased, KV is on its way.
+    Transferring,
+    /// KV and first token are here; the batch is full.
+    Arrived,
+    /// In the batch.
+    Running,
+    /// Finished was told; the lease may be out.
+    Over,
+}
+
+impl DecodeWorker {
+    /// A worker over an empty pool. Status table and rings are the receiver's.
+    pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, receiver: Receiver) -> DecodeWorker {
+        let slots = receiver.status.slots();
+        DecodeWorker {
+            id,
+            config,
+            pool: PagePool::new(kv.pages),
+            kv,
+            receiver,
+            slots: Slots::new(slots),
+            line: Line::new(slots),
+            arrived: Line::new(slots),
+            running: Running::new(config.max_running),
+            stats: Arc::default(),
+        }
+    }
+
+    /// Its figures.
+    pub fn stats(&self) -> &Arc<WorkerStats> {
+        &self.stats
+    }
+
+    fn submit(&mut self, request: Box<Request>, mail: &mut Mail) {
+        let slot = request.slot;
+        let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
+        let state = Decode { stage: Stage::Connecting, session: None, lease: LeaseState::None, aux: None };
+        if let Err(request) = self.slots.insert(request, state) {
+            refuse(request, mail);
+        } else if !fits {
+            self.fail(slot, Cause::Refused, mail);
+        }
+    }
+
+    /// Pages come back with the leases that the mover has ended; with Success comes the record.
+    fn take_ends(&mut self) {
+        while let Some(end) = self.receiver.poll_end() {
+            let (slot, generation) = (end.ended.slot(), end.ended.generation());
+            let held = self.slots.named(slot, generation).filter(|held| held.state.lease == LeaseState::Out);
+            debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
+            if let Some(held) = held {
+                held.state.lease = LeaseState::Back;
+                held.state.aux = end.aux;
+                self.pool.end(end.ended, &held.request.pages);
+            }
+        }
+    }
+
+    /// Looks at every request once: news of its transfer, its deadline.
+    fn sweep(&mut self, turn: &mut Turn<'_>) {
+        let mut from = 0;
+        while let Some(slot) = self.slots.next_from(from) {
+            from = slot.0 + 1;
+            if self.slots[slot].state.stage != Stage::Over {
+                self.look_at(slot, turn);
+            }
+            if self.slots[slot].state.stage == Stage::Over {
+                self.let_go(slot, turn.mail);
+            }
+        }
+    }
+
+    fn look_at(&mut self, slot: SlotId, turn: &mut Turn<'_>) {
+        let status = self.receiver.status(slot);
+        match (status.state, self.slots[slot].state.stage) {
+            (State::Failed, _) => {
+                let cause = status.cause.unwrap_or(Cause::Internal);
+                self.finish(slot, Outcome::Failed(cause), turn.mail);
+            }
+            (State::Success, Stage::Transferring) => {
+                // The lease's end was sent before Success could be seen.
+                self.take_ends();
+                self.arrive(slot, turn);
+            }
+            _ if turn.now >= self.slots[slot].request.deadline => self.fail(slot, Cause::Deadline, turn.mail),
+            _ => {}
+        }
+    }
+
+    /// The KV of a prompt is here: tells the first token, which prefill has sampled.
+    fn arrive(&mut self, slot: SlotId, turn: &mut Turn<'_>) {
+        let held = &mut self.slots[slot];
+        let tokens = held.prompt_tokens();
+        let (room, generation) = (held.request.room, held.request.generation);
+        let valid = |aux: &AuxRecord| aux.belongs_to(room, generation) && aux.first_token < self.config.vocab;
+        let Some(aux) = held.state.aux.take().filter(valid) else {
+            self.finish(slot, Outcome::Failed(Cause::Corrupt), turn.mail);
+            return;
+        };
+        held.computed = tokens;
+        held.cached = aux.cached_tokens.min(tokens);
+        held.request.stamps.filled = Some(turn.now);
+        held.request.stamps.prefill_us = Some((aux.queue_us, aux.prefill_us));
+        held.state.stage = Stage::Arrived;
+        self.stats.generated(1);
+        match accept(&mut held.request, aux.first(), turn.mail, turn.clock) {
+            Some(outcome) => self.finish(slot, outcome, turn.mail),
+            None => self.arrived.join(slot),
+        }
+    }
+
+    /// Leases pages to the transfers of those in line that fit.
+    fn admit(&mut self, now: Instant, mail: &mut Mail) {
+        let page_size = self.config.page_size;
+        let need =
+            |held: &Held<Decode>| admission::need(page_size, held.prompt_tokens(), held.request.max_new);
+        let holders = self.slots.iter().filter(|held| held.state.stage != Stage::Over);
+        let promised = holders
+            .filter(|held| !held.request.pages.is_empty())
+            .map(|held| admission::promised(need(held), held.request.pages.len() as u32))
+            .sum();
+        let counts = self.pool.counts();
+        let mut left = admission::allocatable(counts.free, counts.cached, promised);
+        while self.receiver.has_room()
+            && let Some(slot) = self.line.next(|slot| need(&self.slots[slot]) <= left)
+        {
+            left -= need(&self.slots[slot]);
+            self.expect(slot, now, mail);
+        }
+    }
+
+    /// Leases the prompt's pages to the transfer and lets Destination leave.
+    fn expect(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
+        let tokens = self.slots[slot].prompt_tokens();
+        let Held { request, state, .. } = &mut self.slots[slot];
+        let (room, generation) = (request.room, request.generation);
+        let Some(session) = state.session else { return };
+        let allocated = self.pool.allocate(tokens.div_ceil(self.config.page_size), &mut request.pages);
+        assert!(allocated, "admitted a prompt whose pages are not free");
+        request.stamps.admitted = Some(now);
+        let lease = self.pool.lease(slot, generation, &request.pages);
+        state.lease = LeaseState::Out;
+        state.stage = Stage::Transferring;
+        // When the slot has failed meanwhile, the next sweep sees it.
+        if self.receiver.expect(slot, generation, (session, room), tokens, &request.pages, lease) {
+            mail.tell(Event::Expecting { worker: self.id, slot, generation, session, room, tokens });
+        }
+    }
+
+    /// Arrived requests take the free places of the batch.
+    fn fill_batch(&mut self, now: Instant) {
+        while self.running.len() < self.config.max_running
+            && let Some(slot) = self.arrived.next(|_| true)
+        {
+            let held = &mut self.slots[slot];
+            held.state.stage = Stage::Running;
+            self.running.join(slot, &mut held.request, now);
+        }
+    }
+
+    fn run_batch(&mut self, turn: &mut Turn<'_>) -> bool {
+        let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
+        while let Some((slot, outcome)) = self.running.next_ended() {
+            self.finish(slot, outcome, turn.mail);
+            self.let_go(slot, turn.mail);
+        }
+        self.stats.generated(ran.unwrap_or(0));
+        ran.is_some()
+    }
+
+    /// Ends a request: its transfer first, so that nothing may land any more.
+    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut Mail) {
+        self.receiver.fail(slot, self.slots[slot].request.generation, cause);
+        self.finish(slot, Outcome::Failed(cause), mail);
+    }
+
+    fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
+        self.line.leave(slot);
+        self.arrived.leave(slot);
+        self.running.leave(slot);
+        let held = &mut self.slots[slot];
+        held.state.stage = Stage::Over;
+        held.finish(outcome, &mut self.pool, mail);
+    }
+
+    /// Gives the slot of a finished request back, unless its lease is out. Not before the mover's ring has
+    /// room, so that it always takes one Cancel per slot.
+    fn let_go(&mut self, slot: SlotId, mail: &mut Mail) {
+        if self.slots[slot].state.lease != LeaseState::Out && self.receiver.has_room() {
+            self.slots.let_go(slot, mail);
+        }
+    }
+
+    fn publish(&self) {
+        let mut census = Census::default();
+        for held in self.slots.iter() {
+            match held.state.stage {
+                Stage::Connecting => census.bootstrapping += 1,
+                Stage::Waiting => census.waiting += 1,
+                Stage::Transferring => census.transferring += 1,
+                Stage::Arrived => census.arrived += 1,
+                Stage::Running => census.running += 1,
+                Stage::Over => census.ending += 1,
+            }
+            if matches!(held.state.stage, Stage::Connecting | Stage::Waiting | Stage::Transferring) {
+                census.waiting_tokens += u64::from(held.prompt_tokens());
+            }
+        }
+        self.stats.publish(self.pool.counts(), census);
+    }
+}
+
+impl Worker for DecodeWorker {
+    fn id(&self) -> WorkerId {
+        self.id
+    }
+
+    fn slots(&self) -> usize {
+        self.slots.capacity()
+    }
+
+    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
+        match command {
+            Command::Submit(request) => self.submit(request, mail),
+            Command::SessionReady { slot, generation, session, .. } => {
+                let held = self.slots.named(slot, generation);
+                if let Some(held) = held.filter(|held| held.state.stage == Stage::Connecting) {
+                    held.state.session = Some(session);
+                    held.state.stage = Stage::Waiting;
+                    held.request.stamps.bootstrapped = Some(now);
+                    self.line.join(slot);
+                }
+            }
+            Command::Abort { slot, generation, cause, .. } => {
+                let held = self.slots.named(slot, generation);
+                if held.is_some_and(|held| held.state.stage != Stage::Over) {
+                    self.fail(slot, cause, mail);
+                }
+            }
+            Command::Granted { .. } => debug_assert!(false, "a decode worker gets no Destination"),
+        }
+    }
+
+    fn step(&mut self, turn: &mut Turn<'_>) -> Activity {
+        self.take_ends();
+        self.sweep(turn);
+        self.admit(turn.now, turn.mail);
+        self.fill_batch(turn.now);
+        let busy = self.run_batch(turn);
+        self.publish();
+        if cfg!(debug_assertions) {
+            self.pool.invariants();
+        }
+        self.slots.activity(busy)
+    }
+}

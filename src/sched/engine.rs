@@ -1,0 +1,129 @@
+//! The engine: one thread that steps its workers in turn.
+//!
+//! Owns: the workers, the model, the sampler, one batch, the ends of the mailbox. Thread: `engine`.
+//! Invariants: a turn begins only with room for all it may tell; it takes a bounded number of commands; it
+//! neither allocates nor frees, since boxes come from `ctl` and go back to it.
+//! Not here: who rings the bell (`ctl`, the movers), the team of compute threads (`forward`).
+
+use crate::model::forward::Forward;
+use crate::model::forward::batch::Batch;
+use crate::model::sampler::Sampler;
+use crate::sched::config::SchedConfig;
+use crate::sched::mail::{Mail, events_per_turn};
+use crate::sched::worker::{Activity, Turn, Worker};
+use crate::stdx::bell::Bell;
+use crate::stdx::seal::seal_thread;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Longest sleep while requests wait. Bells announce all news; this bounds how late a deadline is noticed.
+const WAITING_PARK: Duration = Duration::from_millis(1);
+/// Longest sleep of an engine without requests, so that its progress counter does not stand still.
+const IDLE_PARK: Duration = Duration::from_millis(100);
+
+/// Steps its workers.
+pub struct Engine {
+    workers: Vec<Box<dyn Worker>>,
+    forward: Box<dyn Forward>,
+    sampler: Sampler,
+    batch: Batch,
+    mail: Mail,
+    clock: Box<dyn Fn() -> Instant + Send>,
+    progress: Arc<AtomicU64>,
+    /// Most events of a turn.
+    events: usize,
+}
+
+impl Engine {
+    /// Workers are stepped in the order given: prefill before decode, so that a chunk's last KV leaves as
+    /// early as it can. `forward` takes batches of [`SchedConfig::batch_limits`]. `clock` tells the time
+    /// inside a turn ([`Instant::now`] but for tests and simulation).
+    pub fn new(
+        config: &SchedConfig,
+        workers: Vec<Box<dyn Worker>>,
+        forward: Box<dyn Forward>,
+        mail: Mail,
+        clock: Box<dyn Fn() -> Instant + Send>,
+    ) -> Engine {
+        let slots = workers.iter().map(|worker| worker.slots()).sum();
+        Engine {
+            workers,
+            forward,
+            sampler: Sampler::new(config.vocab as usize),
+            batch: Batch::new(config.batch_limits()),
+            mail,
+            clock,
+            progress: Arc::default(),
+            events: events_per_turn(slots),
+        }
+    }
+
+    /// Counts turns and layers; an engine whose count stands still hangs.
+    pub fn progress(&self) -> &Arc<AtomicU64> {
+        &self.progress
+    }
+
+    /// One turn: commands, then one step of each worker.
+    pub fn step(&mut self, now: Instant) -> Activity {
+        self.progress.fetch_add(1, Ordering::Relaxed);
+        if self.mail.room() < self.events {
+            return Activity::Waiting;
+        }
+        let mut activity = self.take_commands(now);
+        for worker in &mut self.workers {
+            let mut turn = Turn {
+                now,
+                forward: &mut *self.forward,
+                batch: &mut self.batch,
+                sampler: &mut self.sampler,
+                mail: &mut self.mail,
+                clock: &*self.clock,
+                progress: &self.progress,
+            };
+            activity = activity.max(worker.step(&mut turn));
+            self.mail.flush();
+        }
+        activity
+    }
+
+    fn take_commands(&mut self, now: Instant) -> Activity {
+        self.mail.pull();
+        let mut activity = Activity::Idle;
+        while let Some(command) = self.mail.take() {
+            activity = Activity::Busy;
+            let id = command.worker();
+            match self.workers.iter_mut().find(|worker| worker.id() == id) {
+                Some(worker) => worker.take(command, now, &mut self.mail),
+                None => debug_assert!(false, "command for worker {id}, which is not here"),
+            }
+        }
+        activity
+    }
+}
+
+/// The engine's thread, until `stop`. `spin` is how many empty turns it spins before it parks (0 where
+/// threads outnumber cores); `bell` must unpark this thread.
+pub fn run(engine: &mut Engine, bell: &Bell, stop: &AtomicBool, spin: u32) {
+    let _seal = seal_thread();
+    let mut empty = 0;
+    while !stop.load(Ordering::Acquire) {
+        if empty >= spin {
+            bell.announce();
+        }
+        // After the announcement comes one more look for work, which is this very turn.
+        let park = match engine.step(Instant::now()) {
+            Activity::Busy => None,
+            Activity::Waiting => Some(WAITING_PARK),
+            Activity::Idle => Some(IDLE_PARK),
+        };
+        match park {
+            None => empty = 0,
+            Some(_) if empty < spin => empty += 1,
+            Some(park) => thread::park_timeout(park),
+        }
+        bell.dismiss();
+        std::hint::spin_loop();
+    }
+}

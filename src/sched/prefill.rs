@@ -1,0 +1,308 @@
+//! The prefill worker: reads prompts and hands their KV over, chunk by chunk.
+//!
+//! Life of a request here: bootstrap queue (until `Granted`; outside the line, so that it blocks nobody) →
+//! waiting line → chunks, each handed over as soon as it is computed → inflight until the status table says
+//! Success → over, until its lease is back. Mirrors [`super::decode`].
+//! Not here: picking chunks (`chunks`), moving bytes (`transfer`).
+
+use crate::cause::Cause;
+use crate::ids::{SlotId, WorkerId};
+use crate::kv::pool::PagePool;
+use crate::sched::admission;
+use crate::sched::chunks::{Allowance, Chunks};
+use crate::sched::config::SchedConfig;
+use crate::sched::mail::Mail;
+use crate::sched::mailbox::{Command, Outcome};
+use crate::sched::request::{Request, Stamps};
+use crate::sched::running::accept;
+use crate::sched::slots::{Held, LeaseState, Slots, refuse};
+use crate::sched::stats::{Census, WorkerStats};
+use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::command::Target;
+use crate::transfer::handle::Sender;
+use crate::transfer::status::State;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A prefill worker.
+pub struct PrefillWorker {
+    id: WorkerId,
+    config: SchedConfig,
+    kv: KvMemory,
+    pool: PagePool,
+    sender: Sender,
+    slots: Slots<Prefill>,
+    chunks: Chunks,
+    stats: Arc<WorkerStats>,
+}
+
+/// What is kept of a request besides.
+#[derive(Debug)]
+struct Prefill {
+    stage: Stage,
+    target: Option<Target>,
+    lease: LeaseState,
+    /// Tokens whose KV the mover was told of.
+    handed: u32,
+    /// Goes with the last chunk.
+    aux: Option<AuxRecord>,
+}
+
+/// In order of life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    /// No Destination yet.
+    Bootstrapping,
+    /// In line for its first chunk, or between chunks.
+    Prompt,
+    /// All is computed; KV and final notices are on their way.
+    Inflight,
+    /// Finished was told; the lease may be out.
+    Over,
+}
+
+impl PrefillWorker {
+    /// A worker over an empty pool. Status table and rings are the sender's.
+    pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, sender: Sender) -> PrefillWorker {
+        let slots = sender.status.slots();
+        PrefillWorker {
+            id,
+            config,
+            pool: PagePool::new(kv.pages),
+            kv,
+            sender,
+            slots: Slots::new(slots),
+            chunks: Chunks::new(config, slots),
+            stats: Arc::default(),
+        }
+    }
+
+    /// Its figures.
+    pub fn stats(&self) -> &Arc<WorkerStats> {
+        &self.stats
+    }
+
+    fn submit(&mut self, mut request: Box<Request>, mail: &mut Mail) {
+        // Whatever the client wants: here one token is generated.
+        request.max_new = 1;
+        let slot = request.slot;
+        let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
+        let state = Prefill {
+            stage: Stage::Bootstrapping,
+            target: None,
+            lease: LeaseState::None,
+            handed: 0,
+            aux: None,
+        };
+        if let Err(request) = self.slots.insert(request, state) {
+            refuse(request, mail);
+        } else if !fits {
+            self.fail(slot, Cause::Refused, mail);
+        }
+    }
+
+    /// A Destination is here: the request gets in line, unless its deadline would pass before its turn.
+    fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut Mail) {
+        let held = &mut self.slots[slot];
+        held.state.target = Some(target);
+        held.state.stage = Stage::Prompt;
+        held.request.stamps.bootstrapped = Some(now);
+        let left = held.request.deadline.saturating_duration_since(now);
+        self.chunks.join(slot);
+        let ahead = self.slots.iter().filter(|held| held.state.stage == Stage::Prompt);
+        let tokens = ahead.map(|held| u64::from(held.prompt_tokens() - held.computed)).sum();
+        if self.chunks.estimate(tokens).is_some_and(|wait| wait > left) {
+            self.fail(slot, Cause::Overloaded, mail);
+        }
+    }
+
+    /// Pages come back with the leases that the mover has ended.
+    fn take_ends(&mut self) {
+        while let Some(end) = self.sender.poll_end() {
+            let (slot, generation) = (end.ended.slot(), end.ended.generation());
+            let held = self.slots.named(slot, generation).filter(|held| held.state.lease == LeaseState::Out);
+            debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
+            if let Some(held) = held {
+                held.state.lease = LeaseState::Back;
+                self.pool.end(end.ended, &held.request.pages);
+            }
+        }
+    }
+
+    /// Looks at every request once: news of its transfer, its deadline, KV that the mover's ring had no room
+    /// for.
+    fn sweep(&mut self, now: Instant, mail: &mut Mail) {
+        let mut from = 0;
+        while let Some(slot) = self.slots.next_from(from) {
+            from = slot.0 + 1;
+            if self.slots[slot].state.stage != Stage::Over {
+                self.look_at(slot, now, mail);
+            }
+            let Prefill { stage, lease, .. } = self.slots[slot].state;
+            // Not before the mover's ring has room, so that it always takes one Cancel per slot.
+            if stage == Stage::Over && lease != LeaseState::Out && self.sender.has_room() {
+                self.slots.let_go(slot, mail);
+            }
+        }
+    }
+
+    fn look_at(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
+        let status = self.sender.status(slot);
+        match (status.state, self.slots[slot].state.stage) {
+            (State::Failed, _) => {
+                let cause = status.cause.unwrap_or(Cause::Internal);
+                self.finish(slot, Outcome::Failed(cause), mail);
+            }
+            (State::Success, Stage::Inflight) => self.finish(slot, Outcome::HandedOver, mail),
+            _ if now >= self.slots[slot].request.deadline => self.fail(slot, Cause::Deadline, mail),
+            _ => self.hand_over(slot),
+        }
+    }
+
+    /// Tells the mover of KV that it does not know of, if its ring has room.
+    fn hand_over(&mut self, slot: SlotId) {
+        let Held { request, computed, state, .. } = &mut self.slots[slot];
+        let generation = request.generation;
+        if state.handed == *computed || state.lease == LeaseState::Back {
+            return;
+        }
+        if let (LeaseState::None, Some(target)) = (state.lease, state.target) {
+            if !self.sender.has_room() {
+                return;
+            }
+            let lease = self.pool.lease(slot, generation, &request.pages);
+            self.sender.begin(slot, generation, target, &request.pages, lease);
+            state.lease = LeaseState::Out;
+        }
+        if self.sender.has_room() {
+            self.sender.chunk(slot, generation, state.handed..*computed, state.aux.take());
+            state.handed = *computed;
+        }
+    }
+
+    /// Computes one batch of chunks. False when there was nothing to compute.
+    fn run_chunks(&mut self, turn: &mut Turn<'_>) -> bool {
+        let page_size = self.config.page_size;
+        let counts = self.pool.counts();
+        let allowance = Allowance {
+            pages: admission::allocatable(counts.free, counts.cached, 0),
+            prompts: self.config.max_running,
+        };
+        let need = |prompt, max_new| admission::need(page_size, prompt, max_new);
+        self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance, need);
+        if self.chunks.picked().is_empty() {
+            return false;
+        }
+        let (id, sender) = (self.id, &self.sender);
+        let completed = self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
+            chunks.iter().all(|chunk| {
+                sender.status(chunk.slot).state == State::Failed
+                    || mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
+            })
+        });
+        if completed {
+            self.use_chunks(turn);
+        }
+        true
+    }
+
+    /// Hands over the chunks just computed; prompts that are complete get their first token.
+    fn use_chunks(&mut self, turn: &mut Turn<'_>) {
+        let mut logits = 0;
+        for index in 0..self.chunks.picked().len() {
+            let chunk = self.chunks.picked()[index].clone();
+            self.stats.computed(chunk.tokens.end - chunk.tokens.start);
+            if chunk.last {
+                let Held { request, cached, state, .. } = &mut self.slots[chunk.slot];
+                let sampled = turn.sample(logits, request);
+                logits += 1;
+                let mut aux = AuxRecord::new(request.room, &sampled, *cached);
+                (aux.queue_us, aux.prefill_us) = shares(&request.stamps);
+                state.aux = Some(aux);
+                state.stage = Stage::Inflight;
+                accept(request, sampled, turn.mail, turn.clock);
+                self.stats.generated(1);
+            }
+            self.hand_over(chunk.slot);
+        }
+    }
+
+    /// Ends a request: its transfer first, so that the mover stops.
+    fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut Mail) {
+        self.sender.fail(slot, self.slots[slot].request.generation, cause);
+        self.finish(slot, Outcome::Failed(cause), mail);
+    }
+
+    fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
+        self.chunks.leave(slot);
+        let held = &mut self.slots[slot];
+        held.state.stage = Stage::Over;
+        held.finish(outcome, &mut self.pool, mail);
+    }
+
+    fn publish(&self) {
+        let mut census = Census::default();
+        for held in self.slots.iter() {
+            match held.state.stage {
+                Stage::Bootstrapping => census.bootstrapping += 1,
+                Stage::Prompt if held.request.pages.is_empty() => census.waiting += 1,
+                Stage::Prompt => census.running += 1,
+                Stage::Inflight => census.transferring += 1,
+                Stage::Over => census.ending += 1,
+            }
+            if held.state.stage == Stage::Prompt {
+                census.waiting_tokens += u64::from(held.prompt_tokens() - held.computed);
+            }
+        }
+        self.stats.publish(self.pool.counts(), census);
+    }
+}
+
+impl Worker for PrefillWorker {
+    fn id(&self) -> WorkerId {
+        self.id
+    }
+
+    fn slots(&self) -> usize {
+        self.slots.capacity()
+    }
+
+    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
+        match command {
+            Command::Submit(request) => self.submit(request, mail),
+            Command::Granted { slot, generation, target, .. } => {
+                let held = self.slots.named(slot, generation);
+                if held.is_some_and(|held| held.state.stage == Stage::Bootstrapping) {
+                    self.granted(slot, target, now, mail);
+                }
+            }
+            Command::Abort { slot, generation, cause, .. } => {
+                let held = self.slots.named(slot, generation);
+                if held.is_some_and(|held| held.state.stage != Stage::Over) {
+                    self.fail(slot, cause, mail);
+                }
+            }
+            Command::SessionReady { .. } => debug_assert!(false, "a prefill worker opens no session"),
+        }
+    }
+
+    fn step(&mut self, turn: &mut Turn<'_>) -> Activity {
+        self.take_ends();
+        self.sweep(turn.now, turn.mail);
+        let busy = self.run_chunks(turn);
+        self.publish();
+        if cfg!(debug_assertions) {
+            self.pool.invariants();
+        }
+        self.slots.activity(busy)
+    }
+}
+
+/// Prefill's share of the time to first token, in µs: (queue, prefill).
+fn shares(stamps: &Stamps) -> (u32, u32) {
+    let micros = |duration: Duration| u32::try_from(duration.as_micros()).unwrap_or(u32::MAX);
+    let begin = stamps.admitted.unwrap_or(stamps.arrived);
+    let end = stamps.filled.unwrap_or(begin);
+    (micros(begin.saturating_duration_since(stamps.arrived)), micros(end.saturating_duration_since(begin)))
+}

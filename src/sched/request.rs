@@ -1,0 +1,77 @@
+//! One attempt of one choice of one HTTP request, as `ctl` makes it and the engine works on it.
+//!
+//! All vectors are allocated by `ctl` with the capacity they will ever need; the box travels to the
+//! engine and comes back with [`super::mailbox::Event::Released`], so the engine neither allocates nor frees.
+
+use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
+use crate::model::sampler::SamplingParams;
+use std::time::Instant;
+
+/// What the engine is asked to do.
+#[derive(Debug)]
+pub struct Request {
+    /// Names it in every event.
+    pub id: RequestId,
+    /// Which worker of this process.
+    pub worker: WorkerId,
+    /// The attempt; meaningless on a mixed worker.
+    pub room: Room,
+    /// Entry of the worker's status table, opened by `ctl`.
+    pub slot: SlotId,
+    /// Its generation.
+    pub generation: Generation,
+    /// Prompt ids, at least one, checked against the vocabulary; prompt + `max_new` fit the context.
+    pub prompt: Vec<u32>,
+    /// Ids generated so far; capacity `max_new`.
+    pub output: Vec<u32>,
+    /// Pages held, in order of position; capacity for prompt + `max_new`.
+    pub pages: Vec<PageId>,
+    /// How to choose tokens.
+    pub sampling: SamplingParams,
+    /// Alternatives per position, 0 to 20.
+    pub top_logprobs: usize,
+    /// Most ids to generate, at least 1. A prefill worker generates one whatever this says.
+    pub max_new: u32,
+    /// Ids that end generation (end of sequence unless ignored, stop ids of the request).
+    pub stop_tokens: Vec<u32>,
+    /// End of sequence does not end it: its length is certain, which admission uses.
+    pub ignore_eos: bool,
+    /// It fails when not finished by then.
+    pub deadline: Instant,
+    /// When things happened to it.
+    pub stamps: Stamps,
+}
+
+/// Times of one request on one worker; unset ones have not happened.
+#[derive(Clone, Copy, Debug)]
+pub struct Stamps {
+    /// `ctl` had read the request.
+    pub arrived: Instant,
+    /// Prefill: a checked Destination was there. Decode: its session was ready.
+    pub bootstrapped: Option<Instant>,
+    /// Prefill: first chunk began. Decode: pages leased.
+    pub admitted: Option<Instant>,
+    /// Prefill: last layer of the last chunk. Decode: KV arrived.
+    pub filled: Option<Instant>,
+    /// Decode and mixed: joined the running batch.
+    pub joined: Option<Instant>,
+    /// First token left the engine.
+    pub first_token: Option<Instant>,
+    /// Prefill's share of the time to first token as it told in the aux record: (queue, prefill) in µs.
+    pub prefill_us: Option<(u32, u32)>,
+}
+
+impl Stamps {
+    /// Stamps of a request that has just arrived.
+    pub fn new(arrived: Instant) -> Stamps {
+        Stamps {
+            arrived,
+            bootstrapped: None,
+            admitted: None,
+            filled: None,
+            joined: None,
+            first_token: None,
+            prefill_us: None,
+        }
+    }
+}

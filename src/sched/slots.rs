@@ -1,0 +1,137 @@
+//! The requests a worker holds, by slot of its status table.
+//!
+//! Owns: the boxes until they go back to `ctl`. `S` is what the worker keeps of each besides.
+
+use crate::cause::Cause;
+use crate::ids::{Generation, SlotId};
+use crate::kv::pool::PagePool;
+use crate::sched::mail::Mail;
+use crate::sched::mailbox::{Event, Outcome};
+use crate::sched::request::Request;
+use crate::sched::worker::Activity;
+use std::ops::{Index, IndexMut};
+
+/// A request and how far it is.
+#[derive(Debug)]
+pub struct Held<S> {
+    /// The request.
+    pub request: Box<Request>,
+    /// Prompt tokens whose KV is in place on this worker.
+    pub computed: u32,
+    /// Prompt tokens that nobody computed for it.
+    pub cached: u32,
+    /// The worker's own.
+    pub state: S,
+}
+
+impl<S> Held<S> {
+    /// Prompt tokens.
+    pub fn prompt_tokens(&self) -> u32 {
+        self.request.prompt.len() as u32
+    }
+
+    /// It is over for its client: tells so and stops using its pages. A lease over them goes on.
+    pub fn finish(&mut self, outcome: Outcome, pool: &mut PagePool, mail: &mut Mail) {
+        pool.release(&self.request.pages);
+        mail.tell(Event::Finished {
+            request: self.request.id,
+            outcome,
+            stamps: self.request.stamps,
+            cached_tokens: self.cached,
+        });
+    }
+}
+
+/// The right of the mover over a request's pages.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LeaseState {
+    /// Not given yet.
+    None,
+    /// With the mover: the slot cannot be given out anew.
+    Out,
+    /// Ended.
+    Back,
+}
+
+/// One entry per slot.
+#[derive(Debug)]
+pub struct Slots<S>(Box<[Option<Held<S>>]>);
+
+impl<S> Slots<S> {
+    /// All empty.
+    pub fn new(slots: usize) -> Slots<S> {
+        Slots((0..slots).map(|_| None).collect())
+    }
+
+    /// Number of slots, empty or not.
+    pub fn capacity(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Puts a fresh request into its slot. Given back when there is no such slot or it is taken.
+    pub fn insert(&mut self, request: Box<Request>, state: S) -> Result<(), Box<Request>> {
+        match self.0.get_mut(request.slot.index()) {
+            Some(entry @ None) => {
+                *entry = Some(Held { request, computed: 0, cached: 0, state });
+                Ok(())
+            }
+            _ => Err(request),
+        }
+    }
+
+    /// The request of exactly this use of the slot.
+    pub fn named(&mut self, slot: SlotId, generation: Generation) -> Option<&mut Held<S>> {
+        let held = self.0.get_mut(slot.index())?.as_mut()?;
+        (held.request.generation == generation).then_some(held)
+    }
+
+    /// Pages and lease of a finished request are back: `ctl` may give the slot out anew.
+    pub fn let_go(&mut self, slot: SlotId, mail: &mut Mail) {
+        if let Some(mut held) = self.0[slot.index()].take() {
+            held.request.pages.clear();
+            mail.tell(Event::Released(held.request));
+        }
+    }
+
+    /// When to step again, where `busy` says whether something was computed.
+    pub fn activity(&self, busy: bool) -> Activity {
+        match self.next_from(0) {
+            _ if busy => Activity::Busy,
+            Some(_) => Activity::Waiting,
+            None => Activity::Idle,
+        }
+    }
+
+    /// The taken slot with the least number from `from` on; lets a loop change entries as it goes.
+    pub fn next_from(&self, from: u32) -> Option<SlotId> {
+        (from as usize..self.0.len()).find(|&index| self.0[index].is_some()).map(|index| SlotId(index as u32))
+    }
+
+    /// All requests.
+    pub fn iter(&self) -> impl Iterator<Item = &Held<S>> {
+        self.0.iter().flatten()
+    }
+}
+
+impl<S> Index<SlotId> for Slots<S> {
+    type Output = Held<S>;
+
+    /// Of a slot that the worker knows to be taken.
+    fn index(&self, slot: SlotId) -> &Held<S> {
+        self.0[slot.index()].as_ref().expect("the slot holds a request")
+    }
+}
+
+impl<S> IndexMut<SlotId> for Slots<S> {
+    fn index_mut(&mut self, slot: SlotId) -> &mut Held<S> {
+        self.0[slot.index()].as_mut().expect("the slot holds a request")
+    }
+}
+
+/// A request that names no free slot goes back at once; `ctl` has miscounted.
+pub fn refuse(request: Box<Request>, mail: &mut Mail) {
+    debug_assert!(false, "request {} names slot {}, which is not free", request.id, request.slot);
+    let outcome = Outcome::Failed(Cause::Internal);
+    mail.tell(Event::Finished { request: request.id, outcome, stamps: request.stamps, cached_tokens: 0 });
+    mail.tell(Event::Released(request));
+}

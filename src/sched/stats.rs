@@ -1,0 +1,74 @@
+//! What a worker tells of itself: single numbers, written by the engine each turn and read by `ctl` at any
+//! time. They need not fit together to the last one.
+
+use crate::kv::pool::PageCounts;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Figures of one worker.
+#[derive(Debug, Default)]
+pub struct WorkerStats {
+    /// Pages that nobody holds.
+    pub pages_free: AtomicU32,
+    /// Pages kept for their content.
+    pub pages_cached: AtomicU32,
+    /// Pages of requests.
+    pub pages_in_use: AtomicU32,
+    /// Pages without a request that a transfer may still touch.
+    pub pages_leased: AtomicU32,
+    /// Requests whose other side has not been heard of: bootstrap queue, or waiting for a session.
+    pub bootstrapping: AtomicU32,
+    /// Requests that wait for pages or for their turn: waiting queue of prefill and mixed, preallocation
+    /// queue of decode.
+    pub waiting: AtomicU32,
+    /// Requests whose KV is on its way: inflight queue of prefill, transfer queue of decode.
+    pub transferring: AtomicU32,
+    /// Decode: KV is here, the running batch is full.
+    pub arrived: AtomicU32,
+    /// Requests that compute: prompts in chunks or the running batch.
+    pub running: AtomicU32,
+    /// Requests that are over for their client and wait for their lease.
+    pub ending: AtomicU32,
+    /// Prompt tokens of requests that wait or compute, not computed yet.
+    pub waiting_tokens: AtomicU64,
+    /// Prompt tokens computed since start.
+    pub prompt_tokens_total: AtomicU64,
+    /// Tokens generated since start.
+    pub generated_tokens_total: AtomicU64,
+}
+
+/// Requests by stage, counted anew each turn.
+#[derive(Clone, Copy, Default, Debug)]
+pub(in crate::sched) struct Census {
+    pub bootstrapping: u32,
+    pub waiting: u32,
+    pub transferring: u32,
+    pub arrived: u32,
+    pub running: u32,
+    pub ending: u32,
+    pub waiting_tokens: u64,
+}
+
+impl WorkerStats {
+    pub(in crate::sched) fn publish(&self, pages: PageCounts, census: Census) {
+        let set = |gauge: &AtomicU32, value| gauge.store(value, Ordering::Relaxed);
+        set(&self.pages_free, pages.free);
+        set(&self.pages_cached, pages.cached);
+        set(&self.pages_in_use, pages.in_use);
+        set(&self.pages_leased, pages.leased);
+        set(&self.bootstrapping, census.bootstrapping);
+        set(&self.waiting, census.waiting);
+        set(&self.transferring, census.transferring);
+        set(&self.arrived, census.arrived);
+        set(&self.running, census.running);
+        set(&self.ending, census.ending);
+        self.waiting_tokens.store(census.waiting_tokens, Ordering::Relaxed);
+    }
+
+    pub(in crate::sched) fn computed(&self, tokens: u32) {
+        self.prompt_tokens_total.fetch_add(tokens.into(), Ordering::Relaxed);
+    }
+
+    pub(in crate::sched) fn generated(&self, tokens: u32) {
+        self.generated_tokens_total.fetch_add(tokens.into(), Ordering::Relaxed);
+    }
+}

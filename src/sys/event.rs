@@ -1,0 +1,127 @@
+//! Event counters that cross processes (eventfd) and a set of descriptors to wait on (epoll), for the
+//! threads that move bytes. Thread: `move` waits, anybody signals.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::time::Duration;
+
+/// A doorbell that can be given to another process.
+#[derive(Debug)]
+pub struct EventCounter(OwnedFd);
+
+impl EventCounter {
+    /// A counter at zero.
+    pub fn new() -> io::Result<EventCounter> {
+        // SAFETY: no pointers; the result is checked.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        // SAFETY: a fresh descriptor that nobody else owns.
+        checked(fd).map(|fd| EventCounter(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Takes over a descriptor received from a peer. Whether it is an event counter shows when used:
+    /// signalling anything else is an error that is ignored.
+    pub fn from_descriptor(fd: OwnedFd) -> EventCounter {
+        EventCounter(fd)
+    }
+
+    /// A second handle to the same counter.
+    pub fn duplicate(&self) -> io::Result<EventCounter> {
+        self.0.try_clone().map(EventCounter)
+    }
+
+    /// Wakes the waiter. A counter at its maximum is awake already.
+    pub fn signal(&self) {
+        let one = 1u64.to_ne_bytes();
+        // SAFETY: eight readable bytes.
+        let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+    }
+
+    /// Sets the counter to zero.
+    pub fn clear(&self) {
+        let mut count = [0u8; 8];
+        // SAFETY: eight writable bytes.
+        let _ = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+    }
+}
+
+impl AsFd for EventCounter {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Descriptors to wait on together.
+#[derive(Debug)]
+pub struct WaitSet(OwnedFd);
+
+/// What to wait for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Interest {
+    /// Readable or ended.
+    Readable,
+    /// Readable, ended, or writable.
+    ReadableOrWritable,
+}
+
+impl WaitSet {
+    /// An empty set.
+    pub fn new() -> io::Result<WaitSet> {
+        // SAFETY: no pointers; the result is checked.
+        let fd = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        // SAFETY: a fresh descriptor that nobody else owns.
+        checked(fd).map(|fd| WaitSet(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Adds a descriptor, level-triggered. Closing it removes it.
+    pub fn add(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_ADD, fd.as_raw_fd(), interest)
+    }
+
+    /// Changes what a descriptor is waited for.
+    pub fn change(&self, fd: BorrowedFd<'_>, interest: Interest) -> io::Result<()> {
+        self.control(libc::EPOLL_CTL_MOD, fd.as_raw_fd(), interest)
+    }
+
+    /// Waits until one is ready or the time is over. Which one does not matter: movers look at all.
+    pub fn wait(&self, timeout: Duration) {
+        let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 8];
+        let millis = timeout.as_millis().min(60_000) as libc::c_int;
+        // SAFETY: room for eight events. An interrupted wait is a short one.
+        unsafe {
+            libc::epoll_wait(self.0.as_raw_fd(), ready.as_mut_ptr(), ready.len() as libc::c_int, millis)
+        };
+    }
+
+    fn control(&self, operation: libc::c_int, fd: RawFd, interest: Interest) -> io::Result<()> {
+        let events = match interest {
+            Interest::Readable => libc::EPOLLIN,
+            Interest::ReadableOrWritable => libc::EPOLLIN | libc::EPOLLOUT,
+        };
+        let mut event = libc::epoll_event { events: events as u32, u64: fd as u64 };
+        // SAFETY: `event` lives over the call.
+        checked(unsafe { libc::epoll_ctl(self.0.as_raw_fd(), operation, fd, &mut event) }).map(drop)
+    }
+}
+
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Instant;
+
+    #[test]
+    fn a_signal_before_the_wait_is_not_lost() {
+        let (counter, set) = (EventCounter::new().unwrap(), WaitSet::new().unwrap());
+        set.add(counter.as_fd(), Interest::Readable).unwrap();
+        counter.duplicate().unwrap().signal();
+        let begun = Instant::now();
+        set.wait(Duration::from_secs(30));
+        assert!(begun.elapsed() < Duration::from_secs(30));
+        counter.clear();
+        set.wait(Duration::ZERO);
+    }
+}

@@ -1,0 +1,3 @@
+//! Foreign functions: small safe wrappers around what the kernel offers and the standard library lacks.
+
+pub mod event;

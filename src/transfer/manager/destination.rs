@@ -1,0 +1,442 @@
+//! A decode worker's side of the protocol: one session per prefill worker, announced once, and the slots
+//! that wait for it or in it. Mirrors [`super::source`].
+//!
+//! Life of a source: down → dialling → announced → binding → ready; any trouble leads back to down, fails
+//! what waited, and holds off the next dial for a while.
+
+use crate::cause::Cause;
+use crate::ids::{PageId, Room, SessionGeneration, SlotId};
+use crate::kv::layout::KvLayout;
+use crate::limits::{DIAL_HOLD_OFF, SESSION_SETUP_DEADLINE};
+use crate::transfer::command::{DestinationCommand, SessionId};
+use crate::transfer::manager::identity::{Identity, Mismatch};
+use crate::transfer::manager::rooms::{Prompt, Slot};
+use crate::transfer::mover::Report;
+use crate::transfer::plan::Template;
+use crate::transfer::status::{Move, State, StatusTable};
+use crate::wire::message::{
+    Abort, AbortAck, Announce, Destination, Done, Message, Rank, Refused, Status, TransferId, Welcome,
+};
+use std::collections::HashMap;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the protocol makes happen. `L` names a link, `A` where a prefill worker is reached.
+pub trait DestinationEffects<L, A> {
+    /// Sends a message over a link.
+    fn send(&mut self, link: L, message: &Message<'_>);
+    /// Tells the worker's mover.
+    fn mover(&mut self, command: DestinationCommand);
+    /// Opens a link; [`DestinationManager::link_up`] or [`DestinationManager::dial_failed`] follows.
+    fn dial(&mut self, source: &A);
+    /// Ends a link.
+    fn hang_up(&mut self, link: L);
+    /// What this worker offers to a source in a new session: one rank.
+    fn offer(&mut self, session: SessionId, source: &A) -> Rank;
+    /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`] follows.
+    fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
+    /// Tells the scheduler that the slot's session stands.
+    fn ready(&mut self, slot: Slot, session: SessionId);
+    /// Tells the scheduler that a slot has failed; it is marked already.
+    fn failed(&mut self, slot: Slot, cause: Cause);
+    /// Two workers do not fit; for the log.
+    fn refused(&mut self, source: &A, mismatch: &Mismatch);
+}
+
+/// What a transport is made of.
+#[derive(Debug)]
+pub struct Binding<'a> {
+    /// The source's answer.
+    pub welcome: &'a Welcome,
+    /// The source's layout, checked.
+    pub layout: KvLayout,
+    /// Where the bytes come to.
+    pub template: Template,
+}
+
+#[derive(Debug)]
+enum Stage<L> {
+    /// Not before this time.
+    Down {
+        until: Option<Instant>,
+    },
+    Dialling {
+        deadline: Instant,
+    },
+    Announced {
+        link: L,
+        deadline: Instant,
+    },
+    Binding {
+        link: L,
+        deadline: Instant,
+    },
+    Ready {
+        link: L,
+    },
+}
+
+#[derive(Debug)]
+struct Source<L> {
+    stage: Stage<L>,
+    /// Counted by this worker over all its sessions with the source.
+    generation: SessionGeneration,
+    session: SessionId,
+}
+
+#[derive(Debug)]
+struct Waiting<A> {
+    generation: crate::ids::Generation,
+    room: Room,
+    source: A,
+    /// Destination has left; a failure is told to the source.
+    sent: bool,
+}
+
+/// All sessions and slots of one decode worker.
+#[derive(Debug)]
+pub struct DestinationManager<L, A> {
+    identity: Identity,
+    status: Arc<StatusTable>,
+    sources: HashMap<A, Source<L>>,
+    sessions: Vec<Option<A>>,
+    slots: HashMap<SlotId, Waiting<A>>,
+}
+
+impl<L, A> DestinationManager<L, A>
+where
+    L: Copy + Eq + Hash,
+    A: Clone + Eq + Hash + Debug,
+{
+    /// A worker without sessions; `sessions` bounds their number.
+    pub fn new(identity: Identity, status: Arc<StatusTable>, sessions: usize) -> Self {
+        DestinationManager {
+            identity,
+            status,
+            sources: HashMap::new(),
+            sessions: (0..sessions).map(|_| None).collect(),
+            slots: HashMap::new(),
+        }
+    }
+
+    /// A request has come whose prompt is read by `source`; its slot is in Bootstrapping and the scheduler
+    /// has it. An error is the request's end.
+    pub fn enter(
+        &mut self,
+        slot: Slot,
+        room: Room,
+        source: &A,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) -> Result<(), Cause> {
+        if !self.sources.contains_key(source) {
+            let free = self.sessions.iter().position(Option::is_none).ok_or(Cause::Overloaded)?;
+            self.sessions[free] = Some(source.clone());
+            let fresh = Source {
+                stage: Stage::Down { until: None },
+                generation: SessionGeneration(0),
+                session: SessionId(free as u32),
+            };
+            self.sources.insert(source.clone(), fresh);
+        }
+        let Some(entry) = self.sources.get_mut(source) else { return Err(Cause::Internal) };
+        let waiting = Waiting { generation: slot.generation, room, source: source.clone(), sent: false };
+        match entry.stage {
+            Stage::Ready { .. } => effects.ready(slot, entry.session),
+            Stage::Down { until: Some(until) } if until > now => return Err(Cause::PeerLost),
+            Stage::Down { .. } => {
+                entry.stage = Stage::Dialling { deadline: now + SESSION_SETUP_DEADLINE };
+                effects.dial(source);
+            }
+            Stage::Dialling { .. } | Stage::Announced { .. } | Stage::Binding { .. } => {}
+        }
+        self.slots.insert(slot.id, waiting);
+        Ok(())
+    }
+
+    /// The scheduler has leased pages and set WaitingForInput: Destination may leave.
+    pub fn expecting(
+        &mut self,
+        slot: Slot,
+        prompt: Prompt,
+        pages: &[PageId],
+        deadline: Instant,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(waiting) = self.slots.get_mut(&slot.id).filter(|held| held.generation == slot.generation)
+        else {
+            return;
+        };
+        let source = self.sources.get(&waiting.source);
+        let Some((link, source)) = source.and_then(|source| Some((source.link()?, source))) else {
+            return self.fail(slot, Cause::PeerLost, effects);
+        };
+        waiting.sent = true;
+        let id = TransferId { room: waiting.room, slot: slot.id, generation: slot.generation };
+        let left = deadline.saturating_duration_since(now).as_millis();
+        let destination = Destination {
+            id,
+            session: source.generation,
+            tokens: prompt.tokens,
+            prefix_tokens: 0,
+            ids_hash: prompt.hash,
+            aux_index: slot.id.0,
+            deadline_ms: left.min(u32::MAX.into()) as u32,
+            pages: pages.into(),
+        };
+        effects.send(link, &Message::Destination(destination));
+    }
+
+    /// The request in `slot` has ended here. A failure after Destination is told to the source.
+    pub fn leave(&mut self, slot: Slot, failure: Option<Cause>, effects: &mut impl DestinationEffects<L, A>) {
+        if self.slots.get(&slot.id).is_none_or(|held| held.generation != slot.generation) {
+            return;
+        }
+        let Some(waiting) = self.slots.remove(&slot.id) else { return };
+        let link = self.sources.get(&waiting.source).and_then(Source::link);
+        if let (Some(cause), true, Some(link)) = (failure, waiting.sent, link) {
+            let id = TransferId { room: waiting.room, slot: slot.id, generation: slot.generation };
+            effects.send(link, &Message::Abort(Abort { id, cause }));
+        }
+    }
+
+    /// The link that was dialled has been proven: announces the session.
+    pub fn link_up(
+        &mut self,
+        source: &A,
+        link: L,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(entry) = self.sources.get_mut(source) else { return effects.hang_up(link) };
+        if !matches!(entry.stage, Stage::Dialling { .. }) {
+            return effects.hang_up(link);
+        }
+        entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
+        entry.stage = Stage::Announced { link, deadline: now + SESSION_SETUP_DEADLINE };
+        let announce = Announce {
+            session: entry.generation,
+            fingerprint: self.identity.fingerprint,
+            kv: self.identity.kv_claim(),
+            aux: self.identity.aux_claim(),
+            ranks: vec![effects.offer(entry.session, source)],
+        };
+        effects.send(link, &Message::Announce(Box::new(announce)));
+    }
+
+    /// The source could not be reached or proven.
+    pub fn dial_failed(&mut self, source: &A, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+        self.down(source, now, Cause::PeerLost, effects);
+    }
+
+    /// A message of the transfer's kinds has come.
+    pub fn receive(
+        &mut self,
+        link: L,
+        message: &Message<'_>,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(source) = self.source_of(link) else { return };
+        match message {
+            Message::Welcome(welcome) => self.welcome(&source, link, welcome, now, effects),
+            Message::Refused(refused) => self.refused(&source, refused, now, effects),
+            Message::AbortAck(ack) => self.abort_ack(&source, ack, effects),
+            Message::Status(status) => self.status(&source, status, effects),
+            // The rest is for a source, or the link's own.
+            _ => {}
+        }
+    }
+
+    /// The transport of a session stands on this side, or could not be set up.
+    pub fn bound(
+        &mut self,
+        session: SessionId,
+        outcome: Result<(), String>,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(source) = self.sessions[session.0 as usize].clone() else { return };
+        let Some(entry) = self.sources.get_mut(&source) else { return };
+        let Stage::Binding { link, .. } = entry.stage else { return };
+        if outcome.is_err() {
+            return self.down(&source, now, Cause::PeerLost, effects);
+        }
+        entry.stage = Stage::Ready { link };
+        let session = entry.session;
+        for (&id, waiting) in &self.slots {
+            if waiting.source == source {
+                effects.ready(Slot { id, generation: waiting.generation }, session);
+            }
+        }
+    }
+
+    /// The link is dead: the session is void and what it carried fails.
+    pub fn link_down(&mut self, link: L, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+        if let Some(source) = self.source_of(link) {
+            self.down(&source, now, Cause::PeerLost, effects);
+        }
+    }
+
+    /// What the mover has to say.
+    pub fn report(&mut self, report: Report, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+        match report {
+            Report::Arrived { slot, generation, room, session } => {
+                let source = self.sessions[session.0 as usize].as_ref();
+                let link = source.and_then(|source| self.sources.get(source)?.link());
+                if let Some(link) = link {
+                    let id = TransferId { room, slot, generation };
+                    effects.send(link, &Message::Done(Done { id }));
+                }
+            }
+            // Marked and its lease ended by the mover; the source hears of it when the request leaves.
+            Report::Failed { slot, generation, cause } => {
+                effects.failed(Slot { id: slot, generation }, cause)
+            }
+            Report::Lost { session } => {
+                if let Some(source) = self.sessions[session.0 as usize].clone() {
+                    self.down(&source, now, Cause::PeerLost, effects);
+                }
+            }
+            Report::Withdrawn { .. } => {}
+        }
+    }
+
+    /// Ends set-ups that take too long.
+    pub fn expire(&mut self, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+        let overdue = |source: &Source<L>| match source.stage {
+            Stage::Dialling { deadline }
+            | Stage::Announced { deadline, .. }
+            | Stage::Binding { deadline, .. } => deadline <= now,
+            Stage::Down { .. } | Stage::Ready { .. } => false,
+        };
+        let late: Vec<A> =
+            self.sources.iter().filter(|(_, source)| overdue(source)).map(|(name, _)| name.clone()).collect();
+        for source in late {
+            self.down(&source, now, Cause::PeerLost, effects);
+        }
+    }
+
+    /// Slots that have not ended.
+    pub fn open_slots(&self) -> usize {
+        self.slots.len()
+    }
+
+    fn source_of(&self, link: L) -> Option<A> {
+        self.sources.iter().find(|(_, source)| source.link() == Some(link)).map(|(name, _)| name.clone())
+    }
+
+    fn welcome(
+        &mut self,
+        source: &A,
+        link: L,
+        welcome: &Welcome,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(entry) = self.sources.get_mut(source) else { return };
+        if welcome.session != entry.generation || !matches!(entry.stage, Stage::Announced { .. }) {
+            return;
+        }
+        let pool = welcome.ranks.first().map_or(0, |rank| rank.regions.kv);
+        match self.identity.plan_from(&welcome.kv, pool) {
+            Ok((layout, template)) => {
+                entry.stage = Stage::Binding { link, deadline: now + SESSION_SETUP_DEADLINE };
+                effects.bind(link, entry.session, Binding { welcome, layout, template });
+            }
+            Err(mismatch) => {
+                effects.refused(source, &mismatch);
+                self.down(source, now, Cause::Mismatch, effects);
+            }
+        }
+    }
+
+    fn refused(
+        &mut self,
+        source: &A,
+        refused: &Refused<'_>,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        if self.sources.get(source).is_none_or(|entry| entry.generation != refused.session) {
+            return;
+        }
+        let mismatch = Mismatch {
+            reason: refused.reason,
+            field: refused.field.into(),
+            source: refused.source.into(),
+            destination: refused.destination.into(),
+        };
+        effects.refused(source, &mismatch);
+        self.down(source, now, Cause::PeerLost, effects);
+    }
+
+    /// Asked for or not: nothing lands for this use of the slot any more. The lease is the mover's to end.
+    fn abort_ack(&mut self, source: &A, ack: &AbortAck, effects: &mut impl DestinationEffects<L, A>) {
+        if self.holds(source, &ack.id) {
+            self.fail(Slot::from(ack.id), ack.cause, effects);
+        }
+    }
+
+    fn status(&mut self, source: &A, status: &Status, effects: &mut impl DestinationEffects<L, A>) {
+        if self.holds(source, &status.id) && status.state == State::Failed as u8 {
+            self.fail(Slot::from(status.id), status.cause.unwrap_or(Cause::OtherLeg), effects);
+        }
+    }
+
+    fn holds(&self, source: &A, id: &TransferId) -> bool {
+        self.slots.get(&id.slot).is_some_and(|held| {
+            held.generation == id.generation && held.room == id.room && held.source == *source
+        })
+    }
+
+    /// Marks the slot Failed, then sends Cancel down the mover's ring, then tells the scheduler. A slot in
+    /// Success runs on.
+    fn fail(&self, slot: Slot, cause: Cause, effects: &mut impl DestinationEffects<L, A>) {
+        if self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok() {
+            effects.mover(DestinationCommand::Cancel { slot: slot.id, generation: slot.generation });
+            effects.failed(slot, cause);
+        }
+    }
+
+    /// The session is void, or never came to be.
+    fn down(&mut self, source: &A, now: Instant, cause: Cause, effects: &mut impl DestinationEffects<L, A>) {
+        let Some(entry) = self.sources.get_mut(source) else { return };
+        let link = entry.link();
+        let stood = matches!(entry.stage, Stage::Ready { .. } | Stage::Binding { .. });
+        let session = entry.session;
+        // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
+        let until = (!stood).then_some(now + DIAL_HOLD_OFF);
+        entry.stage = Stage::Down { until };
+        if stood {
+            effects.mover(DestinationCommand::Close { session });
+        }
+        if let Some(link) = link {
+            effects.hang_up(link);
+        }
+        let lost: Vec<Slot> = self
+            .slots
+            .iter_mut()
+            .filter(|(_, waiting)| waiting.source == *source)
+            .map(|(&id, waiting)| {
+                waiting.sent = false;
+                Slot { id, generation: waiting.generation }
+            })
+            .collect();
+        for slot in lost {
+            self.fail(slot, cause, effects);
+        }
+    }
+}
+
+impl<L: Copy> Source<L> {
+    fn link(&self) -> Option<L> {
+        match self.stage {
+            Stage::Announced { link, .. } | Stage::Binding { link, .. } | Stage::Ready { link } => Some(link),
+            Stage::Down { .. } | Stage::Dialling { .. } => None,
+        }
+    }
+}

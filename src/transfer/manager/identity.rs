@@ -1,0 +1,145 @@
+//! What two workers compare before they hand KV over: model, layouts, records; and whether they can.
+
+use crate::kv::layout::{KvDtype, KvLayout};
+use crate::transfer::aux::{AUX_VERSION, AuxRecord};
+use crate::transfer::plan::Template;
+use crate::wire::message::{Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Refusal, RegionLengths};
+
+/// This worker's half of the comparison.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Model, weights, kernels, tokenizer, template.
+    pub fingerprint: Fingerprint,
+    /// Where KV lies.
+    pub layout: KvLayout,
+    /// Pages of the pool.
+    pub pages: u32,
+    /// Bytes of the pool's region.
+    pub pool_bytes: u64,
+    /// Slots of the status table.
+    pub slots: u32,
+}
+
+/// Why two workers do not fit: the field and both values, as told to both sides.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Mismatch {
+    /// What kind.
+    pub reason: Refusal,
+    /// Which field.
+    pub field: String,
+    /// The source's value.
+    pub source: String,
+    /// The destination's value.
+    pub destination: String,
+}
+
+impl std::fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Mismatch { field, source, destination, .. } = self;
+        write!(f, "{field} differs: source has {source}, destination has {destination}")
+    }
+}
+
+impl Identity {
+    /// The layout as it travels.
+    pub fn kv_claim(&self) -> KvLayoutClaim {
+        let layout = &self.layout;
+        KvLayoutClaim {
+            page_size: layout.page_size,
+            layers: layout.layers,
+            kv_heads: layout.kv_heads,
+            head_dim: layout.head_dim,
+            pages: self.pages,
+            dtype: layout.dtype as u32,
+            page_stride: layout.page_stride,
+            layer_stride: layout.layer_stride,
+            kv_stride: layout.kv_stride,
+            head_stride: layout.head_stride,
+            token_stride: layout.token_stride,
+        }
+    }
+
+    /// The aux records as they travel.
+    pub fn aux_claim(&self) -> AuxLayoutClaim {
+        AuxLayoutClaim {
+            version: AUX_VERSION,
+            record_bytes: size_of::<AuxRecord>() as u32,
+            slots: self.slots,
+        }
+    }
+
+    /// The regions as they travel.
+    pub fn regions(&self) -> RegionLengths {
+        RegionLengths { kv: self.pool_bytes, aux: 0, notice: 0 }
+    }
+
+    /// Compares a destination's Announce with this source; gives the plan between them.
+    pub fn accept(&self, announce: &Announce) -> Result<(KvLayout, Template), Mismatch> {
+        if let Some((field, ours, theirs)) = self.fingerprint.difference(&announce.fingerprint) {
+            return Err(differ(Refusal::Model, field, &short(ours), &short(theirs)));
+        }
+        let (ours, theirs) = (self.aux_claim(), announce.aux);
+        for (field, ours, theirs) in [
+            ("aux version", ours.version, theirs.version),
+            ("aux record bytes", ours.record_bytes, theirs.record_bytes),
+        ] {
+            if ours != theirs {
+                return Err(differ(Refusal::AuxLayout, field, &ours.to_string(), &theirs.to_string()));
+            }
+        }
+        let pool = announce.ranks.first().map_or(0, |rank| rank.regions.kv);
+        let destination = layout_of(&announce.kv, pool)
+            .ok_or_else(|| differ(Refusal::KvLayout, "KV layout", "a checked one", "outside its region"))?;
+        let template = self.plan(&self.layout, &destination)?;
+        Ok((destination, template))
+    }
+
+    /// The plan from a source's layout to this destination's.
+    pub fn plan_from(
+        &self,
+        source: &KvLayoutClaim,
+        pool_bytes: u64,
+    ) -> Result<(KvLayout, Template), Mismatch> {
+        let layout = layout_of(source, pool_bytes)
+            .ok_or_else(|| differ(Refusal::KvLayout, "KV layout", "outside its region", "a checked one"))?;
+        let template = self.plan(&layout, &self.layout)?;
+        Ok((layout, template))
+    }
+
+    fn plan(&self, source: &KvLayout, destination: &KvLayout) -> Result<Template, Mismatch> {
+        Template::new(source, destination).map_err(|error| {
+            let (source, destination) = (error.source.to_string(), error.destination.to_string());
+            differ(Refusal::KvLayout, error.field, &source, &destination)
+        })
+    }
+}
+
+/// A claimed layout, once its last byte is seen to lie inside the claimed region.
+fn layout_of(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
+    let dtype =
+        [KvDtype::F32, KvDtype::F16, KvDtype::Bf16].into_iter().find(|&dtype| dtype as u32 == claim.dtype)?;
+    if claim.extent(dtype.bytes())? > pool_bytes {
+        return None;
+    }
+    Some(KvLayout {
+        page_size: claim.page_size,
+        layers: claim.layers,
+        kv_heads: claim.kv_heads,
+        head_dim: claim.head_dim,
+        dtype,
+        page_stride: claim.page_stride,
+        layer_stride: claim.layer_stride,
+        kv_stride: claim.kv_stride,
+        head_stride: claim.head_stride,
+        token_stride: claim.token_stride,
+    })
+}
+
+fn differ(reason: Refusal, field: &str, source: &str, destination: &str) -> Mismatch {
+    Mismatch { reason, field: field.into(), source: source.into(), destination: destination.into() }
+}
+
+/// The first bytes of a hash: enough to see that two differ.
+fn short(hash: &[u8; 32]) -> String {
+    hash[..6].iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,401 @@
+//! A prefill worker's side of the protocol: sessions that destinations announce, rooms in which both legs
+//! meet. Mirrors [`super::destination`].
+
+use crate::cause::Cause;
+use crate::ids::{Room, SessionGeneration, SlotId};
+use crate::transfer::command::{SessionId, SourceCommand, Target};
+use crate::transfer::manager::identity::{Identity, Mismatch};
+use crate::transfer::manager::rooms::{Aborted, Arrived, Entered, Met, Prompt, Rooms, Slot, Wanted};
+use crate::transfer::mover::Report;
+use crate::transfer::plan::Template;
+use crate::transfer::status::{Move, State, StatusTable};
+use crate::wire::message::{
+    Abort, AbortAck, Announce, Destination, Done, Message, Rank, Refusal, Refused, Status, TransferId,
+    Transport, Welcome,
+};
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What the protocol makes happen. `L` names a link to a peer.
+pub trait SourceEffects<L> {
+    /// Sends a message over a link.
+    fn send(&mut self, link: L, message: &Message<'_>);
+    /// Tells the worker's mover.
+    fn mover(&mut self, command: SourceCommand);
+    /// Sets up this side of a transport; [`SourceManager::bound`] is called with the answer.
+    fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
+    /// Tells the scheduler that a slot's destination is known.
+    fn granted(&mut self, slot: Slot, target: Target);
+    /// Tells the scheduler that a slot has failed; it is marked already.
+    fn failed(&mut self, slot: Slot, cause: Cause);
+    /// Two workers do not fit; for the log.
+    fn refused(&mut self, link: L, mismatch: &Mismatch);
+}
+
+/// What a transport is made of.
+#[derive(Debug)]
+pub struct Binding<'a> {
+    /// Which.
+    pub transport: Transport,
+    /// What the destination announced.
+    pub announce: &'a Announce,
+    /// Where the bytes go.
+    pub template: Template,
+}
+
+/// A session, from its Announce on.
+#[derive(Debug)]
+struct Session<L> {
+    link: L,
+    generation: SessionGeneration,
+    transport: Transport,
+    page_size: u32,
+    pages: u32,
+}
+
+/// All sessions and rooms of one prefill worker.
+#[derive(Debug)]
+pub struct SourceManager<L> {
+    identity: Identity,
+    allowed: Vec<Transport>,
+    status: Arc<StatusTable>,
+    sessions: Vec<Option<Session<L>>>,
+    by_link: HashMap<L, SessionId>,
+    rooms: Rooms<L>,
+}
+
+impl<L: Copy + Eq + Hash> SourceManager<L> {
+    /// A worker without sessions. `allowed` transports in order of preference; `sessions` bounds their number.
+    pub fn new(
+        identity: Identity,
+        allowed: Vec<Transport>,
+        status: Arc<StatusTable>,
+        sessions: usize,
+    ) -> Self {
+        SourceManager {
+            identity,
+            allowed,
+            status,
+            sessions: (0..sessions).map(|_| None).collect(),
+            by_link: HashMap::new(),
+            rooms: Rooms::default(),
+        }
+    }
+
+    /// A request has come; its slot is in Bootstrapping. An error is the request's end.
+    pub fn enter(
+        &mut self,
+        room: Room,
+        slot: Slot,
+        prompt: Prompt,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) -> Result<(), Cause> {
+        match self.rooms.enter(room, slot, prompt, now) {
+            Entered::Waits => Ok(()),
+            Entered::Meets(met) => {
+                self.meet(met, effects);
+                Ok(())
+            }
+            Entered::Differs(wanted) => {
+                self.turn_down(&wanted, Cause::Mismatch, effects);
+                Err(Cause::Mismatch)
+            }
+            Entered::Refused(cause) => Err(cause),
+        }
+    }
+
+    /// The request in `slot` has ended here. A failure is told to the other side, if there is one.
+    pub fn leave(
+        &mut self,
+        slot: Slot,
+        failure: Option<Cause>,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        if let (Some(cause), Some((room, wanted))) = (failure, self.rooms.partner(slot)) {
+            let id = transfer_id(room, &wanted);
+            let status = Status { id, state: State::Failed as u8, cause: Some(cause) };
+            effects.send(wanted.link, &Message::Status(status));
+        }
+        self.rooms.leave(slot, now);
+    }
+
+    /// A message of the transfer's kinds has come.
+    pub fn receive(
+        &mut self,
+        link: L,
+        message: &Message<'_>,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        match message {
+            Message::Announce(announce) => self.announce(link, announce, effects),
+            Message::Destination(destination) => self.destination(link, destination, now, effects),
+            Message::Abort(abort) => self.abort(link, abort, now, effects),
+            Message::Done(done) => self.done(link, done, effects),
+            // The rest is for a destination, or the link's own.
+            _ => {}
+        }
+    }
+
+    /// The transport of a session stands on this side, or could not be set up.
+    pub fn bound(
+        &mut self,
+        session: SessionId,
+        rank: Result<Rank, String>,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        let Some(entry) = self.sessions[session.0 as usize].as_ref() else { return };
+        let (link, generation, transport) = (entry.link, entry.generation, entry.transport);
+        match rank {
+            Ok(rank) => {
+                let kv = self.identity.kv_claim();
+                let welcome = Welcome { session: generation, transport, kv, ranks: vec![rank] };
+                effects.send(link, &Message::Welcome(Box::new(welcome)));
+            }
+            Err(why) => {
+                self.close(session, effects);
+                let mismatch = Mismatch {
+                    reason: Refusal::Transport,
+                    field: "transport".into(),
+                    source: why,
+                    destination: format!("{transport:?}"),
+                };
+                self.refuse(link, generation, &mismatch, effects);
+            }
+        }
+    }
+
+    /// The link is dead: its session is void, its rooms fail.
+    pub fn link_down(&mut self, link: L, effects: &mut impl SourceEffects<L>) {
+        if let Some(&session) = self.by_link.get(&link) {
+            self.close(session, effects);
+        }
+        self.fail_rooms(link, effects);
+    }
+
+    /// What the mover has to say.
+    pub fn report(&mut self, report: Report, effects: &mut impl SourceEffects<L>) {
+        match report {
+            Report::Withdrawn { slot, generation, quiet } => {
+                if let Some((room, wanted)) = self.rooms.withdrawn(Slot { id: slot, generation }) {
+                    let cause = self.status.load(slot).cause.unwrap_or(Cause::Internal);
+                    let ack = AbortAck { id: transfer_id(room, &wanted), quiet, cause };
+                    effects.send(wanted.link, &Message::AbortAck(ack));
+                }
+            }
+            Report::Lost { session } => {
+                if let Some(link) = self.sessions[session.0 as usize].as_ref().map(|session| session.link) {
+                    self.close(session, effects);
+                    self.fail_rooms(link, effects);
+                }
+            }
+            Report::Arrived { .. } | Report::Failed { .. } => {}
+        }
+    }
+
+    /// Forgets what is too old; a Destination whose request never came is turned down.
+    pub fn expire(&mut self, now: Instant, effects: &mut impl SourceEffects<L>) {
+        let mut unclaimed = Vec::new();
+        self.rooms.expire(now, |_, wanted| unclaimed.push(wanted));
+        for wanted in unclaimed {
+            self.turn_down(&wanted, Cause::Deadline, effects);
+        }
+    }
+
+    /// Rooms that are not over.
+    pub fn open_rooms(&self) -> usize {
+        self.rooms.open()
+    }
+
+    fn announce(&mut self, link: L, announce: &Announce, effects: &mut impl SourceEffects<L>) {
+        // A new Announce on a link voids the session before it with all its rooms and kept Destinations.
+        self.link_down(link, effects);
+        let accepted = self.identity.accept(announce).and_then(|(layout, template)| {
+            let transport = self.choose(announce)?;
+            Ok((layout, template, transport))
+        });
+        let (layout, template, transport) = match accepted {
+            Ok(accepted) => accepted,
+            Err(mismatch) => return self.refuse(link, announce.session, &mismatch, effects),
+        };
+        let Some(free) = self.sessions.iter().position(Option::is_none) else {
+            let mismatch = Mismatch {
+                reason: Refusal::Busy,
+                field: "sessions".into(),
+                source: format!("{} in use", self.sessions.len()),
+                destination: "one more".into(),
+            };
+            return self.refuse(link, announce.session, &mismatch, effects);
+        };
+        let session = SessionId(free as u32);
+        self.sessions[free] = Some(Session {
+            link,
+            generation: announce.session,
+            transport,
+            page_size: layout.page_size,
+            pages: announce.kv.pages,
+        });
+        self.by_link.insert(link, session);
+        effects.bind(link, session, Binding { transport, announce, template });
+    }
+
+    fn choose(&self, announce: &Announce) -> Result<Transport, Mismatch> {
+        let offered = |transport: Transport| announce.ranks.iter().all(|rank| rank.offers(transport));
+        self.allowed.iter().copied().find(|&transport| offered(transport)).ok_or_else(|| {
+            let all = [Transport::Shm, Transport::Tcp, Transport::Fake];
+            let theirs: Vec<_> = all.into_iter().filter(|&transport| offered(transport)).collect();
+            Mismatch {
+                reason: Refusal::Transport,
+                field: "transport".into(),
+                source: format!("{:?}", self.allowed),
+                destination: format!("{theirs:?}"),
+            }
+        })
+    }
+
+    fn refuse(
+        &self,
+        link: L,
+        session: SessionGeneration,
+        mismatch: &Mismatch,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        effects.refused(link, mismatch);
+        let refused = Refused {
+            session,
+            reason: mismatch.reason,
+            field: &mismatch.field,
+            source: &mismatch.source,
+            destination: &mismatch.destination,
+        };
+        effects.send(link, &Message::Refused(refused));
+    }
+
+    fn destination(
+        &mut self,
+        link: L,
+        asked: &Destination<'_>,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
+        let bound = self.by_link.get(&link).copied();
+        let session = bound.and_then(|id| Some((id, self.sessions[id.0 as usize].as_ref()?)));
+        // A Destination of a void session: its sender has reset, or will when it hears.
+        let Some((id, session)) = session.filter(|(_, session)| session.generation == asked.session) else {
+            return;
+        };
+        let target =
+            Target { session: id, slot: asked.id.slot, generation: asked.id.generation, room: asked.id.room };
+        let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
+        let wanted = Wanted { link, target, prompt };
+        if !names_its_pages(session, asked) {
+            return self.turn_down(&wanted, Cause::Mismatch, effects);
+        }
+        match self.rooms.arrive(asked.id.room, wanted, now) {
+            Arrived::Kept => {}
+            Arrived::Meets(met) => self.meet(met, effects),
+            Arrived::Differs(slot) => {
+                self.turn_down(&wanted, Cause::Mismatch, effects);
+                self.fail(slot, Cause::Mismatch, effects);
+            }
+            Arrived::Refused(cause) => self.turn_down(&wanted, cause, effects),
+        }
+    }
+
+    /// Both legs are here: the state is set, then the scheduler told.
+    fn meet(&mut self, met: Met<L>, effects: &mut impl SourceEffects<L>) {
+        let Met { slot, wanted } = met;
+        if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() {
+            effects.granted(slot, wanted.target);
+        } else {
+            // Failed before it was granted; nothing was posted.
+            self.turn_down(&wanted, Cause::OtherLeg, effects);
+        }
+    }
+
+    /// Nothing is, or will be, posted for this Destination.
+    fn turn_down(&self, wanted: &Wanted<L>, cause: Cause, effects: &mut impl SourceEffects<L>) {
+        let ack = AbortAck { id: transfer_id(wanted.target.room, wanted), quiet: true, cause };
+        effects.send(wanted.link, &Message::AbortAck(ack));
+    }
+
+    fn abort(&mut self, link: L, abort: &Abort, now: Instant, effects: &mut impl SourceEffects<L>) {
+        let target = Slot { id: abort.id.slot, generation: abort.id.generation };
+        match self.rooms.abort(abort.id.room, link, target, now) {
+            Aborted::Answer { quiet } => {
+                let ack = AbortAck { id: abort.id, quiet, cause: abort.cause };
+                effects.send(link, &Message::AbortAck(ack));
+            }
+            Aborted::Fail(slot) => {
+                if !self.fail(slot, abort.cause, effects) {
+                    // It had ended already: everything posted has completed, or its own Cancel reports.
+                    let state = self.status.load(slot.id).state;
+                    if state == State::Success
+                        && let Some((room, wanted)) = self.rooms.withdrawn(slot)
+                    {
+                        let ack =
+                            AbortAck { id: transfer_id(room, &wanted), quiet: true, cause: abort.cause };
+                        effects.send(link, &Message::AbortAck(ack));
+                    }
+                }
+            }
+            Aborted::Stale => {}
+        }
+    }
+
+    fn done(&mut self, link: L, done: &Done, effects: &mut impl SourceEffects<L>) {
+        let target = Slot { id: done.id.slot, generation: done.id.generation };
+        if let Some(slot) = self.rooms.done(done.id.room, link, target) {
+            effects.mover(SourceCommand::Done { slot: slot.id, generation: slot.generation });
+        }
+    }
+
+    /// Marks the slot Failed, then sends Cancel down the same ring as the chunks, then tells the scheduler.
+    fn fail(&self, slot: Slot, cause: Cause, effects: &mut impl SourceEffects<L>) -> bool {
+        let failed = self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok();
+        if failed {
+            effects.mover(SourceCommand::Cancel { slot: slot.id, generation: slot.generation });
+            effects.failed(slot, cause);
+        }
+        failed
+    }
+
+    fn close(&mut self, session: SessionId, effects: &mut impl SourceEffects<L>) {
+        if let Some(entry) = self.sessions[session.0 as usize].take() {
+            self.by_link.remove(&entry.link);
+            effects.mover(SourceCommand::Close { session });
+        }
+    }
+
+    fn fail_rooms(&mut self, link: L, effects: &mut impl SourceEffects<L>) {
+        let mut slots = Vec::new();
+        self.rooms.unlink(link, |slot| slots.push(slot));
+        for slot in slots {
+            self.fail(slot, Cause::PeerLost, effects);
+        }
+    }
+}
+
+/// Exactly ⌈n/page⌉ pages, each inside the destination's pool. A prefix that decode holds already belongs
+/// to the prefix cache, which this version does not have.
+fn names_its_pages<L>(session: &Session<L>, asked: &Destination<'_>) -> bool {
+    let needed = asked.tokens.div_ceil(session.page_size);
+    asked.prefix_tokens == 0
+        && asked.pages.len() == needed as usize
+        && asked.pages.iter().all(|page| page.0 < session.pages)
+}
+
+fn transfer_id<L>(room: Room, wanted: &Wanted<L>) -> TransferId {
+    TransferId { room, slot: wanted.target.slot, generation: wanted.target.generation }
+}
+
+/// A slot as the wire names it.
+impl From<TransferId> for Slot {
+    fn from(id: TransferId) -> Slot {
+        Slot { id: SlotId(id.slot.0), generation: id.generation }
+    }
+}

@@ -1,0 +1,12 @@
+//! The hand-off of KV between workers.
+
+pub mod aux;
+pub mod command;
+pub mod copy;
+pub mod handle;
+pub mod manager;
+pub mod mover;
+pub mod pages;
+pub mod plan;
+pub mod status;
+pub mod transport;

@@ -1,0 +1,214 @@
+//! The destination's side of all hand-offs of one decode worker.
+//!
+//! Thread: `move`. A slot's life: Expect (lease taken) → notices → complete, or Cancel, or its session's end
+//! (lease ended). Invariants: bytes land only between Expect and the lease's end; LeaseEnd with the aux
+//! record is in the scheduler's ring before Success shows in the status word.
+
+use crate::cause::Cause;
+use crate::ids::{Generation, Room, SlotId};
+use crate::kv::lease::{Lease, MoverRight};
+use crate::stdx::bell::Bell;
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::command::{DestinationCommand, LeaseEnd, SessionId};
+use crate::transfer::mover::Report;
+use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::transport::{DestinationHalf, Landings, Memory, Notice};
+use crossbeam_channel::{Receiver, Sender};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Rings and tables that a destination's mover is connected to.
+#[derive(Debug)]
+pub struct DestinationLinks {
+    /// From `ctl` and `engine`.
+    pub commands: Receiver<DestinationCommand>,
+    /// Leases back to `engine`.
+    pub ends: Sender<LeaseEnd>,
+    /// To `ctl`.
+    pub reports: Sender<Report>,
+    /// The engine's.
+    pub engine: Arc<Bell>,
+    /// `ctl`'s.
+    pub ctl: Arc<Bell>,
+    /// The worker's slots.
+    pub status: Arc<StatusTable>,
+}
+
+/// All sessions and slots of one decode worker.
+#[derive(Debug)]
+pub struct DestinationMover {
+    memory: Memory,
+    sessions: Vec<Option<Box<dyn DestinationHalf>>>,
+    live: Live,
+}
+
+/// The slots that expect bytes.
+#[derive(Debug)]
+struct Live {
+    links: DestinationLinks,
+    slots: Vec<Option<Expected>>,
+    right: MoverRight,
+    /// The session whose notices are being taken in.
+    current: SessionId,
+}
+
+#[derive(Debug)]
+struct Expected {
+    generation: Generation,
+    session: SessionId,
+    room: Room,
+    tokens: u32,
+    received: u32,
+    lease: Lease,
+}
+
+impl DestinationMover {
+    /// A mover without sessions; `sessions` bounds their number.
+    pub fn new(
+        links: DestinationLinks,
+        memory: Memory,
+        sessions: usize,
+        right: MoverRight,
+    ) -> DestinationMover {
+        let slots = links.status.slots();
+        DestinationMover {
+            memory,
+            sessions: (0..sessions).map(|_| None).collect(),
+            live: Live { links, slots: (0..slots).map(|_| None).collect(), right, current: SessionId(0) },
+        }
+    }
+
+    /// One turn: commands, then what the sessions bring. True when something was done.
+    pub fn step(&mut self) -> bool {
+        let mut busy = self.take_commands();
+        for index in 0..self.sessions.len() {
+            let Some(half) = self.sessions[index].as_mut() else { continue };
+            self.live.current = SessionId(index as u32);
+            match half.step(&self.memory, &mut self.live) {
+                Ok(moved) => busy |= moved,
+                Err(_) => {
+                    let session = SessionId(index as u32);
+                    self.close(session);
+                    self.live.report(Report::Lost { session });
+                }
+            }
+        }
+        busy
+    }
+
+    fn take_commands(&mut self) -> bool {
+        let mut busy = false;
+        while let Ok(command) = self.live.links.commands.try_recv() {
+            self.apply(command);
+            busy = true;
+        }
+        busy
+    }
+
+    fn apply(&mut self, command: DestinationCommand) {
+        match command {
+            DestinationCommand::Open { session, generation: _, binding } => {
+                self.sessions[session.0 as usize] = Some(binding);
+            }
+            DestinationCommand::Close { session } => self.close(session),
+            DestinationCommand::Expect { slot, generation, session, room, tokens, lease } => {
+                let expected = Expected { generation, session, room, tokens, received: 0, lease };
+                self.expect(slot, expected);
+            }
+            DestinationCommand::Cancel { slot, generation } => {
+                let held = self.live.slots[slot.index()].as_ref();
+                if let Some(expected) = held.filter(|expected| expected.generation == generation) {
+                    let session = expected.session;
+                    if let Some(half) = self.sessions[session.0 as usize].as_mut() {
+                        half.revoke(slot);
+                    }
+                    self.live.end(slot, None);
+                }
+            }
+        }
+    }
+
+    fn expect(&mut self, slot: SlotId, expected: Expected) {
+        let (session, generation, room) = (expected.session, expected.generation, expected.room);
+        debug_assert!(self.live.slots[slot.index()].is_none(), "slot {slot} expected twice");
+        self.live.slots[slot.index()] = Some(expected);
+        self.live.current = session;
+        if !self.live.links.status.is_open(slot, generation) {
+            // Marked Failed before Expect came: its Cancel is before or behind it in the ring.
+            self.live.end(slot, None);
+            return;
+        }
+        match self.sessions[session.0 as usize].as_mut() {
+            Some(half) => half.expect(&Notice { slot, generation, room }, &mut self.live),
+            // The session ended while the scheduler leased the pages.
+            None => self.live.fail(slot, Cause::PeerLost),
+        }
+    }
+
+    /// Ends the session and everything bound to it. Dropping the half unmaps or closes its way.
+    fn close(&mut self, session: SessionId) {
+        let Some(mut half) = self.sessions[session.0 as usize].take() else { return };
+        for index in 0..self.live.slots.len() {
+            let slot = SlotId(index as u32);
+            if self.live.slots[index].as_ref().is_some_and(|expected| expected.session == session) {
+                half.revoke(slot);
+                self.live.fail(slot, Cause::PeerLost);
+            }
+        }
+    }
+}
+
+impl Live {
+    /// Ends the slot's lease; nothing lands in its pages any more.
+    fn end(&mut self, slot: SlotId, aux: Option<AuxRecord>) -> Option<(Generation, Room, SessionId)> {
+        let Expected { generation, session, room, lease, .. } = self.slots[slot.index()].take()?;
+        let sent = self.links.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux });
+        debug_assert!(sent.is_ok(), "one lease end per slot fits");
+        self.links.engine.ring();
+        Some((generation, room, session))
+    }
+
+    fn report(&self, report: Report) {
+        // A full ring means that ctl is stuck; its deadlines then end what this report would have.
+        let _ = self.links.reports.try_send(report);
+        self.links.ctl.ring();
+    }
+}
+
+impl Landings for Live {
+    fn expected(&mut self, notice: &Notice) -> Option<Range<u32>> {
+        let expected = self.slots.get(notice.slot.index())?.as_ref()?;
+        let same = expected.generation == notice.generation
+            && expected.room == notice.room
+            && expected.session == self.current;
+        if !same {
+            return None;
+        }
+        let started = self.links.status.advance(notice.slot, notice.generation, Move::Start);
+        let open = started.is_ok() || self.links.status.load(notice.slot).state == State::Transferring;
+        open.then_some(expected.received..expected.tokens)
+    }
+
+    fn landed(&mut self, slot: SlotId, end: u32) {
+        if let Some(expected) = self.slots[slot.index()].as_mut() {
+            expected.received = end;
+        }
+    }
+
+    fn complete(&mut self, slot: SlotId, aux: AuxRecord) {
+        let Some((generation, room, session)) = self.end(slot, Some(aux)) else { return };
+        // Forbidden when it was marked Failed a moment ago: its Cancel then finds nothing to end.
+        if self.links.status.advance(slot, generation, Move::Finish).is_ok() {
+            self.report(Report::Arrived { slot, generation, room, session });
+        }
+        self.links.engine.ring();
+    }
+
+    fn fail(&mut self, slot: SlotId, cause: Cause) {
+        let Some((generation, _, _)) = self.end(slot, None) else { return };
+        if self.links.status.advance(slot, generation, Move::Fail(cause)).is_ok() {
+            self.report(Report::Failed { slot, generation, cause });
+        }
+        self.links.engine.ring();
+    }
+}

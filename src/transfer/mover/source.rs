@@ -1,0 +1,286 @@
+//! The source's side of all hand-offs of one prefill worker.
+//!
+//! Thread: `move`. A slot's life: Begin (lease taken) → Chunks (posted in order, merged while the transport
+//! is full) → Done, last byte gone, or Cancel (lease ended). Invariants: what is posted was checked against
+//! the status word in the same step, after every Cancel before it in the ring; a lease ends exactly once.
+
+use crate::cause::Cause;
+use crate::ids::{Generation, SlotId};
+use crate::kv::lease::{Lease, MoverRight};
+use crate::stdx::bell::Bell;
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::command::{LeaseEnd, SessionId, SourceCommand, Target};
+use crate::transfer::mover::Report;
+use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::transport::{Completion, Memory, Post, SourceHalf};
+use crossbeam_channel::{Receiver, Sender};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Rings and tables that a source's mover is connected to.
+#[derive(Debug)]
+pub struct SourceLinks {
+    /// From `ctl` and `engine`.
+    pub commands: Receiver<SourceCommand>,
+    /// Leases back to `engine`.
+    pub ends: Sender<LeaseEnd>,
+    /// To `ctl`.
+    pub reports: Sender<Report>,
+    /// The engine's.
+    pub engine: Arc<Bell>,
+    /// `ctl`'s.
+    pub ctl: Arc<Bell>,
+    /// The worker's slots.
+    pub status: Arc<StatusTable>,
+}
+
+/// All sessions and slots of one prefill worker.
+#[derive(Debug)]
+pub struct SourceMover {
+    links: SourceLinks,
+    memory: Memory,
+    sessions: Vec<Option<Box<dyn SourceHalf>>>,
+    slots: Vec<Option<Transfer>>,
+    /// Slots with something to post or to wait for.
+    active: Vec<SlotId>,
+    /// Completions of the session at hand.
+    completed: Vec<SlotId>,
+    right: MoverRight,
+}
+
+#[derive(Debug)]
+struct Transfer {
+    generation: Generation,
+    target: Target,
+    lease: Lease,
+    /// Handed over by the scheduler, not yet posted.
+    pending: Option<(Range<u32>, Option<AuxRecord>)>,
+    /// Cancel was taken.
+    cancelled: bool,
+    /// The last post is out.
+    complete: bool,
+}
+
+impl SourceMover {
+    /// A mover without sessions; `sessions` bounds their number.
+    pub fn new(links: SourceLinks, memory: Memory, sessions: usize, right: MoverRight) -> SourceMover {
+        let slots = links.status.slots();
+        SourceMover {
+            memory,
+            sessions: (0..sessions).map(|_| None).collect(),
+            slots: (0..slots).map(|_| None).collect(),
+            active: Vec::with_capacity(slots),
+            completed: Vec::with_capacity(slots),
+            links,
+            right,
+        }
+    }
+
+    /// One turn: commands, then posts, then completions. True when something was done.
+    pub fn step(&mut self) -> bool {
+        let mut busy = false;
+        while let Ok(command) = self.links.commands.try_recv() {
+            self.apply(command);
+            busy = true;
+        }
+        busy |= self.post_pending();
+        busy | self.poll_sessions()
+    }
+
+    fn apply(&mut self, command: SourceCommand) {
+        match command {
+            SourceCommand::Open { session, binding } => {
+                self.sessions[session.0 as usize] = Some(binding);
+            }
+            SourceCommand::Close { session } => self.close(session),
+            SourceCommand::Begin { slot, generation, target, lease } => {
+                let transfer =
+                    Transfer { generation, target, lease, pending: None, cancelled: false, complete: false };
+                self.begin(slot, transfer);
+            }
+            SourceCommand::Chunk { slot, generation, tokens, last } => {
+                if let Some(transfer) = self.live(slot, generation) {
+                    transfer.add(tokens, last);
+                }
+            }
+            SourceCommand::Cancel { slot, generation } => self.cancel(slot, generation),
+            SourceCommand::Done { slot, generation } => {
+                if self.live(slot, generation).is_some() {
+                    self.finish(slot);
+                }
+            }
+        }
+    }
+
+    /// A slot that was marked Failed before Begin came has its Cancel before or behind it in the ring:
+    /// its lease ends here, and Cancel finds nothing.
+    fn begin(&mut self, slot: SlotId, transfer: Transfer) {
+        debug_assert!(self.slots[slot.index()].is_none(), "slot {slot} begun twice");
+        let open = self.links.status.is_open(slot, transfer.generation)
+            && self.sessions[transfer.target.session.0 as usize].is_some();
+        if !open {
+            let lost = Move::Fail(Cause::PeerLost);
+            let _ = self.links.status.advance(slot, transfer.generation, lost);
+        }
+        self.slots[slot.index()] = Some(transfer);
+        self.active.push(slot);
+        if !open {
+            self.end_lease(slot);
+        }
+    }
+
+    /// The transfer of this use of the slot, when it has begun.
+    fn live(&mut self, slot: SlotId, generation: Generation) -> Option<&mut Transfer> {
+        self.slots[slot.index()].as_mut().filter(|transfer| transfer.generation == generation)
+    }
+
+    /// A slot that never began has no lease and nothing posted: quiet at once.
+    fn cancel(&mut self, slot: SlotId, generation: Generation) {
+        match self.live(slot, generation) {
+            Some(transfer) => {
+                transfer.cancelled = true;
+                transfer.pending = None;
+                self.try_withdraw(slot);
+            }
+            None => self.report(Report::Withdrawn { slot, generation, quiet: true }),
+        }
+    }
+
+    fn try_withdraw(&mut self, slot: SlotId) {
+        let Some(transfer) = &self.slots[slot.index()] else { return };
+        let (generation, session) = (transfer.generation, transfer.target.session);
+        let half = self.sessions[session.0 as usize].as_mut();
+        if half.is_none_or(|half| half.withdraw(slot)) {
+            self.end_lease(slot);
+            self.report(Report::Withdrawn { slot, generation, quiet: true });
+        }
+    }
+
+    fn post_pending(&mut self) -> bool {
+        let mut posted = false;
+        for index in (0..self.active.len()).rev() {
+            posted |= self.post(self.active[index]);
+        }
+        posted
+    }
+
+    fn post(&mut self, slot: SlotId) -> bool {
+        let Some(transfer) = self.slots[slot.index()].as_mut() else { return false };
+        let Some((tokens, last)) = &transfer.pending else { return false };
+        let generation = transfer.generation;
+        // The state is set before the first post; a word that has failed takes nothing more.
+        let started = self.links.status.advance(slot, generation, Move::Start);
+        if started.is_err() && self.links.status.load(slot).state != State::Transferring {
+            transfer.pending = None;
+            return false;
+        }
+        let Some(half) = self.sessions[transfer.target.session.0 as usize].as_mut() else {
+            // Closed: `close` has failed the slot, its Cancel is on the way.
+            transfer.pending = None;
+            return false;
+        };
+        let post = Post { slot, target: transfer.target, tokens: tokens.clone(), last: *last };
+        if half.post(&self.memory, &post).is_err() {
+            return false;
+        }
+        transfer.complete = last.is_some();
+        transfer.pending = None;
+        if transfer.complete && half.completion() == Completion::Immediate {
+            self.finish(slot);
+        }
+        true
+    }
+
+    fn poll_sessions(&mut self) -> bool {
+        let mut busy = false;
+        for index in 0..self.sessions.len() {
+            let Some(half) = self.sessions[index].as_mut() else { continue };
+            let completed = &mut self.completed;
+            let stepped = half.step(&self.memory, &mut |slot| completed.push(slot));
+            while let Some(slot) = self.completed.pop() {
+                self.complete(slot);
+            }
+            match stepped {
+                Ok(moved) => busy |= moved,
+                Err(_) => {
+                    let session = SessionId(index as u32);
+                    self.close(session);
+                    self.report(Report::Lost { session });
+                }
+            }
+        }
+        busy
+    }
+
+    /// Nothing of `slot` is outstanding any more.
+    fn complete(&mut self, slot: SlotId) {
+        let Some(transfer) = &self.slots[slot.index()] else { return };
+        if transfer.cancelled {
+            let generation = transfer.generation;
+            self.end_lease(slot);
+            self.report(Report::Withdrawn { slot, generation, quiet: true });
+        } else if transfer.complete {
+            self.finish(slot);
+        }
+    }
+
+    /// The destination has everything: the lease ends, then Success shows.
+    fn finish(&mut self, slot: SlotId) {
+        let Some(transfer) = &self.slots[slot.index()] else { return };
+        if transfer.cancelled || !transfer.complete {
+            return;
+        }
+        let generation = transfer.generation;
+        self.end_lease(slot);
+        // Forbidden when it was marked Failed a moment ago: its Cancel then finds nothing.
+        let _ = self.links.status.advance(slot, generation, Move::Finish);
+        self.links.engine.ring();
+        self.links.ctl.ring();
+    }
+
+    /// Drops the session and fails what was bound to it; its streams are closed with it.
+    fn close(&mut self, session: SessionId) {
+        self.sessions[session.0 as usize] = None;
+        for index in 0..self.slots.len() {
+            let Some(transfer) = &self.slots[index] else { continue };
+            if transfer.target.session != session {
+                continue;
+            }
+            let (slot, generation) = (SlotId(index as u32), transfer.generation);
+            let lost = Move::Fail(Cause::PeerLost);
+            let _ = self.links.status.advance(slot, generation, lost);
+            self.end_lease(slot);
+        }
+        self.links.engine.ring();
+    }
+
+    /// Every end of a source lease bumps the slot's word: whoever still copies learns that it is void.
+    fn end_lease(&mut self, slot: SlotId) {
+        let Some(transfer) = self.slots[slot.index()].take() else { return };
+        self.memory.lists.bump(slot);
+        self.active.retain(|&active| active != slot);
+        let end = LeaseEnd { ended: transfer.lease.end(&self.right), aux: None };
+        let sent = self.links.ends.try_send(end);
+        debug_assert!(sent.is_ok(), "one lease end per slot fits");
+        self.links.engine.ring();
+    }
+
+    fn report(&self, report: Report) {
+        // A full ring means that ctl is stuck; its deadlines then end what this report would have.
+        let _ = self.links.reports.try_send(report);
+        self.links.ctl.ring();
+    }
+}
+
+impl Transfer {
+    /// Chunks come in order; those the transport had no room for are merged.
+    fn add(&mut self, tokens: Range<u32>, last: Option<AuxRecord>) {
+        if self.cancelled {
+            return;
+        }
+        self.pending = Some(match self.pending.take() {
+            Some((waiting, _)) => (waiting.start..tokens.end, last),
+            None => (tokens, last),
+        });
+    }
+}

@@ -1,0 +1,117 @@
+//! What a scheduler shows of its slots: page lists, and for a source one lease word per slot.
+//!
+//! Lies in a memory file of its own, so that a destination that pulls can be shown it read-only: it reads
+//! page numbers and lease words as plain atomics, and a reader who looks late reads stale numbers, never
+//! torn ones; the lease word tells it so. Writers: the scheduler (lists, before the command that tells the
+//! mover of them), the mover (lease words).
+
+use crate::ids::{PageId, SlotId};
+use crate::kv::region::{PeerRegion, Region};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{Ordering, fence};
+
+/// One list of fixed capacity, and one lease word, per slot.
+#[derive(Debug)]
+pub struct PageLists {
+    shape: Shape,
+    region: Region,
+}
+
+/// A peer's lists, read-only and not trusted.
+#[derive(Debug)]
+pub struct PeerPageLists {
+    shape: Shape,
+    region: PeerRegion,
+}
+
+/// How many lists of how many pages; announced to peers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Shape {
+    /// Slots.
+    pub slots: u32,
+    /// Most pages of a list.
+    pub capacity: u32,
+}
+
+impl Shape {
+    fn bytes(self) -> usize {
+        (self.slots as usize * (8 + 4 * self.capacity as usize)).next_multiple_of(4096).max(4096)
+    }
+
+    fn word(slot: SlotId) -> usize {
+        slot.index() * 8
+    }
+
+    fn entry(self, slot: SlotId, index: usize) -> usize {
+        self.slots as usize * 8 + (slot.index() * self.capacity as usize + index) * 4
+    }
+}
+
+impl PageLists {
+    /// Lists of at most `capacity` pages for `slots` slots.
+    pub fn new(slots: usize, capacity: usize) -> io::Result<PageLists> {
+        let shape = Shape { slots: slots as u32, capacity: capacity as u32 };
+        Ok(PageLists { shape, region: Region::new(c"baton-slots", shape.bytes())? })
+    }
+
+    /// The shape, for Welcome.
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// To show to a destination.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.region.descriptor()
+    }
+
+    /// Stores a slot's list. The command that tells the mover of it orders the stores.
+    pub fn store(&self, slot: SlotId, pages: &[PageId]) {
+        assert!(pages.len() <= self.shape.capacity as usize && slot.0 < self.shape.slots);
+        for (index, page) in pages.iter().enumerate() {
+            self.region.half_word(self.shape.entry(slot, index)).store(page.0, Ordering::Relaxed);
+        }
+    }
+
+    /// The `index`-th page of a slot's list.
+    #[inline]
+    pub fn page(&self, slot: SlotId, index: usize) -> PageId {
+        PageId(self.region.half_word(self.shape.entry(slot, index)).load(Ordering::Relaxed))
+    }
+
+    /// What an offer of this slot must say for its copy to count.
+    pub fn lease_word(&self, slot: SlotId) -> u64 {
+        self.region.word(Shape::word(slot)).load(Ordering::Relaxed)
+    }
+
+    /// Takes the slot's pages back from every reader: a copy that has not looked at the word again is
+    /// void. The fence orders the bump before whatever reuses the pages.
+    pub fn bump(&self, slot: SlotId) {
+        self.region.word(Shape::word(slot)).fetch_add(1, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl PeerPageLists {
+    /// Maps a peer's lists of the announced shape.
+    pub fn map(file: BorrowedFd<'_>, shape: Shape) -> io::Result<PeerPageLists> {
+        Ok(PeerPageLists { shape, region: PeerRegion::map(file, shape.bytes())? })
+    }
+
+    /// Whether `slot` exists and its list can have `pages` pages.
+    pub fn holds(&self, slot: SlotId, pages: usize) -> bool {
+        slot.0 < self.shape.slots && pages <= self.shape.capacity as usize
+    }
+
+    /// The `index`-th page of a slot's list, as the peer says; [`PeerPageLists::holds`] was asked.
+    #[inline]
+    pub fn page(&self, slot: SlotId, index: usize) -> PageId {
+        PageId(self.region.load_half_word(self.shape.entry(slot, index)))
+    }
+
+    /// The slot's lease word now. After a copy: call it behind an Acquire fence.
+    #[inline]
+    pub fn lease_word(&self, slot: SlotId) -> u64 {
+        self.region.load_word(Shape::word(slot), Ordering::Relaxed)
+    }
+}

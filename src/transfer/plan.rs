@@ -1,0 +1,326 @@
+//! Which bytes go where: a [`Template`] is made once per session from two layouts; per request only
+//! page indices change.
+//!
+//! Arithmetic only. A *tile* is the most tokens that lie in one page on both sides; a *fragment* is a
+//! contiguous piece of a tile, the same on both sides. Fragments are neighbours merged inside a tile,
+//! runs are fragments merged across tiles. Order: fragment by fragment, tile by tile within; both ends
+//! of a stream that knows no addresses (tcp) walk the same order.
+
+use crate::ids::PageId;
+use crate::kv::layout::{KeyValue, KvLayout};
+use std::ops::Range;
+
+/// A contiguous piece of a tile, as offsets from the tile's first token in either page.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Fragment {
+    source: u64,
+    destination: u64,
+    bytes: u64,
+}
+
+/// A piece of one copy or write: offsets into the two regions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// Offset in the source's region.
+    pub source: u64,
+    /// Offset in the destination's region.
+    pub destination: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// Two layouts that cannot be connected: the field and both values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LayoutMismatch {
+    /// Field of [`KvLayout`].
+    pub field: &'static str,
+    /// The source's.
+    pub source: u64,
+    /// The destination's.
+    pub destination: u64,
+}
+
+/// The plan of a session.
+#[derive(Clone, Debug)]
+pub struct Template {
+    tile: u32,
+    fragments: Vec<Fragment>,
+    source: Paging,
+    destination: Paging,
+}
+
+/// How one side's pages are laid out along the tokens.
+#[derive(Clone, Copy, Debug)]
+struct Paging {
+    page_size: u32,
+    page_stride: u64,
+    token_stride: u64,
+}
+
+impl Paging {
+    fn of(layout: &KvLayout) -> Paging {
+        Paging {
+            page_size: layout.page_size,
+            page_stride: layout.page_stride,
+            token_stride: layout.token_stride,
+        }
+    }
+
+    /// (index in the request's page list, offset inside the page) of a token.
+    fn locate(&self, token: u32) -> (usize, u64) {
+        ((token / self.page_size) as usize, u64::from(token % self.page_size) * self.token_stride)
+    }
+}
+
+impl Template {
+    /// The plan between two regions that hold the same layers and heads.
+    pub fn new(source: &KvLayout, destination: &KvLayout) -> Result<Template, LayoutMismatch> {
+        let same = [
+            ("layers", source.layers, destination.layers),
+            ("kv_heads", source.kv_heads, destination.kv_heads),
+            ("head_dim", source.head_dim, destination.head_dim),
+            ("kv_dtype", source.dtype as u32, destination.dtype as u32),
+        ];
+        for (field, ours, theirs) in same {
+            if ours != theirs {
+                return Err(LayoutMismatch { field, source: ours.into(), destination: theirs.into() });
+            }
+        }
+        let tile = gcd(source.page_size, destination.page_size);
+        let (source_paging, destination_paging) = (Paging::of(source), Paging::of(destination));
+        let fragments = fragments(source, destination, tile);
+        Ok(Template { tile, fragments, source: source_paging, destination: destination_paging })
+    }
+
+    /// Bytes that `tokens` take on the way, whole tiles.
+    pub fn bytes(&self, tokens: Range<u32>) -> u64 {
+        let per_tile: u64 = self.fragments.iter().map(|fragment| fragment.bytes).sum();
+        let tiles = self.tiles(&tokens);
+        per_tile * u64::from(tiles.end - tiles.start)
+    }
+
+    /// Calls `emit` for each run of `tokens`, merged wherever both sides are neighbours. Page lists are
+    /// given as functions from the index in the request's list.
+    pub fn for_each_run(
+        &self,
+        tokens: Range<u32>,
+        source_page: impl Fn(usize) -> PageId,
+        destination_page: impl Fn(usize) -> PageId,
+        mut emit: impl FnMut(Run),
+    ) {
+        let tiles = self.tiles(&tokens);
+        for fragment in &self.fragments {
+            let mut open: Option<Run> = None;
+            for tile in tiles.clone() {
+                let run = Run {
+                    source: self.address(&self.source, tile, &source_page) + fragment.source,
+                    destination: self.address(&self.destination, tile, &destination_page)
+                        + fragment.destination,
+                    bytes: fragment.bytes,
+                };
+                match &mut open {
+                    Some(last) if last.precedes(&run) => last.bytes += run.bytes,
+                    _ => {
+                        if let Some(last) = open.replace(run) {
+                            emit(last);
+                        }
+                    }
+                }
+            }
+            if let Some(last) = open {
+                emit(last);
+            }
+        }
+    }
+
+    fn tiles(&self, tokens: &Range<u32>) -> Range<u32> {
+        tokens.start / self.tile..tokens.end.div_ceil(self.tile)
+    }
+
+    fn address(&self, paging: &Paging, tile: u32, page: &impl Fn(usize) -> PageId) -> u64 {
+        let (index, within) = paging.locate(tile * self.tile);
+        u64::from(page(index).0) * paging.page_stride + within
+    }
+}
+
+impl Run {
+    fn precedes(&self, next: &Run) -> bool {
+        self.source + self.bytes == next.source && self.destination + self.bytes == next.destination
+    }
+}
+
+/// The pieces of one tile, neighbours merged.
+fn fragments(source: &KvLayout, destination: &KvLayout, tile: u32) -> Vec<Fragment> {
+    let token_bytes = u64::from(source.head_dim) * source.dtype.bytes();
+    let mut fragments: Vec<Fragment> = Vec::new();
+    for layer in 0..source.layers {
+        for which in [KeyValue::Key, KeyValue::Value] {
+            for head in 0..source.kv_heads {
+                for token in 0..tile {
+                    let next = Fragment {
+                        source: source.offset(PageId(0), layer, which, head, token),
+                        destination: destination.offset(PageId(0), layer, which, head, token),
+                        bytes: token_bytes,
+                    };
+                    match fragments.last_mut() {
+                        Some(last)
+                            if last.source + last.bytes == next.source
+                                && last.destination + last.bytes == next.destination =>
+                        {
+                            last.bytes += next.bytes;
+                        }
+                        _ => fragments.push(next),
+                    }
+                }
+            }
+        }
+    }
+    fragments
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::layout::KvDtype;
+    use proptest::prelude::*;
+
+    const PAGES: u32 = 24;
+
+    /// Every layer, K and V, in a block of its own over all pages, as other engines keep it.
+    fn layer_major(page_size: u32, layers: u32, kv_heads: u32, head_dim: u32) -> KvLayout {
+        let dtype = KvDtype::F16;
+        let head_stride = u64::from(head_dim) * dtype.bytes();
+        let token_stride = head_stride * u64::from(kv_heads);
+        let page_stride = token_stride * u64::from(page_size);
+        let kv_stride = page_stride * u64::from(PAGES);
+        KvLayout {
+            page_size,
+            layers,
+            kv_heads,
+            head_dim,
+            dtype,
+            page_stride,
+            layer_stride: kv_stride * 2,
+            kv_stride,
+            head_stride,
+            token_stride,
+        }
+    }
+
+    fn layout(kind: bool, page_size: u32, shape: (u32, u32, u32)) -> KvLayout {
+        let (layers, heads, dim) = shape;
+        if kind {
+            layer_major(page_size, layers, heads, dim)
+        } else {
+            KvLayout::page_major(page_size, layers, heads, dim, KvDtype::F16)
+        }
+    }
+
+    fn region_bytes(layout: &KvLayout) -> usize {
+        (u64::from(PAGES) * layout.page_bytes()) as usize
+    }
+
+    /// The slow, obvious planner: element by element.
+    fn copy_by_element(
+        (from, source, source_pages): (&KvLayout, &[u8], &[PageId]),
+        (to, destination, destination_pages): (&KvLayout, &mut [u8], &[PageId]),
+        tokens: Range<u32>,
+    ) {
+        let bytes = (u64::from(from.head_dim) * from.dtype.bytes()) as usize;
+        for token in tokens {
+            for layer in 0..from.layers {
+                for which in [KeyValue::Key, KeyValue::Value] {
+                    for head in 0..from.kv_heads {
+                        let at = |layout: &KvLayout, pages: &[PageId]| {
+                            let page = pages[(token / layout.page_size) as usize];
+                            layout.offset(page, layer, which, head, token % layout.page_size) as usize
+                        };
+                        let (a, b) = (at(from, source_pages), at(to, destination_pages));
+                        destination[b..b + bytes].copy_from_slice(&source[a..a + bytes]);
+                    }
+                }
+            }
+        }
+    }
+
+    fn shuffled(seed: u64, count: usize) -> Vec<PageId> {
+        let mut pages: Vec<PageId> = (0..PAGES).map(PageId).collect();
+        let mut state = seed | 1;
+        for i in (1..pages.len()).rev() {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            pages.swap(i, (state >> 33) as usize % (i + 1));
+        }
+        pages.truncate(count);
+        pages
+    }
+
+    proptest! {
+        #[test]
+        fn moves_exactly_the_bytes_of_the_obvious_planner(
+            kinds in (any::<bool>(), any::<bool>()),
+            sizes in (0u32..4, 0u32..4),
+            shape in (1u32..4, 1u32..4, 1u32..5),
+            length in 1u32..40,
+            first_tile in 0u32..3,
+            seed in any::<u64>(),
+            scattered in any::<bool>(),
+        ) {
+            let from = layout(kinds.0, 1 << sizes.0, shape);
+            let to = layout(kinds.1, 1 << sizes.1, shape);
+            let needed = |layout: &KvLayout| layout.pages_for(length) as usize;
+            prop_assume!(needed(&from) <= PAGES as usize && needed(&to) <= PAGES as usize);
+            let pages = |layout: &KvLayout, salt: u64| if scattered {
+                shuffled(seed ^ salt, needed(layout))
+            } else {
+                (0..needed(layout) as u32).map(PageId).collect()
+            };
+            let (from_pages, to_pages) = (pages(&from, 1), pages(&to, 2));
+            let template = Template::new(&from, &to).unwrap();
+            let tile = template.tile;
+            let start = (first_tile * tile).min(length / tile * tile);
+            let source: Vec<u8> = (0..region_bytes(&from)).map(|i| (i * 31 + i / 251) as u8).collect();
+            let (mut moved, mut expected) = (vec![0u8; region_bytes(&to)], vec![0u8; region_bytes(&to)]);
+            let mut total = 0;
+            template.for_each_run(start..length, |i| from_pages[i], |i| to_pages[i], |run| {
+                let (a, b, n) = (run.source as usize, run.destination as usize, run.bytes as usize);
+                moved[b..b + n].copy_from_slice(&source[a..a + n]);
+                total += run.bytes;
+            });
+            // Whole tiles move, so the obvious planner rounds up as well.
+            let end = length.div_ceil(tile) * tile;
+            copy_by_element((&from, &source, &from_pages), (&to, &mut expected, &to_pages), start..end);
+            prop_assert_eq!(total, template.bytes(start..length));
+            prop_assert_eq!(moved, expected);
+        }
+    }
+
+    #[test]
+    fn neighbouring_pages_are_one_run() {
+        let ours = KvLayout::page_major(16, 30, 3, 64, KvDtype::F16);
+        let template = Template::new(&ours, &ours).unwrap();
+        let mut runs = Vec::new();
+        let source = [4, 5, 6, 9].map(PageId);
+        let destination = [1, 2, 3, 4].map(PageId);
+        template.for_each_run(0..60, |i| source[i], |i| destination[i], |run| runs.push(run));
+        let page = ours.page_bytes();
+        assert_eq!(
+            runs,
+            [
+                Run { source: 4 * page, destination: page, bytes: 3 * page },
+                Run { source: 9 * page, destination: 4 * page, bytes: page },
+            ]
+        );
+    }
+
+    #[test]
+    fn a_difference_names_its_field() {
+        let ours = KvLayout::page_major(16, 30, 3, 64, KvDtype::F16);
+        let theirs = KvLayout::page_major(16, 30, 9, 64, KvDtype::F16);
+        let error = Template::new(&ours, &theirs).unwrap_err();
+        assert_eq!(error, LayoutMismatch { field: "kv_heads", source: 3, destination: 9 });
+    }
+}

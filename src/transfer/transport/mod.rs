@@ -1,0 +1,129 @@
+//! Ways for the bytes: one pair of traits, a posting half at the source and a landing half at the
+//! destination, one file per transport. Thread: `move`.
+//!
+//! A transport knows bytes, addresses and order. It decides nothing about requests: which notice is still
+//! wanted is the mover's answer ([`Landings`]), and leases are the mover's to end.
+//! Invariants: nothing here allocates after a session is set up, and nothing a peer wrote is trusted.
+
+pub mod fake;
+pub mod shm;
+
+use crate::ids::{Generation, PageId, Room, SlotId};
+use crate::kv::layout::KvLayout;
+use crate::kv::region::Region;
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::command::Target;
+use crate::transfer::pages::PageLists;
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What a source's mover is given of a session.
+pub type SourceBinding = dyn SourceHalf;
+
+/// What a destination's mover is given of a session.
+pub type DestinationBinding = dyn DestinationHalf;
+
+/// A worker's KV and what it shows of its slots.
+#[derive(Clone, Debug)]
+pub struct Memory {
+    /// The KV pool.
+    pub region: Arc<Region>,
+    /// Where things lie in it.
+    pub layout: KvLayout,
+    /// Pages of the pool.
+    pub pages: u32,
+    /// Page lists and lease words.
+    pub lists: Arc<PageLists>,
+}
+
+/// KV of some tokens of a slot, ready to go.
+#[derive(Clone, Debug)]
+pub struct Post {
+    /// The source's slot.
+    pub slot: SlotId,
+    /// Where it goes.
+    pub target: Target,
+    /// Prompt tokens.
+    pub tokens: Range<u32>,
+    /// With the last tokens.
+    pub last: Option<AuxRecord>,
+}
+
+/// The transport takes no more now; nothing was posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Full;
+
+/// How a source learns that its pages are no longer read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Completion {
+    /// The last byte has left; nothing of the slot is outstanding.
+    Pushed,
+    /// The destination says Done.
+    Pulled,
+    /// Posting it was all.
+    Immediate,
+}
+
+/// The posting half.
+pub trait SourceHalf: Send + Debug {
+    /// How this transport completes.
+    fn completion(&self) -> Completion;
+
+    /// Lets KV go. Posts of a slot come in order.
+    fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full>;
+
+    /// Moves bytes along. Tells of slots whose posts have completed.
+    fn step(&mut self, memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost>;
+
+    /// Drops what of `slot` has not begun. True when nothing of it is outstanding.
+    fn withdraw(&mut self, slot: SlotId) -> bool;
+}
+
+/// The session's way is gone; its rooms fail.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lost;
+
+/// A notice or frame header as a peer sent it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Notice {
+    /// Our slot, as the peer says.
+    pub slot: SlotId,
+    /// Its generation, as the peer says.
+    pub generation: Generation,
+    /// The attempt, as the peer says.
+    pub room: Room,
+}
+
+/// Which slots of a destination still want bytes, and what happens when they have them.
+pub trait Landings {
+    /// Tokens still to come (received up to the start), when this room, generation and session hold the
+    /// lease right now; sets Transferring. None: stale, the bytes go nowhere.
+    fn expected(&mut self, notice: &Notice) -> Option<Range<u32>>;
+
+    /// KV up to token `end` lies in the slot's pages.
+    fn landed(&mut self, slot: SlotId, end: u32);
+
+    /// Everything has landed and is proven: ends the lease, then Success.
+    fn complete(&mut self, slot: SlotId, aux: AuxRecord);
+
+    /// The copy is void or the peer said nonsense: fails the room, ends the lease.
+    fn fail(&mut self, slot: SlotId, cause: crate::cause::Cause);
+}
+
+/// The landing half.
+pub trait DestinationHalf: Send + Debug {
+    /// Takes in what has come; true when there was something.
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost>;
+
+    /// Nothing of `slot` may land any more once this returns.
+    fn revoke(&mut self, slot: SlotId);
+
+    /// `slot` now expects bytes; what has no source of its own may tell at once.
+    fn expect(&mut self, notice: &Notice, landings: &mut dyn Landings);
+}
+
+/// Page numbers that a peer named, checked against its pool.
+fn page_within(page: PageId, pages: u32) -> Option<PageId> {
+    (page.0 < pages).then_some(page)
+}

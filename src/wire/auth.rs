@@ -1,0 +1,210 @@
+//! Proof of the cluster's key, and the seals that bind what follows to it.
+//!
+//! `Proof = HMAC-SHA-256(key, "baton proof" · side · both Hellos, length-prefixed)`; a direction's seal key is
+//! the same with "baton seal". A seal is the first 16 bytes of an HMAC over a counter and all parts,
+//! length-prefixed, so that nothing can be forged, repeated, left out, reordered or sent back.
+//! Invariants: comparisons take constant time; keys are never printed.
+//! Not here: when which message may come (`link`).
+
+use super::{Multipart, Parts};
+use crate::limits;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use std::fmt;
+
+type HmacSha256 = Hmac<Sha256>;
+const SEAL_LEN: usize = 16;
+
+/// Which end of the connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Side {
+    /// Dialled: the decode worker.
+    Dialer = 1,
+    /// Accepted: the prefill worker.
+    Acceptor = 2,
+}
+
+impl Side {
+    /// The other end.
+    pub const fn other(self) -> Side {
+        match self {
+            Side::Dialer => Side::Acceptor,
+            Side::Acceptor => Side::Dialer,
+        }
+    }
+}
+
+/// The secret that all workers of a cluster share.
+#[derive(Clone)]
+pub struct ClusterKey(HmacSha256);
+
+/// A cluster key that is too short.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KeyTooShort {
+    /// Its bytes.
+    pub len: usize,
+}
+
+impl fmt::Display for KeyTooShort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let min = limits::CLUSTER_KEY_MIN;
+        write!(f, "cluster key has {} bytes, at least {min} random ones are needed", self.len)
+    }
+}
+
+impl std::error::Error for KeyTooShort {}
+
+impl fmt::Debug for ClusterKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ClusterKey(..)")
+    }
+}
+
+impl ClusterKey {
+    /// A key of at least [`CLUSTER_KEY_MIN`](limits::CLUSTER_KEY_MIN) bytes.
+    pub fn new(bytes: &[u8]) -> Result<ClusterKey, KeyTooShort> {
+        if bytes.len() < limits::CLUSTER_KEY_MIN {
+            return Err(KeyTooShort { len: bytes.len() });
+        }
+        Ok(ClusterKey(keyed(bytes)))
+    }
+
+    /// What `side` shows to prove that it knows the key, in this exchange of Hellos alone.
+    pub fn proof(&self, side: Side, hellos: &Hellos<'_>) -> [u8; 32] {
+        self.derive(b"baton proof", side, hellos).finalize().into_bytes().into()
+    }
+
+    /// Whether `tag` is the proof of `side`.
+    pub fn accepts(&self, tag: &[u8; 32], side: Side, hellos: &Hellos<'_>) -> bool {
+        self.derive(b"baton proof", side, hellos).verify_slice(tag).is_ok()
+    }
+
+    /// The seal of what `side` sends after its proof.
+    pub fn seal(&self, side: Side, hellos: &Hellos<'_>) -> Seal {
+        let key = self.derive(b"baton seal", side, hellos).finalize().into_bytes();
+        Seal { mac: keyed(&key), counter: 0 }
+    }
+
+    fn derive(&self, label: &[u8], side: Side, hellos: &Hellos<'_>) -> HmacSha256 {
+        let mut mac = self.0.clone();
+        mac.update(label);
+        mac.update(&[side as u8]);
+        update_counted(&mut mac, hellos.dialer);
+        update_counted(&mut mac, hellos.acceptor);
+        mac
+    }
+}
+
+/// The exact bytes of both Hello messages.
+#[derive(Clone, Copy, Debug)]
+pub struct Hellos<'a> {
+    /// The dialer's.
+    pub dialer: &'a [u8],
+    /// The acceptor's.
+    pub acceptor: &'a [u8],
+}
+
+/// Seals one direction of a connection: the sender's copy closes, the receiver's opens.
+#[derive(Clone)]
+pub struct Seal {
+    mac: HmacSha256,
+    counter: u64,
+}
+
+impl fmt::Debug for Seal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Seal({})", self.counter)
+    }
+}
+
+impl Seal {
+    /// Appends the seal as one more part.
+    pub fn close(&mut self, message: &mut Multipart) {
+        let tag = self.next(message.parts()).finalize().into_bytes();
+        message.push(&tag[..SEAL_LEN]);
+    }
+
+    /// The parts before the last, if that is their seal. After a failure nothing opens any more.
+    pub fn open<'a>(&mut self, parts: Parts<'a>) -> Option<Parts<'a>> {
+        let (parts, tag) = parts.split_last()?;
+        let mac = self.next(parts);
+        (tag.len() == SEAL_LEN && mac.verify_truncated_left(tag).is_ok()).then_some(parts)
+    }
+
+    fn next(&mut self, parts: Parts<'_>) -> HmacSha256 {
+        let mut mac = self.mac.clone();
+        mac.update(&self.counter.to_le_bytes());
+        self.counter += 1;
+        parts.iter().for_each(|part| update_counted(&mut mac, part));
+        mac
+    }
+}
+
+fn keyed(key: &[u8]) -> HmacSha256 {
+    HmacSha256::new_from_slice(key).expect("HMAC takes keys of any length")
+}
+
+fn update_counted(mac: &mut HmacSha256, bytes: &[u8]) {
+    mac.update(&(bytes.len() as u64).to_le_bytes());
+    mac.update(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELLOS: Hellos<'_> = Hellos { dialer: b"one", acceptor: b"two" };
+
+    fn key() -> ClusterKey {
+        ClusterKey::new(&[7; 32]).unwrap()
+    }
+
+    fn message(parts: &[&[u8]]) -> Multipart {
+        let mut message = Multipart::new();
+        parts.iter().for_each(|part| message.push(part));
+        message
+    }
+
+    #[test]
+    fn a_short_key_is_refused_and_no_key_prints() {
+        let error = ClusterKey::new(&[7; 31]).unwrap_err();
+        assert_eq!(error.to_string(), "cluster key has 31 bytes, at least 32 random ones are needed");
+        assert_eq!(format!("{:?}", key()), "ClusterKey(..)");
+    }
+
+    #[test]
+    fn a_proof_is_good_for_one_key_one_side_and_one_pair_of_hellos() {
+        let tag = key().proof(Side::Dialer, &HELLOS);
+        assert!(key().accepts(&tag, Side::Dialer, &HELLOS));
+        assert!(!key().accepts(&tag, Side::Acceptor, &HELLOS));
+        assert!(!ClusterKey::new(&[8; 32]).unwrap().accepts(&tag, Side::Dialer, &HELLOS));
+        let swapped = Hellos { dialer: b"two", acceptor: b"one" };
+        let shifted = Hellos { dialer: b"onet", acceptor: b"wo" };
+        assert!(!key().accepts(&tag, Side::Dialer, &swapped));
+        assert!(!key().accepts(&tag, Side::Dialer, &shifted));
+    }
+
+    #[test]
+    fn a_sealed_message_opens_once_in_order_and_only_unchanged() {
+        let seal = || key().seal(Side::Dialer, &HELLOS);
+        let (mut first, mut second) = (message(&[b"a", b"b"]), message(&[b"a", b"b"]));
+        let mut sender = seal();
+        sender.close(&mut first);
+        sender.close(&mut second);
+
+        let mut receiver = seal();
+        assert_eq!(receiver.open(first.parts()), Some(message(&[b"a", b"b"]).parts()));
+        assert_eq!(receiver.clone().open(first.parts()), None, "repeated");
+        assert!(receiver.open(second.parts()).is_some());
+        assert_eq!(seal().open(second.parts()), None, "one left out");
+        assert_eq!(key().seal(Side::Acceptor, &HELLOS).open(first.parts()), None, "sent back");
+
+        let tag = first.parts().get(2).unwrap().to_vec();
+        assert_eq!(seal().open(message(&[b"ab", b"", &tag]).parts()), None, "part boundary moved");
+        assert_eq!(seal().open(message(&[b"a", b"c", &tag]).parts()), None, "changed");
+        assert_eq!(seal().open(message(&[b"a", b"b", &tag[..15]]).parts()), None, "short");
+        assert_eq!(seal().open(message(&[b"a", b"b", b""]).parts()), None, "empty");
+        assert_eq!(seal().open(message(&[]).parts()), None, "no part");
+    }
+}

@@ -1,0 +1,404 @@
+//! A connection between two workers: ZMTP, then Hello each way, then Proof each way where there is
+//! a cluster key, then messages, sealed with it.
+//!
+//! ```text
+//!  Greeting … READY ──▶ Hello ◀─▶ Hello ──▶ (Proof ◀─▶ Proof) ──▶ Open: messages
+//! ```
+//! The contract is that of [`zmtp`](super::zmtp): `handle_input`, then `poll_event` until `None`.
+//! Invariants: before it is open, nothing but Hello and Proof leaves or is accepted, under narrow
+//! bounds. Not here: deadlines of proof and heartbeat, which peer may connect (`front`, `transfer`).
+
+use super::Multipart;
+use super::auth::{ClusterKey, Hellos, Seal, Side};
+use super::message::{Hello, Message, MessageError, Proof};
+use super::zmtp::{self, Connection, Limits, SendError, Socket, ZmtpError};
+use std::fmt;
+
+/// One end of a connection between workers.
+#[derive(Debug)]
+pub struct Link {
+    zmtp: Connection,
+    side: Side,
+    key: Option<ClusterKey>,
+    state: State,
+    our_hello: Hello,
+    /// The only part of each side's Hello, once sent or received.
+    our_bytes: Vec<u8>,
+    peer_bytes: Vec<u8>,
+    peer: Option<Hello>,
+    outgoing: Option<Seal>,
+    incoming: Option<Seal>,
+    scratch: Multipart,
+}
+
+/// Life of a link.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// Waits for ZMTP and the peer's Hello,
+    Hello,
+    /// then, with a cluster key, for its Proof,
+    Proof,
+    /// then carries messages.
+    Open,
+}
+
+/// What has happened on the link.
+#[derive(PartialEq, Debug)]
+pub enum Event<'a> {
+    /// The peer has said who it is, and proven that it belongs here where that is asked.
+    Open(&'a Hello),
+    /// A message.
+    Message(Message<'a>),
+    /// The answer to our PING with this context.
+    Pong {
+        /// As given to [`Link::ping`].
+        context: u64,
+    },
+}
+
+/// The peer's fault; the connection is to be closed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkError {
+    /// In the framing.
+    Zmtp(ZmtpError),
+    /// In a message.
+    Message(MessageError),
+    /// A message came before its time.
+    OutOfOrder,
+    /// It proved the key, and there is none here.
+    UnexpectedProof,
+    /// It sent something else where its Proof was due: it has no key, and there is one here.
+    NoProof,
+    /// Its proof is wrong: another key.
+    WrongProof,
+    /// It does not read what it is sent.
+    Send(SendError),
+}
+
+impl fmt::Display for LinkError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            LinkError::Zmtp(error) => error.fmt(f),
+            LinkError::Message(error) => error.fmt(f),
+            LinkError::OutOfOrder => write!(f, "message out of order with Hello and Proof"),
+            LinkError::UnexpectedProof => write!(f, "peer has a cluster key, this worker has none"),
+            LinkError::NoProof => write!(f, "peer has no cluster key, this worker has one"),
+            LinkError::WrongProof => write!(f, "peer has another cluster key than this worker"),
+            LinkError::Send(error) => error.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for LinkError {}
+
+impl From<ZmtpError> for LinkError {
+    fn from(error: ZmtpError) -> LinkError {
+        LinkError::Zmtp(error)
+    }
+}
+
+impl From<MessageError> for LinkError {
+    fn from(error: MessageError) -> LinkError {
+        LinkError::Message(error)
+    }
+}
+
+impl From<SendError> for LinkError {
+    fn from(error: SendError) -> LinkError {
+        LinkError::Send(error)
+    }
+}
+
+impl Link {
+    /// A new link that will say `hello`, whose nonce is fresh, and ask for proof of `key`, if any.
+    pub fn new(side: Side, hello: Hello, key: Option<ClusterKey>) -> Link {
+        let socket = match side {
+            Side::Dialer => Socket::Dealer,
+            Side::Acceptor => Socket::Router,
+        };
+        Link {
+            zmtp: Connection::new(socket, b"", Limits::UNPROVEN),
+            side,
+            key,
+            state: State::Hello,
+            our_hello: hello,
+            our_bytes: Vec::new(),
+            peer_bytes: Vec::new(),
+            peer: None,
+            outgoing: None,
+            incoming: None,
+            scratch: Multipart::new(),
+        }
+    }
+
+    /// Takes bytes from the peer and says how many; fewer than given when an event is due.
+    pub fn handle_input(&mut self, input: &[u8]) -> Result<usize, LinkError> {
+        Ok(self.zmtp.handle_input(input)?)
+    }
+
+    /// The event that stopped `handle_input`, if it is not the link's own business.
+    pub fn poll_event(&mut self) -> Result<Option<Event<'_>>, LinkError> {
+        if self.state != State::Open {
+            return self.poll_handshake();
+        }
+        Ok(match self.zmtp.poll_event() {
+            Some(zmtp::Event::Message(parts)) => match Message::decode(parts, self.incoming.as_mut())? {
+                Some(Message::Proof(_)) if self.key.is_none() => return Err(LinkError::UnexpectedProof),
+                Some(Message::Hello(_) | Message::Proof(_)) => return Err(LinkError::OutOfOrder),
+                message => message.map(Event::Message),
+            },
+            Some(zmtp::Event::Pong { context }) => Some(Event::Pong { context }),
+            Some(zmtp::Event::Ready(_)) | None => None,
+        })
+    }
+
+    /// Queues a message. All or nothing.
+    pub fn send(&mut self, message: &Message<'_>) -> Result<(), SendError> {
+        if self.state != State::Open {
+            return Err(SendError::NotOpen);
+        }
+        message.encode(self.outgoing.as_mut(), &mut self.scratch);
+        self.zmtp.send(self.scratch.parts())
+    }
+
+    /// Queues a PING; see [`Connection::ping`].
+    pub fn ping(&mut self, ttl_tenths: u16, context: u64) -> Result<(), SendError> {
+        self.zmtp.ping(ttl_tenths, context)
+    }
+
+    /// Whether PINGs are answered; see [`Connection::answer_pings`].
+    pub fn answer_pings(&mut self, answer: bool) {
+        self.zmtp.answer_pings(answer);
+    }
+
+    /// Who the peer is, once the link is open.
+    pub fn peer(&self) -> Option<&Hello> {
+        self.peer.as_ref().filter(|_| self.state == State::Open)
+    }
+
+    /// Bytes to write to the peer.
+    pub fn transmit(&self) -> &[u8] {
+        self.zmtp.transmit()
+    }
+
+    /// The first `count` bytes of [`transmit`](Self::transmit) have been written.
+    pub fn transmitted(&mut self, count: usize) {
+        self.zmtp.transmitted(count);
+    }
+
+    fn poll_handshake(&mut self) -> Result<Option<Event<'_>>, LinkError> {
+        match self.zmtp.poll_event() {
+            Some(zmtp::Event::Ready(_)) => self.say(&Message::Hello(self.our_hello))?,
+            Some(zmtp::Event::Message(parts)) => {
+                let message = Message::decode(parts, None)?.ok_or(LinkError::OutOfOrder)?;
+                match (self.state, message) {
+                    (State::Hello, Message::Hello(hello)) => {
+                        self.peer_bytes.extend_from_slice(parts.get(0).unwrap_or_default());
+                        self.peer = Some(hello);
+                        return self.greeted();
+                    }
+                    (State::Proof, Message::Proof(proof)) => return self.proven(&proof),
+                    (State::Proof, _) => return Err(LinkError::NoProof),
+                    _ => return Err(LinkError::OutOfOrder),
+                }
+            }
+            Some(zmtp::Event::Pong { .. }) | None => {}
+        }
+        Ok(None)
+    }
+
+    /// The peer's Hello has come; ours left when ZMTP was ready, which was before.
+    fn greeted(&mut self) -> Result<Option<Event<'_>>, LinkError> {
+        let Some(key) = &self.key else { return Ok(Some(self.open())) };
+        let tag = key.proof(self.side, &self.hellos());
+        self.say(&Message::Proof(Proof { tag }))?;
+        self.state = State::Proof;
+        Ok(None)
+    }
+
+    fn proven(&mut self, proof: &Proof) -> Result<Option<Event<'_>>, LinkError> {
+        let key = self.key.as_ref().expect("state Proof needs a key");
+        let hellos = self.hellos();
+        if !key.accepts(&proof.tag, self.side.other(), &hellos) {
+            return Err(LinkError::WrongProof);
+        }
+        let (outgoing, incoming) = (key.seal(self.side, &hellos), key.seal(self.side.other(), &hellos));
+        (self.outgoing, self.incoming) = (Some(outgoing), Some(incoming));
+        Ok(Some(self.open()))
+    }
+
+    fn open(&mut self) -> Event<'_> {
+        self.state = State::Open;
+        self.zmtp.set_limits(Limits::PEER);
+        Event::Open(self.peer.as_ref().expect("its Hello has come"))
+    }
+
+    fn say(&mut self, message: &Message<'_>) -> Result<(), LinkError> {
+        message.encode(None, &mut self.scratch);
+        if let Message::Hello(_) = message {
+            self.our_bytes.extend_from_slice(self.scratch.parts().get(0).unwrap_or_default());
+        }
+        Ok(self.zmtp.send(self.scratch.parts())?)
+    }
+
+    fn hellos(&self) -> Hellos<'_> {
+        match self.side {
+            Side::Dialer => Hellos { dialer: &self.our_bytes, acceptor: &self.peer_bytes },
+            Side::Acceptor => Hellos { dialer: &self.peer_bytes, acceptor: &self.our_bytes },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cause::Cause;
+    use crate::ids::Peer;
+    use crate::wire::message::{Bye, Role};
+
+    fn hello(role: Role, nonce: u8) -> Hello {
+        Hello {
+            peer: Peer { id: [role as u8; 16], incarnation: [9; 16] },
+            connection: 1,
+            capabilities: 0,
+            software: [0, 1, 0],
+            ranks: 1,
+            role,
+            nonce: [nonce; 32],
+        }
+    }
+
+    fn key(byte: u8) -> Option<ClusterKey> {
+        Some(ClusterKey::new(&[byte; 32]).unwrap())
+    }
+
+    fn links(dialer: Option<ClusterKey>, acceptor: Option<ClusterKey>) -> (Link, Link) {
+        (
+            Link::new(Side::Dialer, hello(Role::Decode, 1), dialer),
+            Link::new(Side::Acceptor, hello(Role::Prefill, 2), acceptor),
+        )
+    }
+
+    /// Carries all that `from` has queued to `to`; `to`'s events as text.
+    fn carry(from: &mut Link, to: &mut Link) -> Result<Vec<String>, LinkError> {
+        let bytes = from.transmit().to_vec();
+        from.transmitted(bytes.len());
+        deliver(&bytes, to)
+    }
+
+    fn carry_into(from: &mut Link, to: &mut Link, seen: &mut Result<Vec<String>, LinkError>) {
+        if let Ok(events) = seen {
+            match carry(from, to) {
+                Ok(more) => events.extend(more),
+                Err(error) => *seen = Err(error),
+            }
+        }
+    }
+
+    fn deliver(bytes: &[u8], to: &mut Link) -> Result<Vec<String>, LinkError> {
+        let (mut seen, mut taken) = (Vec::new(), 0);
+        while taken < bytes.len() {
+            taken += to.handle_input(&bytes[taken..])?;
+            match to.poll_event()? {
+                Some(Event::Open(hello)) => seen.push(format!("open {:?}", hello.role)),
+                Some(Event::Message(message)) => seen.push(format!("{message:?}")),
+                Some(Event::Pong { context }) => seen.push(format!("pong {context}")),
+                None => {}
+            }
+        }
+        Ok(seen)
+    }
+
+    /// Exchanges bytes until nothing moves.
+    fn settle(
+        a: &mut Link,
+        b: &mut Link,
+    ) -> (Result<Vec<String>, LinkError>, Result<Vec<String>, LinkError>) {
+        let (mut seen_a, mut seen_b) = (Ok(Vec::new()), Ok(Vec::new()));
+        for _ in 0..6 {
+            carry_into(a, b, &mut seen_b);
+            carry_into(b, a, &mut seen_a);
+        }
+        (seen_a, seen_b)
+    }
+
+    #[test]
+    fn links_open_with_the_same_key_or_none_and_carry_messages() {
+        for shared in [None, key(1)] {
+            let (mut dialer, mut acceptor) = links(shared.clone(), shared);
+            let bye = Message::Bye(Bye { cause: Some(Cause::Draining) });
+            assert_eq!(dialer.send(&bye), Err(SendError::NotOpen));
+            let (seen_dialer, seen_acceptor) = settle(&mut dialer, &mut acceptor);
+            assert_eq!(seen_dialer.unwrap(), ["open Prefill"]);
+            assert_eq!(seen_acceptor.unwrap(), ["open Decode"]);
+            assert_eq!(acceptor.peer().unwrap().role, Role::Decode);
+            for _ in 0..2 {
+                dialer.send(&bye).unwrap();
+                assert_eq!(carry(&mut dialer, &mut acceptor).unwrap(), [format!("{bye:?}")]);
+            }
+            acceptor.send(&bye).unwrap();
+            assert_eq!(carry(&mut acceptor, &mut dialer).unwrap(), [format!("{bye:?}")]);
+        }
+    }
+
+    #[test]
+    fn keys_that_differ_and_keys_that_are_missing_are_told_apart() {
+        let run = |a, b| {
+            let (mut dialer, mut acceptor) = links(a, b);
+            settle(&mut dialer, &mut acceptor)
+        };
+        let (dialer, acceptor) = run(key(1), key(2));
+        assert_eq!(dialer, Err(LinkError::WrongProof));
+        assert_eq!(acceptor, Err(LinkError::WrongProof));
+        // Without a key a link opens at once, and takes the Proof that comes for a message.
+        let (dialer, _) = run(None, key(2));
+        assert_eq!(dialer, Err(LinkError::UnexpectedProof));
+        let (mut dialer, mut acceptor) = links(None, key(2));
+        settle(&mut dialer, &mut acceptor).1.unwrap();
+    }
+
+    #[test]
+    fn a_message_in_place_of_a_proof_is_refused() {
+        let (mut dialer, mut acceptor) = links(None, key(2));
+        // The acceptor's Proof is held back, so the dialer stays open and speaks.
+        for _ in 0..2 {
+            carry(&mut dialer, &mut acceptor).unwrap();
+            carry(&mut acceptor, &mut dialer).ok();
+        }
+        let mut forged = Multipart::new();
+        Message::Bye(Bye { cause: None }).encode(None, &mut forged);
+        dialer.zmtp.send(forged.parts()).unwrap();
+        assert_eq!(settle(&mut dialer, &mut acceptor).1, Err(LinkError::NoProof));
+    }
+
+    #[test]
+    fn a_changed_or_repeated_message_ends_a_keyed_link() {
+        let open = || {
+            let (mut dialer, mut acceptor) = links(key(1), key(1));
+            settle(&mut dialer, &mut acceptor).0.unwrap();
+            dialer.send(&Message::Bye(Bye { cause: None })).unwrap();
+            let bytes = dialer.transmit().to_vec();
+            (bytes, acceptor)
+        };
+        let (bytes, mut acceptor) = open();
+        deliver(&bytes, &mut acceptor).unwrap();
+        assert_eq!(deliver(&bytes, &mut acceptor), Err(LinkError::Message(MessageError::Seal)));
+        let (mut bytes, mut acceptor) = open();
+        bytes[12] ^= 1;
+        assert_eq!(deliver(&bytes, &mut acceptor), Err(LinkError::Message(MessageError::Seal)));
+    }
+
+    #[test]
+    fn an_unproven_peer_gets_narrow_bounds() {
+        let (mut dialer, mut acceptor) = links(None, None);
+        carry(&mut dialer, &mut acceptor).unwrap();
+        carry(&mut acceptor, &mut dialer).unwrap();
+        let bytes = dialer.transmit().to_vec();
+        // READY arrives, then a frame of a megabyte where Hello is due.
+        let ready_len = 2 + usize::from(bytes[1]);
+        deliver(&bytes[..ready_len], &mut acceptor).unwrap();
+        let long = [&[2][..], &(1u64 << 20).to_be_bytes()].concat();
+        let error = deliver(&long, &mut acceptor).unwrap_err();
+        assert!(matches!(error, LinkError::Zmtp(ZmtpError::MessageTooLong { .. })), "{error}");
+    }
+}

@@ -1,0 +1,114 @@
+//! Messages about the connection: Hello, Proof, Bye.
+
+use super::body::{exactly, read_body, within, write_body};
+use super::{MessageError, transfer};
+use crate::cause::Cause;
+use crate::ids::Peer;
+use crate::limits;
+use crate::wire::{Multipart, Parts};
+use bytemuck::{Pod, Zeroable};
+
+/// Role of a worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// Reads prompts.
+    Prefill = 1,
+    /// Produces tokens.
+    Decode = 2,
+    /// Both, without a hand-off.
+    Mixed = 3,
+}
+
+/// Who a worker is; the first message of each side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// Name and incarnation.
+    pub peer: Peer,
+    /// Counted by the sender; a higher one voids the lower, with all it had sent.
+    pub connection: u64,
+    /// Bits of what the sender can do beyond this version; unknown ones are ignored.
+    pub capabilities: u64,
+    /// Major, minor, patch of the sender's software, for logs.
+    pub software: [u16; 3],
+    /// Tensor-parallel ranks.
+    pub ranks: u16,
+    /// What the worker does.
+    pub role: Role,
+    /// Random; makes each proof new.
+    pub nonce: [u8; 32],
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct HelloBody {
+    peer: Peer,
+    connection: u64,
+    capabilities: u64,
+    software: [u16; 3],
+    ranks: u16,
+    role: u8,
+    pad: [u8; 7],
+    nonce: [u8; 32],
+}
+
+impl Hello {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Hello, MessageError> {
+        exactly(parts, 1)?;
+        let body: HelloBody = read_body(body, "Hello")?;
+        let role = match body.role {
+            1 => Role::Prefill,
+            2 => Role::Decode,
+            3 => Role::Mixed,
+            role => return Err(MessageError::Value { what: "role", value: role.into() }),
+        };
+        within("ranks", body.ranks, 1..=limits::RANKS_MAX as u64)?;
+        let HelloBody { peer, connection, capabilities, software, ranks, nonce, .. } = body;
+        Ok(Hello { peer, connection, capabilities, software, ranks, role, nonce })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        let Hello { peer, connection, capabilities, software, ranks, role, nonce } = *self;
+        let role = role as u8;
+        let pad = [0; 7];
+        write_body(&HelloBody { peer, connection, capabilities, software, ranks, role, pad, nonce }, out);
+        out.end_part();
+    }
+}
+
+/// That the sender knows the cluster's key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Proof {
+    /// See [`ClusterKey::proof`](crate::wire::auth::ClusterKey::proof).
+    pub tag: [u8; 32],
+}
+
+impl Proof {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Proof, MessageError> {
+        exactly(parts, 1)?;
+        Ok(Proof { tag: read_body(body, "Proof")? })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        out.push(&self.tag);
+    }
+}
+
+/// The sender drains: it takes no new rooms.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Bye {
+    /// Why it goes, where there is more to say than that.
+    pub cause: Option<Cause>,
+}
+
+impl Bye {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Bye, MessageError> {
+        exactly(parts, 1)?;
+        let [cause, _pad @ ..]: [u8; 8] = read_body(body, "Bye")?;
+        Ok(Bye { cause: transfer::cause_of(cause) })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        out.push(&[transfer::number_of(self.cause), 0, 0, 0, 0, 0, 0, 0]);
+    }
+}

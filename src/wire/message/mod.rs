@@ -1,0 +1,173 @@
+//! What workers say to each other (design, section 5): typed messages and their bytes.
+//!
+//! The first part is an 8-byte header and a little-endian plain-old-data body, read unaligned: a
+//! longer body is cut, a shorter refused; lists and texts are parts of their own.
+//! Invariants: what decodes is in range wherever that can be told without context (peers, pools and
+//! sessions are the receiver's to compare). Only Announce and Welcome allocate.
+//! Not here: frames (`zmtp`), proof and seals (`auth`), what follows from a message (`transfer`).
+
+mod body;
+mod error;
+mod hello;
+mod session;
+mod text;
+mod transfer;
+
+pub use error::MessageError;
+pub use hello::{Bye, Hello, Proof, Role};
+pub use session::{
+    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, Rank, Refusal, Refused, RegionLengths,
+    ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
+};
+pub use transfer::{Abort, AbortAck, Destination, Done, IdsHash, PageList, Status, TransferId, ids_hash};
+
+use crate::limits;
+use crate::wire::auth::Seal;
+use crate::wire::{Multipart, Parts};
+use body::{read_body, write_body};
+use bytemuck::{Pod, Zeroable};
+
+/// Major version of the messages; another one is refused.
+pub const VERSION: u8 = 1;
+const MAGIC: u16 = u16::from_le_bytes(*b"BT");
+/// A receiver that does not know the kind must close the connection, not skip the message.
+const MUST_UNDERSTAND: u16 = 1;
+
+#[cfg(not(target_endian = "little"))]
+compile_error!("wire bodies are little-endian plain-old-data");
+
+/// Opens the first part of every message.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Header {
+    magic: u16,
+    version: u8,
+    kind: u8,
+    flags: u16,
+    /// Parts that follow this one; the number of frames with the MORE flag.
+    parts: u16,
+}
+
+const HEADER_LEN: usize = size_of::<Header>();
+
+/// A message between two workers.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Message<'a> {
+    /// Who I am.
+    Hello(Hello),
+    /// That I know the cluster's key.
+    Proof(Proof),
+    /// The destination shows its regions to the source.
+    Announce(Box<Announce>),
+    /// The source takes the session.
+    Welcome(Box<Welcome>),
+    /// The source does not take it.
+    Refused(Refused<'a>),
+    /// Where one request's KV is to go.
+    Destination(Destination<'a>),
+    /// Asks the other side to stop a transfer.
+    Abort(Abort),
+    /// That it has stopped.
+    AbortAck(AbortAck),
+    /// How a transfer stands at its source.
+    Status(Status),
+    /// The destination holds everything.
+    Done(Done),
+    /// No new rooms.
+    Bye(Bye),
+}
+
+// 7 and 8 belong to Interest and Ready of late allocation.
+const HELLO: u8 = 1;
+const PROOF: u8 = 2;
+const ANNOUNCE: u8 = 3;
+const WELCOME: u8 = 4;
+const REFUSED: u8 = 5;
+const DESTINATION: u8 = 6;
+const ABORT: u8 = 9;
+const ABORT_ACK: u8 = 10;
+const STATUS: u8 = 11;
+const DONE: u8 = 12;
+const BYE: u8 = 13;
+
+impl<'a> Message<'a> {
+    /// Reads a message; `seal` is the peer's, where the connection has one. `None` is a kind of a
+    /// later version that may be skipped.
+    pub fn decode(parts: Parts<'a>, seal: Option<&mut Seal>) -> Result<Option<Message<'a>>, MessageError> {
+        let first = parts.get(0).unwrap_or_default();
+        let header: Header = read_body(first, "header")?;
+        if header.magic != MAGIC {
+            return Err(MessageError::Magic(header.magic));
+        }
+        if header.version != VERSION {
+            return Err(MessageError::Version { theirs: header.version });
+        }
+        if usize::from(header.parts) + 1 != parts.len() {
+            return Err(MessageError::Parts { said: usize::from(header.parts) + 1, found: parts.len() });
+        }
+        let parts = match seal {
+            Some(seal) => seal.open(parts).ok_or(MessageError::Seal)?,
+            None => parts,
+        };
+        let body = &first[HEADER_LEN..];
+        Ok(Some(match header.kind {
+            HELLO => Message::Hello(Hello::parse(body, parts)?),
+            PROOF => Message::Proof(Proof::parse(body, parts)?),
+            ANNOUNCE => Message::Announce(Box::new(Announce::parse(body, parts)?)),
+            WELCOME => Message::Welcome(Box::new(Welcome::parse(body, parts)?)),
+            REFUSED => Message::Refused(Refused::parse(body, parts)?),
+            DESTINATION => Message::Destination(Destination::parse(body, parts)?),
+            ABORT => Message::Abort(Abort::parse(body, parts)?),
+            ABORT_ACK => Message::AbortAck(AbortAck::parse(body, parts)?),
+            STATUS => Message::Status(Status::parse(body, parts)?),
+            DONE => Message::Done(Done::parse(body, parts)?),
+            BYE => Message::Bye(Bye::parse(body, parts)?),
+            kind if header.flags & MUST_UNDERSTAND != 0 => return Err(MessageError::Kind(kind)),
+            _ => return Ok(None),
+        }))
+    }
+
+    /// Writes the message over what `out` held; `seal` is ours, where the connection has one.
+    pub fn encode(&self, seal: Option<&mut Seal>, out: &mut Multipart) {
+        out.clear(limits::ZMTP_BUFFER_KEPT);
+        let mut header = Header { magic: MAGIC, version: VERSION, kind: self.kind(), flags: 0, parts: 0 };
+        write_body(&header, out);
+        match self {
+            Message::Hello(hello) => hello.write(out),
+            Message::Proof(proof) => proof.write(out),
+            Message::Announce(announce) => announce.write(out),
+            Message::Welcome(welcome) => welcome.write(out),
+            Message::Refused(refused) => refused.write(out),
+            Message::Destination(destination) => destination.write(out),
+            Message::Abort(abort) => abort.write(out),
+            Message::AbortAck(ack) => ack.write(out),
+            Message::Status(status) => status.write(out),
+            Message::Done(done) => done.write(out),
+            Message::Bye(bye) => bye.write(out),
+        }
+        header.parts = (out.parts().len() - 1 + usize::from(seal.is_some())) as u16;
+        out.overwrite(0, bytemuck::bytes_of(&header));
+        if let Some(seal) = seal {
+            seal.close(out);
+        }
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Message::Hello(_) => HELLO,
+            Message::Proof(_) => PROOF,
+            Message::Announce(_) => ANNOUNCE,
+            Message::Welcome(_) => WELCOME,
+            Message::Refused(_) => REFUSED,
+            Message::Destination(_) => DESTINATION,
+            Message::Abort(_) => ABORT,
+            Message::AbortAck(_) => ABORT_ACK,
+            Message::Status(_) => STATUS,
+            Message::Done(_) => DONE,
+            Message::Bye(_) => BYE,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

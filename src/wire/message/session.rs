@@ -1,0 +1,527 @@
+//! Messages about a session: Announce, and its answers Welcome and Refused. What they say of the
+//! other side's memory is a claim until the planner has checked it against strides and lengths.
+
+use super::MessageError;
+use super::body::{exactly, read_body, read_part, within, write_body};
+use super::text::{read_text, write_text};
+use crate::ids::SessionGeneration;
+use crate::limits;
+use crate::wire::{Multipart, Parts};
+use bytemuck::{Pod, Zeroable};
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+
+/// Ways for bytes to move; number and bit on the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Transport {
+    /// The destination copies from the source's mapped pool.
+    Shm = 1,
+    // 2 belongs to rdma.
+    /// Frames over streams.
+    Tcp = 3,
+    /// Nothing moves.
+    Fake = 4,
+}
+
+impl Transport {
+    const fn bit(self) -> u32 {
+        1 << self as u8
+    }
+
+    fn from_number(number: u8) -> Option<Transport> {
+        [Transport::Shm, Transport::Tcp, Transport::Fake].into_iter().find(|known| *known as u8 == number)
+    }
+}
+
+/// Hashes of everything that two workers must have in common to mean the same by their KV.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct Fingerprint {
+    /// Of the model's configuration.
+    pub config: [u8; 32],
+    /// Of the weights.
+    pub weights: [u8; 32],
+    /// Of element types and kernel family.
+    pub kernels: [u8; 32],
+    /// Of the tokenizer.
+    pub tokenizer: [u8; 32],
+    /// Of the chat template.
+    pub template: [u8; 32],
+}
+
+impl Fingerprint {
+    /// Name of the first field that differs, with both values.
+    pub fn difference<'a>(
+        &'a self,
+        other: &'a Fingerprint,
+    ) -> Option<(&'static str, &'a [u8; 32], &'a [u8; 32])> {
+        [
+            ("config", &self.config, &other.config),
+            ("weights", &self.weights, &other.weights),
+            ("kernels", &self.kernels, &other.kernels),
+            ("tokenizer", &self.tokenizer, &other.tokenizer),
+            ("template", &self.template, &other.template),
+        ]
+        .into_iter()
+        .find(|(_, ours, theirs)| ours != theirs)
+    }
+}
+
+/// How a peer says that its KV lies; fields as in `kv::layout`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct KvLayoutClaim {
+    /// Tokens of a page; at least 1, as are the next four.
+    pub page_size: u32,
+    /// Transformer layers.
+    pub layers: u32,
+    /// KV heads of each rank.
+    pub kv_heads: u32,
+    /// Elements of a head.
+    pub head_dim: u32,
+    /// Pages of the pool.
+    pub pages: u32,
+    /// Element type: 1 f32, 2 f16, 3 bf16. Others are for the receiver to refuse by name.
+    pub dtype: u32,
+    /// Bytes from a page to the next.
+    pub page_stride: u64,
+    /// Bytes from a layer to the next.
+    pub layer_stride: u64,
+    /// Bytes from keys to values.
+    pub kv_stride: u64,
+    /// Bytes from a KV head to the next.
+    pub head_stride: u64,
+    /// Bytes from a token to the next.
+    pub token_stride: u64,
+}
+
+impl KvLayoutClaim {
+    /// Bytes from the region's beginning to the end of its last element, `element_bytes` each;
+    /// `None` beyond 64 bits. A region must be at least as long.
+    pub fn extent(&self, element_bytes: u64) -> Option<u64> {
+        let steps = [
+            (self.pages, self.page_stride),
+            (self.layers, self.layer_stride),
+            (2, self.kv_stride),
+            (self.kv_heads, self.head_stride),
+            (self.page_size, self.token_stride),
+        ];
+        let head = u64::from(self.head_dim).checked_mul(element_bytes);
+        steps.into_iter().try_fold(head?, |extent, (count, stride)| {
+            extent.checked_add(u64::from(count).checked_sub(1)?.checked_mul(stride)?)
+        })
+    }
+
+    fn checked(self) -> Result<KvLayoutClaim, MessageError> {
+        within("page size", self.page_size, 1..=u32::MAX.into())?;
+        within("layers", self.layers, 1..=u32::MAX.into())?;
+        within("KV heads", self.kv_heads, 1..=u32::MAX.into())?;
+        within("head size", self.head_dim, 1..=u32::MAX.into())?;
+        within("pages", self.pages, 1..=u32::MAX.into())?;
+        Ok(self)
+    }
+}
+
+/// How a peer says that its aux slots look.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct AuxLayoutClaim {
+    /// Version of the record.
+    pub version: u32,
+    /// Bytes of a record.
+    pub record_bytes: u32,
+    /// Records.
+    pub slots: u32,
+}
+
+/// Lengths in bytes of a rank's regions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct RegionLengths {
+    /// KV pool.
+    pub kv: u64,
+    /// Aux slots.
+    pub aux: u64,
+    /// Notice ring.
+    pub notice: u64,
+}
+
+/// A secret that lets its bearer into one rank's memory or streams. Never printed.
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct Token(pub [u8; 16]);
+
+impl fmt::Debug for Token {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Token(..)")
+    }
+}
+
+/// Which machine, since its start; equal where memory can be shared.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct HostId(pub [u8; 16]);
+
+/// Name of an abstract unix socket, without its leading zero.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct SocketName {
+    bytes: [u8; SocketName::MAX],
+    len: u8,
+}
+
+impl SocketName {
+    /// Bytes of the longest name.
+    pub const MAX: usize = 64;
+
+    /// A name of 1 to [`MAX`](Self::MAX) bytes.
+    pub fn new(name: &[u8]) -> Option<SocketName> {
+        let mut bytes = [0; SocketName::MAX];
+        bytes.get_mut(..name.len())?.copy_from_slice(name);
+        (!name.is_empty()).then_some(SocketName { bytes, len: name.len() as u8 })
+    }
+
+    /// The name.
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
+}
+
+impl fmt::Debug for SocketName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "@{}", self.as_bytes().escape_ascii())
+    }
+}
+
+/// How to be handed a rank's descriptors.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ShmGrant {
+    /// The sender's machine.
+    pub host: HostId,
+    /// Where it hands them out,
+    pub socket: SocketName,
+    /// to whoever says this.
+    pub token: Token,
+}
+
+/// How to open a rank's streams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TcpGrant {
+    /// Where it listens for data; port above 0.
+    pub address: SocketAddr,
+    /// Opens a stream.
+    pub token: Token,
+}
+
+/// One rank of the sender: its regions and the ways into them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Rank {
+    /// Its regions.
+    pub regions: RegionLengths,
+    /// Lanes it wants to, or will, use; at least 1.
+    pub lanes: u16,
+    /// Shared memory, where offered.
+    pub shm: Option<ShmGrant>,
+    /// Streams, where offered.
+    pub tcp: Option<TcpGrant>,
+    /// Whether it takes part in tests that move nothing.
+    pub fake: bool,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RankBody {
+    regions: RegionLengths,
+    /// A bit per transport, by its number.
+    transports: u32,
+    lanes: u16,
+    tcp_port: u16,
+    tcp_ip: [u8; 16],
+    tcp_token: Token,
+    host: HostId,
+    shm_token: Token,
+    shm_name: [u8; SocketName::MAX],
+    shm_name_len: u16,
+    pad: [u8; 6],
+}
+
+impl Rank {
+    /// Whether the rank offers this transport.
+    pub fn offers(&self, transport: Transport) -> bool {
+        match transport {
+            Transport::Shm => self.shm.is_some(),
+            Transport::Tcp => self.tcp.is_some(),
+            Transport::Fake => self.fake,
+        }
+    }
+
+    fn parse(body: &RankBody) -> Result<Rank, MessageError> {
+        let offers = |transport: Transport| body.transports & transport.bit() != 0;
+        within("lanes", body.lanes, 1..=u16::MAX.into())?;
+        let shm = if offers(Transport::Shm) {
+            let len = usize::from(body.shm_name_len);
+            let socket = body.shm_name.get(..len).and_then(SocketName::new);
+            let socket = socket.ok_or(MessageError::Content { what: "socket name", len })?;
+            Some(ShmGrant { host: body.host, socket, token: body.shm_token })
+        } else {
+            None
+        };
+        let tcp = if offers(Transport::Tcp) {
+            within("data port", body.tcp_port, 1..=u16::MAX.into())?;
+            let ip = Ipv6Addr::from(body.tcp_ip).to_canonical();
+            Some(TcpGrant { address: SocketAddr::new(ip, body.tcp_port), token: body.tcp_token })
+        } else {
+            None
+        };
+        Ok(Rank { regions: body.regions, lanes: body.lanes, shm, tcp, fake: offers(Transport::Fake) })
+    }
+
+    fn body(&self) -> RankBody {
+        let mut body = RankBody { regions: self.regions, lanes: self.lanes, ..RankBody::zeroed() };
+        for transport in [Transport::Shm, Transport::Tcp, Transport::Fake] {
+            body.transports |= if self.offers(transport) { transport.bit() } else { 0 };
+        }
+        if let Some(shm) = &self.shm {
+            (body.host, body.shm_token) = (shm.host, shm.token);
+            (body.shm_name, body.shm_name_len) = (shm.socket.bytes, shm.socket.len.into());
+        }
+        if let Some(tcp) = &self.tcp {
+            let ip = match tcp.address.ip() {
+                IpAddr::V4(ip) => ip.to_ipv6_mapped(),
+                IpAddr::V6(ip) => ip,
+            };
+            (body.tcp_ip, body.tcp_port, body.tcp_token) = (ip.octets(), tcp.address.port(), tcp.token);
+        }
+        body
+    }
+}
+
+/// Opens both Announce and Welcome.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct SessionBody {
+    session: SessionGeneration,
+    ranks: u16,
+    /// Of a Welcome, the chosen one.
+    transport: u8,
+    pad: u8,
+}
+
+fn read_session(body: &[u8], what: &'static str) -> Result<SessionBody, MessageError> {
+    let body: SessionBody = read_body(body, what)?;
+    within("session", body.session.0, 1..=u32::MAX.into())?;
+    within("ranks", body.ranks, 1..=limits::RANKS_MAX as u64)?;
+    Ok(body)
+}
+
+/// Reads `count` ranks, the parts from `first` to the message's end.
+fn read_ranks(parts: Parts<'_>, first: usize, count: u16) -> Result<Vec<Rank>, MessageError> {
+    exactly(parts, first + usize::from(count))?;
+    (first..parts.len()).map(|index| Rank::parse(&read_part(parts, index, "rank")?)).collect()
+}
+
+fn write_ranks(ranks: &[Rank], out: &mut Multipart) {
+    ranks.iter().for_each(|rank| out.push(bytemuck::bytes_of(&rank.body())));
+}
+
+/// The destination shows itself to a source; parts: session, fingerprint, KV, aux, ranks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Announce {
+    /// Counted by the destination from 1; what is bound to a lower one is over.
+    pub session: SessionGeneration,
+    /// What both must have in common.
+    pub fingerprint: Fingerprint,
+    /// Where KV lies, on each rank.
+    pub kv: KvLayoutClaim,
+    /// How aux slots look.
+    pub aux: AuxLayoutClaim,
+    /// 1 to [`RANKS_MAX`](limits::RANKS_MAX), rank 0 first.
+    pub ranks: Vec<Rank>,
+}
+
+impl Announce {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Announce, MessageError> {
+        let body = read_session(body, "Announce")?;
+        Ok(Announce {
+            session: body.session,
+            fingerprint: read_part(parts, 1, "fingerprint")?,
+            kv: read_part::<KvLayoutClaim>(parts, 2, "KV layout")?.checked()?,
+            aux: read_part(parts, 3, "aux layout")?,
+            ranks: read_ranks(parts, 4, body.ranks)?,
+        })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        let ranks = self.ranks.len() as u16;
+        write_body(&SessionBody { session: self.session, ranks, transport: 0, pad: 0 }, out);
+        out.end_part();
+        out.push(bytemuck::bytes_of(&self.fingerprint));
+        out.push(bytemuck::bytes_of(&self.kv));
+        out.push(bytemuck::bytes_of(&self.aux));
+        write_ranks(&self.ranks, out);
+    }
+}
+
+/// The source takes the session; parts: session, KV, ranks.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Welcome {
+    /// Of the Announce.
+    pub session: SessionGeneration,
+    /// The transport that the source has chosen.
+    pub transport: Transport,
+    /// Where the source's KV lies, on each rank.
+    pub kv: KvLayoutClaim,
+    /// The source's ranks: its answer half.
+    pub ranks: Vec<Rank>,
+}
+
+impl Welcome {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Welcome, MessageError> {
+        let body = read_session(body, "Welcome")?;
+        let transport = Transport::from_number(body.transport);
+        Ok(Welcome {
+            session: body.session,
+            transport: transport
+                .ok_or(MessageError::Value { what: "transport", value: body.transport.into() })?,
+            kv: read_part::<KvLayoutClaim>(parts, 1, "KV layout")?.checked()?,
+            ranks: read_ranks(parts, 2, body.ranks)?,
+        })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        let (ranks, transport) = (self.ranks.len() as u16, self.transport as u8);
+        write_body(&SessionBody { session: self.session, ranks, transport, pad: 0 }, out);
+        out.end_part();
+        out.push(bytemuck::bytes_of(&self.kv));
+        write_ranks(&self.ranks, out);
+    }
+}
+
+/// Why a session is not taken.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// Another model, or other kernels: 1.
+    Model,
+    /// KV lies in a way that cannot be planned: 2.
+    KvLayout,
+    /// Aux records differ: 3.
+    AuxLayout,
+    /// No transport in common, or it could not be set up: 4.
+    Transport,
+    /// Ranks or lanes do not fit: 5.
+    Ranks,
+    /// The source is full or drains: 6.
+    Busy,
+    /// Of a later version.
+    Other(u16),
+}
+
+impl Refusal {
+    fn from_number(number: u16) -> Refusal {
+        match number {
+            1 => Refusal::Model,
+            2 => Refusal::KvLayout,
+            3 => Refusal::AuxLayout,
+            4 => Refusal::Transport,
+            5 => Refusal::Ranks,
+            6 => Refusal::Busy,
+            other => Refusal::Other(other),
+        }
+    }
+
+    fn number(self) -> u16 {
+        match self {
+            Refusal::Model => 1,
+            Refusal::KvLayout => 2,
+            Refusal::AuxLayout => 3,
+            Refusal::Transport => 4,
+            Refusal::Ranks => 5,
+            Refusal::Busy => 6,
+            Refusal::Other(number) => number,
+        }
+    }
+}
+
+/// The source does not take the session; parts: session and reason, field, both values.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused<'a> {
+    /// Of the Announce.
+    pub session: SessionGeneration,
+    /// The kind of reason.
+    pub reason: Refusal,
+    /// The field that differs.
+    pub field: &'a str,
+    /// Its value at the source, which refuses.
+    pub source: &'a str,
+    /// Its value in the Announce.
+    pub destination: &'a str,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct RefusedBody {
+    session: SessionGeneration,
+    reason: u16,
+    pad: u16,
+}
+
+impl<'a> Refused<'a> {
+    pub(super) fn parse(body: &[u8], parts: Parts<'a>) -> Result<Refused<'a>, MessageError> {
+        exactly(parts, 4)?;
+        let body: RefusedBody = read_body(body, "Refused")?;
+        within("session", body.session.0, 1..=u32::MAX.into())?;
+        Ok(Refused {
+            session: body.session,
+            reason: Refusal::from_number(body.reason),
+            field: read_text(parts, 1, "field")?,
+            source: read_text(parts, 2, "source's value")?,
+            destination: read_text(parts, 3, "destination's value")?,
+        })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        write_body(&RefusedBody { session: self.session, reason: self.reason.number(), pad: 0 }, out);
+        out.end_part();
+        [self.field, self.source, self.destination].into_iter().for_each(|text| write_text(text, out));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_claimed_layout_ends_at_its_last_element_and_never_wraps() {
+        // Page-major: 3 pages of 2 layers, K and V, 2 heads, 4 tokens, 8 elements of 2 bytes.
+        let claim = KvLayoutClaim {
+            page_size: 4,
+            layers: 2,
+            kv_heads: 2,
+            head_dim: 8,
+            pages: 3,
+            dtype: 2,
+            page_stride: 512,
+            layer_stride: 256,
+            kv_stride: 128,
+            head_stride: 64,
+            token_stride: 16,
+        };
+        assert_eq!(claim.extent(2), Some(3 * 512));
+        assert_eq!(KvLayoutClaim { page_stride: u64::MAX / 2, ..claim }.extent(2), None);
+        assert_eq!(KvLayoutClaim { layers: 0, ..claim }.extent(2), None);
+        assert!(KvLayoutClaim { pages: 0, ..claim }.checked().is_err());
+    }
+
+    #[test]
+    fn fingerprints_name_the_field_that_differs() {
+        let ours = Fingerprint::zeroed();
+        let theirs = Fingerprint { tokenizer: [1; 32], template: [1; 32], ..ours };
+        assert_eq!(ours.difference(&ours), None);
+        assert_eq!(ours.difference(&theirs).unwrap().0, "tokenizer");
+    }
+
+    #[test]
+    fn secrets_do_not_print() {
+        assert_eq!(format!("{:?}", Token([77; 16])), "Token(..)");
+    }
+}

@@ -1,0 +1,270 @@
+//! Every kind of message there and back, cut short, lengthened, and out of range.
+
+use super::*;
+use crate::cause::Cause;
+use crate::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
+use crate::wire::auth::{ClusterKey, Hellos, Side};
+use proptest::prelude::*;
+
+const ID: TransferId =
+    TransferId { room: Room(1 << 62), slot: SlotId(3), generation: Generation((1 << 24) - 1) };
+const PAGES: [PageId; 3] = [PageId(0), PageId(7), PageId(u32::MAX)];
+
+fn layout() -> KvLayoutClaim {
+    KvLayoutClaim { page_size: 16, layers: 30, kv_heads: 3, head_dim: 64, pages: 100, ..Zeroable::zeroed() }
+}
+
+fn rank() -> Rank {
+    Rank {
+        regions: RegionLengths { kv: 1 << 30, aux: 4096, notice: 8192 },
+        lanes: 2,
+        shm: Some(ShmGrant {
+            host: HostId([1; 16]),
+            socket: SocketName::new(b"baton-0123").unwrap(),
+            token: Token([2; 16]),
+        }),
+        tcp: Some(TcpGrant { address: "10.0.0.7:4000".parse().unwrap(), token: Token([3; 16]) }),
+        fake: false,
+    }
+}
+
+fn every_kind() -> Vec<Message<'static>> {
+    let session = SessionGeneration(4);
+    let bare = Rank { shm: None, tcp: None, fake: true, ..rank() };
+    let v6 = TcpGrant { address: "[2001:db8::1]:1".parse().unwrap(), token: Token([9; 16]) };
+    let hash = [5; 32];
+    let fingerprint =
+        Fingerprint { config: hash, weights: hash, kernels: hash, tokenizer: hash, template: hash };
+    let aux = AuxLayoutClaim { version: 1, record_bytes: 256, slots: 64 };
+    vec![
+        Message::Hello(Hello {
+            peer: Peer { id: [1; 16], incarnation: [2; 16] },
+            connection: 9,
+            capabilities: 1,
+            software: [0, 1, 2],
+            ranks: 8,
+            role: Role::Decode,
+            nonce: [3; 32],
+        }),
+        Message::Proof(Proof { tag: [8; 32] }),
+        Message::Announce(Box::new(Announce {
+            session,
+            fingerprint,
+            kv: layout(),
+            aux,
+            ranks: vec![rank(), bare, Rank { tcp: Some(v6), ..rank() }],
+        })),
+        Message::Welcome(Box::new(Welcome {
+            session,
+            transport: Transport::Shm,
+            kv: layout(),
+            ranks: vec![rank()],
+        })),
+        Message::Refused(Refused {
+            session,
+            reason: Refusal::KvLayout,
+            field: "head_dim",
+            source: "64",
+            destination: "128",
+        }),
+        Message::Destination(Destination {
+            id: ID,
+            session,
+            tokens: 48,
+            prefix_tokens: 0,
+            ids_hash: ids_hash(&[1, 2, 3]),
+            aux_index: 5,
+            deadline_ms: 30_000,
+            pages: PageList::from(&PAGES[..]),
+        }),
+        Message::Abort(Abort { id: ID, cause: Cause::ClientGone }),
+        Message::AbortAck(AbortAck { id: ID, quiet: true, cause: Cause::Deadline }),
+        Message::Status(Status { id: ID, state: 0, cause: Some(Cause::PeerLost) }),
+        Message::Status(Status { id: ID, state: 4, cause: None }),
+        Message::Done(Done { id: ID }),
+        Message::Bye(Bye { cause: Some(Cause::Draining) }),
+        Message::Bye(Bye { cause: None }),
+    ]
+}
+
+fn encoded(message: &Message<'_>) -> Multipart {
+    let mut out = Multipart::new();
+    message.encode(None, &mut out);
+    out
+}
+
+/// The same message with one part replaced.
+fn with_part(message: &Multipart, index: usize, part: &[u8]) -> Multipart {
+    let mut out = Multipart::new();
+    for (at, old) in message.parts().iter().enumerate() {
+        out.push(if at == index { part } else { old });
+    }
+    out
+}
+
+fn seals() -> (Seal, Seal) {
+    let seal = ClusterKey::new(&[1; 32]).unwrap().seal(Side::Dialer, &Hellos { dialer: b"", acceptor: b"" });
+    (seal.clone(), seal)
+}
+
+#[test]
+fn every_kind_comes_back_as_sent_bare_and_sealed() {
+    let (mut ours, mut theirs) = seals();
+    let mut out = Multipart::new();
+    for message in every_kind() {
+        message.encode(None, &mut out);
+        assert_eq!(Message::decode(out.parts(), None), Ok(Some(message.clone())));
+        message.encode(Some(&mut ours), &mut out);
+        assert_eq!(Message::decode(out.parts(), Some(&mut theirs)), Ok(Some(message)));
+    }
+}
+
+#[test]
+fn a_message_without_its_seal_is_refused() {
+    let (_, mut theirs) = seals();
+    let bare = encoded(&Message::Done(Done { id: ID }));
+    assert_eq!(Message::decode(bare.parts(), Some(&mut theirs)), Err(MessageError::Seal));
+}
+
+#[test]
+fn every_cut_of_every_part_is_refused() {
+    for message in every_kind() {
+        let whole = encoded(&message);
+        for (index, part) in whole.parts().iter().enumerate() {
+            for len in 0..part.len() {
+                let cut = with_part(&whole, index, &part[..len]);
+                let result = Message::decode(cut.parts(), None);
+                // Texts and page lists may be shorter; they are then other values.
+                let list = match message {
+                    Message::Refused(_) => index > 0,
+                    Message::Destination(_) => index > 0 && len % 4 == 0,
+                    _ => false,
+                };
+                assert_eq!(result.is_err(), !list, "{message:?} part {index} cut to {len}");
+            }
+        }
+        let (fewer, _) = whole.parts().split_last().unwrap();
+        assert!(Message::decode(fewer, None).is_err(), "{message:?}");
+        let mut more = whole.clone();
+        more.push(b"");
+        assert!(Message::decode(more.parts(), None).is_err(), "{message:?}");
+    }
+}
+
+#[test]
+fn a_longer_body_is_cut() {
+    for message in every_kind() {
+        let whole = encoded(&message);
+        let longer = [whole.parts().get(0).unwrap(), b"of a later version"].concat();
+        let longer = with_part(&whole, 0, &longer);
+        assert_eq!(Message::decode(longer.parts(), None), Ok(Some(message)));
+    }
+}
+
+#[test]
+fn headers_are_checked() {
+    let done = encoded(&Message::Done(Done { id: ID }));
+    let change = |at: usize, value: u8| {
+        let mut first = done.parts().get(0).unwrap().to_vec();
+        first[at] = value;
+        with_part(&done, 0, &first)
+    };
+    let decode = |message: Multipart| Message::decode(message.parts(), None).map(|found| found.is_some());
+    assert_eq!(decode(change(0, 0)), Err(MessageError::Magic(0x5400)));
+    assert_eq!(decode(change(2, 2)), Err(MessageError::Version { theirs: 2 }));
+    assert_eq!(decode(change(6, 1)), Err(MessageError::Parts { said: 2, found: 1 }));
+    assert_eq!(decode(change(3, 200)), Ok(false), "an unknown kind is skipped");
+    let mut first = done.parts().get(0).unwrap().to_vec();
+    (first[3], first[4]) = (200, 1);
+    assert_eq!(decode(with_part(&done, 0, &first)), Err(MessageError::Kind(200)));
+    assert!(Message::decode(Multipart::new().parts(), None).is_err());
+}
+
+#[test]
+fn values_out_of_range_are_refused_by_name() {
+    let refused = |message: Message<'_>| match Message::decode(encoded(&message).parts(), None) {
+        Err(MessageError::Value { what, .. }) => what,
+        other => panic!("{other:?}"),
+    };
+    let done = |id| Message::Done(Done { id });
+    assert_eq!(refused(done(TransferId { room: Room(1 << 63), ..ID })), "room");
+    assert_eq!(refused(done(TransferId { generation: Generation(0), ..ID })), "generation");
+    assert_eq!(refused(done(TransferId { generation: Generation(1 << 24), ..ID })), "generation");
+    assert_eq!(refused(Message::Status(Status { id: ID, state: 5, cause: None })), "state");
+    for message in every_kind() {
+        match message {
+            Message::Destination(good) => {
+                assert_eq!(refused(Message::Destination(Destination { tokens: 0, ..good })), "tokens");
+                let long = Destination { prefix_tokens: 49, ..good };
+                assert_eq!(refused(Message::Destination(long)), "prefix");
+                let unbound = Destination { session: SessionGeneration(0), ..good };
+                assert_eq!(refused(Message::Destination(unbound)), "session");
+            }
+            Message::Hello(good) => {
+                assert_eq!(refused(Message::Hello(Hello { ranks: 0, ..good })), "ranks");
+                assert_eq!(refused(Message::Hello(Hello { ranks: 65, ..good })), "ranks");
+            }
+            Message::Announce(good) => {
+                let mut bad = good.clone();
+                bad.kv.page_size = 0;
+                assert_eq!(refused(Message::Announce(bad)), "page size");
+                let mut bad = good.clone();
+                bad.ranks[1].lanes = 0;
+                assert_eq!(refused(Message::Announce(bad)), "lanes");
+                let mut bad = good;
+                bad.ranks.clear();
+                assert_eq!(refused(Message::Announce(bad)), "ranks");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn texts_are_cut_to_their_bound_at_a_character() {
+    let long = "é".repeat(limits::MESSAGE_TEXT_MAX);
+    let refused = Refused {
+        session: SessionGeneration(1),
+        reason: Refusal::Other(77),
+        field: &long,
+        source: "x",
+        destination: "",
+    };
+    let out = encoded(&Message::Refused(refused));
+    let Ok(Some(Message::Refused(back))) = Message::decode(out.parts(), None) else { panic!() };
+    assert_eq!(back.field.len(), limits::MESSAGE_TEXT_MAX);
+    assert_eq!((back.reason, back.source, back.destination), (Refusal::Other(77), "x", ""));
+}
+
+proptest! {
+    #[test]
+    fn no_bytes_panic(
+        kind in 0u8..16,
+        parts in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..400), 0..8),
+    ) {
+        let mut raw = Multipart::new();
+        parts.iter().for_each(|part| raw.push(part));
+        let _ = Message::decode(raw.parts(), None);
+        let header = Header { magic: MAGIC, version: VERSION, kind, flags: 0, parts: parts.len() as u16 };
+        let mut headed = Multipart::new();
+        headed.extend(bytemuck::bytes_of(&header));
+        headed.push(&[1; 300]);
+        parts.iter().for_each(|part| headed.push(part));
+        let _ = Message::decode(headed.parts(), None);
+        let _ = Message::decode(headed.parts(), Some(&mut seals().0));
+    }
+
+    #[test]
+    fn what_decodes_encodes_to_the_same(noise in proptest::collection::vec(any::<u8>(), 120), kind in 0usize..13) {
+        let whole = encoded(&every_kind()[kind]);
+        let first = whole.parts().get(0).unwrap();
+        let changed: Vec<u8> = first.iter().zip(&noise).enumerate()
+            .map(|(at, (old, new))| if at < HEADER_LEN || new % 2 == 0 { *old } else { *new })
+            .collect();
+        let changed = with_part(&whole, 0, &[&changed[..], &first[changed.len()..]].concat());
+        if let Ok(Some(message)) = Message::decode(changed.parts(), None) {
+            let again = encoded(&message);
+            prop_assert_eq!(Message::decode(again.parts(), None), Ok(Some(message)));
+        }
+    }
+}

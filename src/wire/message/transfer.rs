@@ -1,0 +1,273 @@
+//! Messages about one transfer. Each names room, slot and generation, so that what comes late can
+//! be told from what is meant (`handoff-model`: without the generation, the second AbortAck of one
+//! room frees the pages of the next).
+
+use super::MessageError;
+use super::body::{exactly, read_body, within, write_body};
+use crate::cause::Cause;
+use crate::ids::{Generation, PageId, Room, SessionGeneration, SlotId};
+use crate::limits;
+use crate::wire::{Multipart, Parts};
+use bytemuck::{Pod, Zeroable};
+use sha2::{Digest, Sha256};
+
+/// Which transfer: the room, and the slot that the destination keeps it in.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Pod, Zeroable)]
+#[repr(C)]
+pub struct TransferId {
+    /// The attempt; below 2^63.
+    pub room: Room,
+    /// The destination's slot.
+    pub slot: SlotId,
+    /// The slot's generation; 1 to 2^24 - 1.
+    pub generation: Generation,
+}
+
+impl TransferId {
+    fn checked(self) -> Result<TransferId, MessageError> {
+        within("room", self.room.0, 0..=(1 << 63) - 1)?;
+        within("generation", self.generation.0, 1..=(1 << 24) - 1)?;
+        Ok(self)
+    }
+}
+
+/// Truncated SHA-256 of a prompt's ids.
+pub type IdsHash = [u8; 16];
+
+/// Hash by which both legs see that they read the same prompt.
+pub fn ids_hash(ids: &[u32]) -> IdsHash {
+    let digest = Sha256::digest(bytemuck::cast_slice::<u32, u8>(ids));
+    digest[..16].try_into().expect("SHA-256 has 32 bytes")
+}
+
+/// Page indices as they travel: u32, little-endian, unaligned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageList<'a>(&'a [u8]);
+
+impl<'a> PageList<'a> {
+    /// Number of pages.
+    pub fn len(self) -> usize {
+        self.0.len() / size_of::<PageId>()
+    }
+
+    /// Whether there is none: decode holds the whole prompt.
+    pub fn is_empty(self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The pages in order of their tokens; each is still to be compared with the pool's size.
+    pub fn iter(self) -> impl ExactSizeIterator<Item = PageId> + 'a {
+        self.0.chunks_exact(size_of::<PageId>()).map(bytemuck::pod_read_unaligned)
+    }
+}
+
+impl<'a> From<&'a [PageId]> for PageList<'a> {
+    fn from(pages: &'a [PageId]) -> PageList<'a> {
+        PageList(bytemuck::cast_slice(pages))
+    }
+}
+
+/// Where the KV of one room is to go. Valid in the session it names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Destination<'a> {
+    /// Room, and the slot that waits for it.
+    pub id: TransferId,
+    /// The session whose regions the indices mean.
+    pub session: SessionGeneration,
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// Tokens at its beginning that decode already holds; fewer than `tokens` or all of them.
+    pub prefix_tokens: u32,
+    /// [`ids_hash`] of the prompt.
+    pub ids_hash: IdsHash,
+    /// The aux slot leased for it.
+    pub aux_index: u32,
+    /// Milliseconds left to the request.
+    pub deadline_ms: u32,
+    /// Pages for the tokens behind the prefix.
+    pub pages: PageList<'a>,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DestinationBody {
+    id: TransferId,
+    ids_hash: IdsHash,
+    session: SessionGeneration,
+    tokens: u32,
+    prefix_tokens: u32,
+    aux_index: u32,
+    deadline_ms: u32,
+    pad: u32,
+}
+
+impl<'a> Destination<'a> {
+    pub(super) fn parse(body: &[u8], parts: Parts<'a>) -> Result<Destination<'a>, MessageError> {
+        exactly(parts, 2)?;
+        let body: DestinationBody = read_body(body, "Destination")?;
+        let pages = parts.get(1).unwrap_or_default();
+        let size = size_of::<PageId>();
+        if !pages.len().is_multiple_of(size) || pages.len() / size > limits::PAGES_MAX {
+            return Err(MessageError::Content { what: "page list", len: pages.len() });
+        }
+        within("session", body.session.0, 1..=u32::MAX.into())?;
+        within("tokens", body.tokens, 1..=u32::MAX.into())?;
+        within("prefix", body.prefix_tokens, 0..=body.tokens.into())?;
+        let DestinationBody { id, ids_hash, session, tokens, prefix_tokens, aux_index, deadline_ms, .. } =
+            body;
+        Ok(Destination {
+            id: id.checked()?,
+            session,
+            tokens,
+            prefix_tokens,
+            ids_hash,
+            aux_index,
+            deadline_ms,
+            pages: PageList(pages),
+        })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        let Destination { id, session, tokens, prefix_tokens, ids_hash, aux_index, deadline_ms, pages } =
+            *self;
+        let pad = 0;
+        write_body(
+            &DestinationBody { id, ids_hash, session, tokens, prefix_tokens, aux_index, deadline_ms, pad },
+            out,
+        );
+        out.end_part();
+        out.push(pages.0);
+    }
+}
+
+/// A transfer and up to eight small values about it.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct TransferBody {
+    id: TransferId,
+    values: [u8; 8],
+}
+
+fn read_transfer(
+    body: &[u8],
+    parts: Parts<'_>,
+    what: &'static str,
+) -> Result<(TransferId, [u8; 8]), MessageError> {
+    exactly(parts, 1)?;
+    let body: TransferBody = read_body(body, what)?;
+    Ok((body.id.checked()?, body.values))
+}
+
+fn write_transfer(id: TransferId, first: u8, second: u8, out: &mut Multipart) {
+    write_body(&TransferBody { id, values: [first, second, 0, 0, 0, 0, 0, 0] }, out);
+    out.end_part();
+}
+
+/// Asks the other side to stop a transfer. Valid on the connection that carried its Destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Abort {
+    /// Which.
+    pub id: TransferId,
+    /// Why.
+    pub cause: Cause,
+}
+
+impl Abort {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Abort, MessageError> {
+        let (id, [cause, ..]) = read_transfer(body, parts, "Abort")?;
+        Ok(Abort { id, cause: Cause::from_number(cause) })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        write_transfer(self.id, self.cause as u8, 0, out);
+    }
+}
+
+/// Answers an Abort, or a Destination that cannot be served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AbortAck {
+    /// Which.
+    pub id: TransferId,
+    /// Nothing of it can land any more; otherwise that is unknown.
+    pub quiet: bool,
+    /// Why the answering side has ended it.
+    pub cause: Cause,
+}
+
+impl AbortAck {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<AbortAck, MessageError> {
+        let (id, [quiet, cause, ..]) = read_transfer(body, parts, "AbortAck")?;
+        within("quiet", quiet, 0..=1)?;
+        Ok(AbortAck { id, quiet: quiet == 1, cause: Cause::from_number(cause) })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        write_transfer(self.id, self.quiet.into(), self.cause as u8, out);
+    }
+}
+
+/// How a transfer stands at its source.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Status {
+    /// Which.
+    pub id: TransferId,
+    /// Transfer state, Failed 0 to Success 4 (design, section 2).
+    pub state: u8,
+    /// Why, if it failed.
+    pub cause: Option<Cause>,
+}
+
+impl Status {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Status, MessageError> {
+        let (id, [state, cause, ..]) = read_transfer(body, parts, "Status")?;
+        within("state", state, 0..=4)?;
+        Ok(Status { id, state, cause: cause_of(cause) })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        write_transfer(self.id, self.state, number_of(self.cause), out);
+    }
+}
+
+/// The destination holds everything: pulled or received. Sent by its mover.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Done {
+    /// Which.
+    pub id: TransferId,
+}
+
+impl Done {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Done, MessageError> {
+        exactly(parts, 1)?;
+        let id: TransferId = read_body(body, "Done")?;
+        Ok(Done { id: id.checked()? })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        write_body(&self.id, out);
+        out.end_part();
+    }
+}
+
+/// A cause that may be absent, from its number.
+pub(super) fn cause_of(number: u8) -> Option<Cause> {
+    (number != 0).then(|| Cause::from_number(number))
+}
+
+/// The number of a cause that may be absent; no cause has 0.
+pub(super) fn number_of(cause: Option<Cause>) -> u8 {
+    cause.map_or(0, |cause| cause as u8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_of_ids_is_that_of_their_little_endian_bytes() {
+        assert_ne!(ids_hash(&[1, 2]), ids_hash(&[2, 1]));
+        assert_ne!(ids_hash(&[]), ids_hash(&[0]));
+        let digest = Sha256::digest([1, 0, 0, 0, 2, 0, 0, 0]);
+        assert_eq!(ids_hash(&[1, 2])[..], digest[..16]);
+    }
+}

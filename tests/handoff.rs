@@ -1,0 +1,479 @@
+//! The hand-off inside one process, stepped by hand: real managers, rings, movers and regions, with the
+//! test in the place of both schedulers.
+
+use baton::cause::Cause;
+use baton::front::handoff::{Handoff, Link, Member, Offer, Role, Source, prompt_of};
+use baton::front::worker::{Ring, Worker};
+use baton::ids::{PageId, RequestId, Room, WorkerId};
+use baton::kv::layout::{KvDtype, KvLayout};
+use baton::kv::lease::MoverRight;
+use baton::kv::pool::PagePool;
+use baton::kv::region::Region;
+use baton::model::logprobs::{Sampled, TopLogprobs};
+use baton::model::sampler::SamplingParams;
+use baton::sched::mailbox::Command;
+use baton::sched::request::{Request, Stamps};
+use baton::stdx::bell::Bell;
+use baton::transfer::aux::AuxRecord;
+use baton::transfer::command::{SessionId, Target};
+use baton::transfer::handle::{Receiver, Sender};
+use baton::transfer::manager::destination::DestinationManager;
+use baton::transfer::manager::identity::Identity;
+use baton::transfer::manager::rooms::Slot;
+use baton::transfer::manager::source::SourceManager;
+use baton::transfer::mover::Mover;
+use baton::transfer::mover::destination::{DestinationLinks, DestinationMover};
+use baton::transfer::mover::source::{SourceLinks, SourceMover};
+use baton::transfer::pages::PageLists;
+use baton::transfer::status::{State, StatusTable};
+use baton::transfer::transport::Memory;
+use baton::wire::message::{Fingerprint, HostId, Transport};
+use crossbeam_channel as channel;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const SLOTS: usize = 8;
+const PAGES: u32 = 64;
+const PREFILL: WorkerId = WorkerId(0);
+const DECODE: WorkerId = WorkerId(1);
+
+/// One worker's memory and the scheduler's end of everything.
+struct Side<H> {
+    memory: Memory,
+    pool: PagePool,
+    commands: channel::Receiver<Command>,
+    handle: H,
+}
+
+struct Cluster {
+    handoff: Handoff,
+    mover: Mover,
+    prefill: Side<Sender>,
+    decode: Side<Receiver>,
+    now: Instant,
+}
+
+fn bell() -> Arc<Bell> {
+    Arc::new(Bell::new(|| ()))
+}
+
+fn memory(page_size: u32) -> Memory {
+    let layout = KvLayout::page_major(page_size, 2, 2, 8, KvDtype::F16);
+    let pages = PAGES * 16 / page_size;
+    let bytes = u64::from(pages) * layout.page_stride;
+    Memory {
+        region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()),
+        layout,
+        pages,
+        lists: Arc::new(PageLists::new(SLOTS, 64).unwrap()),
+    }
+}
+
+fn identity(memory: &Memory) -> Identity {
+    Identity {
+        fingerprint: Fingerprint {
+            config: [1; 32],
+            weights: [2; 32],
+            kernels: [3; 32],
+            tokenizer: [4; 32],
+            template: [5; 32],
+        },
+        layout: memory.layout,
+        pages: memory.pages,
+        pool_bytes: memory.region.len() as u64,
+        slots: SLOTS as u32,
+    }
+}
+
+impl Cluster {
+    fn new(prefill_page: u32, decode_page: u32, transport: Transport) -> Cluster {
+        let (source, destination) = (memory(prefill_page), memory(decode_page));
+        let statuses = [Arc::new(StatusTable::new(SLOTS)), Arc::new(StatusTable::new(SLOTS))];
+        let engines: [_; 2] = std::array::from_fn(|_| channel::bounded(64));
+        let (source_commands, source_ring) = channel::bounded(64);
+        let (destination_commands, destination_ring) = channel::bounded(64);
+        let ends: [_; 2] = std::array::from_fn(|_| channel::bounded(64));
+        let reports: [_; 2] = std::array::from_fn(|_| channel::bounded(64));
+        let mover = Mover {
+            sources: vec![SourceMover::new(
+                SourceLinks {
+                    commands: source_ring,
+                    ends: ends[0].0.clone(),
+                    reports: reports[0].0.clone(),
+                    engine: bell(),
+                    ctl: bell(),
+                    status: statuses[0].clone(),
+                },
+                source.clone(),
+                4,
+                MoverRight::for_mover_thread(),
+            )],
+            destinations: vec![DestinationMover::new(
+                DestinationLinks {
+                    commands: destination_ring,
+                    ends: ends[1].0.clone(),
+                    reports: reports[1].0.clone(),
+                    engine: bell(),
+                    ctl: bell(),
+                    status: statuses[1].clone(),
+                },
+                destination.clone(),
+                4,
+                MoverRight::for_mover_thread(),
+            )],
+        };
+        let worker = |id: WorkerId, memory: &Memory| {
+            let ring = Ring::new(engines[id.index()].0.clone(), bell());
+            Worker::new(id, ring, statuses[id.index()].clone(), memory.clone())
+        };
+        let members = vec![
+            Member {
+                worker: worker(PREFILL, &source),
+                role: Role::Prefill {
+                    manager: Box::new(SourceManager::<Link>::new(
+                        identity(&source),
+                        vec![transport],
+                        statuses[0].clone(),
+                        4,
+                    )),
+                    mover: Ring::new(source_commands.clone(), bell()),
+                },
+                reports: Some(reports[0].1.clone()),
+            },
+            Member {
+                worker: worker(DECODE, &destination),
+                role: Role::Decode {
+                    manager: Box::new(DestinationManager::new(
+                        identity(&destination),
+                        statuses[1].clone(),
+                        4,
+                    )),
+                    mover: Ring::new(destination_commands.clone(), bell()),
+                    doorbell: baton::sys::event::EventCounter::new().unwrap(),
+                },
+                reports: Some(reports[1].1.clone()),
+            },
+        ];
+        let prefill = Side {
+            handle: Sender {
+                status: statuses[0].clone(),
+                pages: source.lists.clone(),
+                commands: source_commands,
+                ends: ends[0].1.clone(),
+                bell: bell(),
+            },
+            pool: PagePool::new(source.pages),
+            memory: source,
+            commands: engines[0].1.clone(),
+        };
+        let decode = Side {
+            handle: Receiver {
+                status: statuses[1].clone(),
+                pages: destination.lists.clone(),
+                commands: destination_commands,
+                ends: ends[1].1.clone(),
+                bell: bell(),
+            },
+            pool: PagePool::new(destination.pages),
+            memory: destination,
+            commands: engines[1].1.clone(),
+        };
+        let handoff = Handoff::new(members, Offer { transports: vec![transport], host: HostId([7; 16]) });
+        Cluster { handoff, mover, prefill, decode, now: Instant::now() }
+    }
+
+    fn settle(&mut self) {
+        while self.mover.step() | self.handoff.turn(self.now) {}
+    }
+
+    fn submit(&mut self, worker: WorkerId, room: u64, prompt: &[u32]) -> Option<Slot> {
+        let deadline = self.now + Duration::from_secs(60);
+        let slot = self.handoff.worker_mut(worker).take_slot(prompt_of(prompt), deadline)?;
+        let request = Request {
+            id: RequestId(room),
+            worker,
+            room: Room(room),
+            slot: slot.id,
+            generation: slot.generation,
+            prompt: prompt.to_vec(),
+            output: Vec::new(),
+            pages: Vec::new(),
+            sampling: SamplingParams::GREEDY,
+            top_logprobs: 0,
+            max_new: 1,
+            stop_tokens: Vec::new(),
+            ignore_eos: false,
+            deadline,
+            stamps: Stamps::new(self.now),
+        };
+        let source = Source::Local(PREFILL);
+        self.handoff.submit(Box::new(request), (worker == DECODE).then_some(&source), self.now);
+        Some(slot)
+    }
+
+    /// Plays the decode scheduler: leases pages once the session stands.
+    fn expect(&mut self, slot: Slot, room: u64, tokens: u32) -> Vec<PageId> {
+        let session = self.session_ready(slot);
+        let mut pages = Vec::new();
+        let count = self.decode.memory.layout.pages_for(tokens);
+        assert!(self.decode.pool.allocate(count, &mut pages));
+        let lease = self.decode.pool.lease(slot.id, slot.generation, &pages);
+        let from = (session, Room(room));
+        self.decode.handle.expect(slot.id, slot.generation, from, tokens, &pages, lease);
+        self.handoff.expecting(DECODE, slot, tokens, self.now);
+        pages
+    }
+
+    fn session_ready(&mut self, slot: Slot) -> SessionId {
+        for command in self.decode.commands.try_iter() {
+            if let Command::SessionReady { slot: id, session, .. } = command
+                && id == slot.id
+            {
+                return session;
+            }
+        }
+        panic!("no session for {slot:?}");
+    }
+
+    fn granted(&mut self) -> Option<Target> {
+        self.prefill.commands.try_iter().find_map(|command| match command {
+            Command::Granted { target, .. } => Some(target),
+            _ => None,
+        })
+    }
+
+    /// Plays the prefill scheduler up to the first chunk: pages with known bytes.
+    fn begin(&mut self, slot: Slot, target: Target, tokens: u32) -> Vec<PageId> {
+        let mut pages = Vec::new();
+        assert!(self.prefill.pool.allocate(self.prefill.memory.layout.pages_for(tokens), &mut pages));
+        // Neighbours on one side only, so that runs must be cut.
+        pages.reverse();
+        self.fill(&pages, slot.id.0 as u8 + 1);
+        let lease = self.prefill.pool.lease(slot.id, slot.generation, &pages);
+        self.prefill.handle.begin(slot.id, slot.generation, target, &pages, lease);
+        pages
+    }
+
+    #[allow(unsafe_code)]
+    fn fill(&self, pages: &[PageId], salt: u8) {
+        let memory = &self.prefill.memory;
+        for (i, page) in pages.iter().enumerate() {
+            let at = u64::from(page.0) * memory.layout.page_stride;
+            for byte in 0..memory.layout.page_stride {
+                let value = salt.wrapping_mul(31).wrapping_add((i as u64 * 7 + byte) as u8);
+                // SAFETY: inside the region; no other thread runs.
+                unsafe { memory.region.base().add((at + byte) as usize).write(value) };
+            }
+        }
+    }
+
+    fn chunk(&self, slot: Slot, room: u64, tokens: std::ops::Range<u32>, last: bool) {
+        let first = Sampled { token: 4242, logprob: -0.5, top: TopLogprobs::EMPTY };
+        let aux = last.then(|| AuxRecord::new(Room(room), &first, 0));
+        self.prefill.handle.chunk(slot.id, slot.generation, tokens, aux);
+    }
+
+    /// All elements of `tokens` tokens, read through a side's own layout and pages.
+    #[allow(unsafe_code)]
+    fn kv(memory: &Memory, pages: &[PageId], tokens: u32) -> Vec<u8> {
+        use baton::kv::layout::KeyValue;
+        let layout = &memory.layout;
+        let mut bytes = Vec::new();
+        for token in 0..tokens {
+            for layer in 0..layout.layers {
+                for which in [KeyValue::Key, KeyValue::Value] {
+                    for head in 0..layout.kv_heads {
+                        let page = pages[(token / layout.page_size) as usize];
+                        let at = layout.offset(page, layer, which, head, token % layout.page_size) as usize;
+                        for i in 0..layout.token_stride as usize {
+                            // SAFETY: inside the region; no other thread runs.
+                            bytes.push(unsafe { memory.region.base().add(at + i).read() });
+                        }
+                    }
+                }
+            }
+        }
+        bytes
+    }
+
+    /// Everything has come back.
+    fn assert_idle(&mut self) {
+        for (pool, free) in
+            [(&self.prefill.pool, self.prefill.memory.pages), (&self.decode.pool, self.decode.memory.pages)]
+        {
+            pool.invariants();
+            assert_eq!(pool.counts().free, free);
+        }
+    }
+
+    fn end_prefill(&mut self, slot: Slot, pages: &[PageId], failure: Option<Cause>) {
+        self.prefill.pool.release(pages);
+        if let Some(end) = self.prefill.handle.poll_end() {
+            self.prefill.pool.end(end.ended, pages);
+        }
+        self.handoff.finished(PREFILL, slot, failure, self.now);
+        self.handoff.released(PREFILL, slot);
+    }
+
+    fn end_decode(&mut self, slot: Slot, pages: &[PageId], failure: Option<Cause>) -> Option<AuxRecord> {
+        self.decode.pool.release(pages);
+        let end = self.decode.handle.poll_end();
+        let aux = end.as_ref().and_then(|end| end.aux);
+        if let Some(end) = end {
+            self.decode.pool.end(end.ended, pages);
+        }
+        self.handoff.finished(DECODE, slot, failure, self.now);
+        self.handoff.released(DECODE, slot);
+        aux
+    }
+}
+
+fn prompt(tokens: u32) -> Vec<u32> {
+    (0..tokens).map(|i| i * 3 + 1).collect()
+}
+
+#[test]
+fn kv_arrives_whole_for_every_pair_of_page_sizes_and_both_orders() {
+    for (from, to) in [(16, 16), (16, 4), (4, 16), (8, 1), (1, 8)] {
+        for decode_first in [true, false] {
+            let mut cluster = Cluster::new(from, to, Transport::Shm);
+            for (room, tokens) in [(0, 1), (1, 37), (2, 64), (3, 16)] {
+                let ids = prompt(tokens);
+                let (prefill, decode, to_pages) = if decode_first {
+                    let decode = cluster.submit(DECODE, room, &ids).unwrap();
+                    let pages = cluster.expect(decode, room, tokens);
+                    (cluster.submit(PREFILL, room, &ids).unwrap(), decode, pages)
+                } else {
+                    let prefill = cluster.submit(PREFILL, room, &ids).unwrap();
+                    let decode = cluster.submit(DECODE, room, &ids).unwrap();
+                    let pages = cluster.expect(decode, room, tokens);
+                    (prefill, decode, pages)
+                };
+                let target = cluster.granted().expect("both legs are here");
+                let from_pages = cluster.begin(prefill, target, tokens);
+                let half = tokens / 2 / 16 * 16;
+                if half > 0 {
+                    cluster.chunk(prefill, room, 0..half, false);
+                    cluster.settle();
+                }
+                cluster.chunk(prefill, room, half..tokens, true);
+                cluster.settle();
+                assert_eq!(cluster.decode.handle.status(decode.id).state, State::Success);
+                assert_eq!(cluster.prefill.handle.status(prefill.id).state, State::Success);
+                let sent = Cluster::kv(&cluster.prefill.memory, &from_pages, tokens);
+                let came = Cluster::kv(&cluster.decode.memory, &to_pages, tokens);
+                assert_eq!(sent, came, "{tokens} tokens, pages of {from} to pages of {to}");
+                let aux = cluster.end_decode(decode, &to_pages, None).expect("aux comes with the lease");
+                assert!(aux.belongs_to(Room(room), decode.generation));
+                assert_eq!(aux.first().token, 4242);
+                cluster.end_prefill(prefill, &from_pages, None);
+                cluster.assert_idle();
+            }
+        }
+    }
+}
+
+#[test]
+fn a_copy_after_the_source_took_its_pages_back_is_void() {
+    let mut cluster = Cluster::new(16, 16, Transport::Shm);
+    let ids = prompt(40);
+    let decode = cluster.submit(DECODE, 9, &ids).unwrap();
+    let to_pages = cluster.expect(decode, 9, 40);
+    let prefill = cluster.submit(PREFILL, 9, &ids).unwrap();
+    let target = cluster.granted().unwrap();
+    let from_pages = cluster.begin(prefill, target, 40);
+    cluster.chunk(prefill, 9, 0..40, true);
+    // The source posts its offer; the destination has not looked; then the source is cancelled and its
+    // pages are given to somebody else.
+    cluster.mover.sources[0].step();
+    assert!(cluster.prefill.handle.fail(prefill.id, prefill.generation, Cause::Deadline));
+    cluster.mover.sources[0].step();
+    cluster.end_prefill(prefill, &from_pages, Some(Cause::Deadline));
+    let mut again = Vec::new();
+    assert!(cluster.prefill.pool.allocate(3, &mut again));
+    cluster.fill(&again, 99);
+    cluster.prefill.pool.release(&again);
+    cluster.settle();
+    let status = cluster.decode.handle.status(decode.id);
+    assert_eq!(status.state, State::Failed);
+    cluster.end_decode(decode, &to_pages, status.cause);
+    cluster.settle();
+    cluster.assert_idle();
+}
+
+#[test]
+fn nothing_lands_after_the_destination_cancelled() {
+    let mut cluster = Cluster::new(16, 16, Transport::Shm);
+    let ids = prompt(40);
+    let decode = cluster.submit(DECODE, 9, &ids).unwrap();
+    let to_pages = cluster.expect(decode, 9, 40);
+    let prefill = cluster.submit(PREFILL, 9, &ids).unwrap();
+    let target = cluster.granted().unwrap();
+    let from_pages = cluster.begin(prefill, target, 40);
+    cluster.chunk(prefill, 9, 0..40, true);
+    // The offer is in the ring; the destination gives up before its mover looks.
+    cluster.mover.sources[0].step();
+    assert!(cluster.decode.handle.fail(decode.id, decode.generation, Cause::ClientGone));
+    let before = Cluster::kv(&cluster.decode.memory, &to_pages, 40);
+    cluster.settle();
+    assert_eq!(Cluster::kv(&cluster.decode.memory, &to_pages, 40), before, "a late write");
+    cluster.end_decode(decode, &to_pages, Some(Cause::ClientGone));
+    cluster.settle();
+    assert_eq!(cluster.prefill.handle.status(prefill.id).cause, Some(Cause::ClientGone));
+    cluster.end_prefill(prefill, &from_pages, Some(Cause::ClientGone));
+    cluster.assert_idle();
+}
+
+#[test]
+fn legs_that_mean_different_prompts_both_fail() {
+    for decode_first in [true, false] {
+        let mut cluster = Cluster::new(16, 16, Transport::Shm);
+        let (ours, theirs) = (prompt(20), prompt(21));
+        let (prefill, decode, pages);
+        if decode_first {
+            decode = cluster.submit(DECODE, 5, &theirs).unwrap();
+            pages = cluster.expect(decode, 5, 21);
+            prefill = cluster.submit(PREFILL, 5, &ours).unwrap();
+        } else {
+            prefill = cluster.submit(PREFILL, 5, &ours).unwrap();
+            decode = cluster.submit(DECODE, 5, &theirs).unwrap();
+            pages = cluster.expect(decode, 5, 21);
+        }
+        cluster.settle();
+        assert_eq!(cluster.decode.handle.status(decode.id).cause, Some(Cause::Mismatch));
+        let told = cluster.prefill.commands.try_iter().any(|command| {
+            matches!(command, Command::Abort { slot, cause: Cause::Mismatch, .. } if slot == prefill.id)
+        });
+        assert!(told);
+        cluster.end_decode(decode, &pages, Some(Cause::Mismatch));
+        cluster.handoff.finished(PREFILL, prefill, Some(Cause::Mismatch), cluster.now);
+        cluster.assert_idle();
+    }
+}
+
+#[test]
+fn a_failure_of_prefill_before_any_post_reaches_decode() {
+    let mut cluster = Cluster::new(16, 16, Transport::Shm);
+    let ids = prompt(20);
+    let prefill = cluster.submit(PREFILL, 5, &ids).unwrap();
+    let decode = cluster.submit(DECODE, 5, &ids).unwrap();
+    let pages = cluster.expect(decode, 5, 20);
+    assert!(cluster.prefill.handle.fail(prefill.id, prefill.generation, Cause::Deadline));
+    cluster.handoff.finished(PREFILL, prefill, Some(Cause::Deadline), cluster.now);
+    cluster.settle();
+    assert_eq!(cluster.decode.handle.status(decode.id).cause, Some(Cause::Deadline));
+    cluster.end_decode(decode, &pages, Some(Cause::Deadline));
+    cluster.assert_idle();
+}
+
+#[test]
+fn the_fake_transport_says_success_without_bytes() {
+    let mut cluster = Cluster::new(16, 16, Transport::Fake);
+    let ids = prompt(20);
+    let decode = cluster.submit(DECODE, 5, &ids).unwrap();
+    let pages = cluster.expect(decode, 5, 20);
+    cluster.settle();
+    assert_eq!(cluster.decode.handle.status(decode.id).state, State::Success);
+    cluster.end_decode(decode, &pages, None);
+    cluster.assert_idle();
+}

@@ -1,0 +1,515 @@
+//! The scheduler with a pseudo-model, movers that copy pages, and a `ctl` that passes messages on.
+
+#[allow(dead_code)]
+mod support;
+
+use baton::cause::Cause;
+use baton::ids::{Generation, RequestId, Room, SlotId};
+use baton::limits::PASSES_MAX;
+use baton::model::sampler::SamplingParams;
+use baton::sched::engine::run;
+use baton::sched::mailbox::{Command, Event, Outcome};
+use baton::stdx::bell::Bell;
+use baton::transfer::aux::AuxRecord;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+use support::Rng;
+use support::model::{LAYERS, VOCAB};
+use support::rig::{DECODE, FIRST, Legs, Rig, Setup, Use, Wanted, alone, request};
+
+const TOO_LONG: Duration = Duration::from_secs(2000);
+
+fn random_setup(rng: &mut Rng) -> Setup {
+    let mut setup = Setup::new();
+    setup.config.page_size = [1, 2, 4, 16][rng.within(0, 3) as usize];
+    setup.config.max_running = rng.within(1, 6) as usize;
+    setup.config.chunked_prefill_size = rng.within(1, 40);
+    setup.config.max_prefill_tokens = rng.within(1, 40);
+    setup.config.chunk_ms = rng.within(0, 1) * 20;
+    let least = 96 / setup.config.page_size;
+    setup.prefill_pages = least + rng.within(0, least);
+    setup.decode_pages = least + rng.within(0, least);
+    setup
+}
+
+fn random_wanted(rng: &mut Rng) -> Wanted {
+    let mut wanted = Wanted::new(rng.within(1, 60), rng.within(1, 30));
+    wanted.prompt.iter_mut().for_each(|id| *id = rng.within(0, VOCAB - 1));
+    if rng.one_in(2) {
+        wanted.sampling = SamplingParams {
+            temperature: 0.9,
+            top_p: 0.8,
+            top_k: 20,
+            presence_penalty: 0.3,
+            seed: rng.next(),
+            ..SamplingParams::GREEDY
+        };
+    }
+    wanted.stop_tokens = (0..rng.within(0, 2)).map(|_| rng.within(0, VOCAB - 1)).collect();
+    wanted.top_logprobs = rng.within(0, 3) as usize;
+    wanted
+}
+
+/// Submits over time, with everything else at random speeds; tokens and outcomes in order of submission.
+fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
+    rig.watch.token_ns.store(1_000_000, Relaxed);
+    let mut ids = Vec::new();
+    while ids.len() < wanted.len() {
+        if rig.has_slots() && rng.one_in(3) {
+            ids.push(rig.submit(&wanted[ids.len()]).decode);
+        }
+        if let Some(mover) = &mut rig.mover {
+            mover.speed = rng.within(0, 3) as usize;
+        }
+        (rig.hold_grants, rig.hold_sessions) = (rng.one_in(4), rng.one_in(4));
+        rig.turn();
+    }
+    (rig.hold_grants, rig.hold_sessions) = (false, false);
+    if let Some(mover) = &mut rig.mover {
+        mover.speed = 1;
+    }
+    rig.finish();
+    ids
+}
+
+#[test]
+fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
+    for seed in 0..40 {
+        let rng = &mut Rng::new(seed * 1000);
+        let wanted: Vec<_> = (0..rng.within(1, 14)).map(|_| random_wanted(rng)).collect();
+        let expected: Vec<_> = wanted.iter().map(alone).collect();
+        for split in [true, false] {
+            let setup = random_setup(rng);
+            let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            let ids = play(&mut rig, &wanted, rng);
+            for (id, expected) in ids.iter().zip(&expected) {
+                assert_eq!(&rig.told[id], expected, "seed {seed}, split {split}, {setup:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_prefill_leg_tells_the_first_token_only() {
+    let mut rig = Rig::split(&Setup::new());
+    let wanted = Wanted::new(30, 5);
+    let legs = rig.submit(&wanted);
+    rig.finish();
+    let prefill = legs.prefill.unwrap();
+    assert_eq!(rig.outcome(prefill), Some(Outcome::HandedOver));
+    assert_eq!(rig.told[&prefill].tokens, rig.told[&legs.decode].tokens[..1]);
+    assert_eq!(rig.outcome(legs.decode), Some(Outcome::Length));
+    assert_eq!(rig.tokens(legs.decode).len(), 5);
+    assert_eq!(rig.stats(FIRST).prompt_tokens_total.load(Relaxed), 30);
+    assert_eq!(rig.stats(DECODE).generated_tokens_total.load(Relaxed), 5);
+}
+
+#[test]
+fn a_request_may_end_with_its_first_token() {
+    let mut wanted = Wanted::new(20, 9);
+    wanted.stop_tokens = vec![alone(&wanted).tokens[0].token];
+    for mut rig in [Rig::split(&Setup::new()), Rig::mixed(&Setup::new())] {
+        let legs = rig.submit(&wanted);
+        rig.finish();
+        assert_eq!(rig.outcome(legs.decode), Some(Outcome::Stop));
+        assert_eq!(rig.tokens(legs.decode), wanted.stop_tokens);
+    }
+}
+
+/// Requests in every stage when one of them is ended at turn `k`; a later one is as good as ever.
+fn end_one_at_every_turn(split: bool, end: impl Fn(&mut Rig, &Legs)) {
+    let mut setup = Setup::new();
+    setup.config.max_running = 2;
+    let wanted = [Wanted::new(40, 6), Wanted::new(9, 12), Wanted::new(21, 8), Wanted::new(13, 3)];
+    let expected: Vec<_> = wanted.iter().map(alone).collect();
+    let mut ended_early = 0;
+    for k in 0..40 {
+        for victim in 0..wanted.len() {
+            let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            let legs: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted)).collect();
+            (0..k).for_each(|_| {
+                rig.mover.iter_mut().for_each(|mover| mover.speed = 1);
+                rig.turn();
+            });
+            end(&mut rig, &legs[victim]);
+            rig.finish();
+            for (i, legs) in legs.iter().enumerate() {
+                let told = &rig.told[&legs.decode];
+                if i == victim {
+                    assert_eq!(told.tokens, expected[i].tokens[..told.tokens.len()]);
+                    ended_early += usize::from(matches!(told.outcome, Some(Outcome::Failed(_))));
+                } else {
+                    assert_eq!(told, &expected[i], "victim {victim}, turn {k}");
+                }
+            }
+            let next = rig.submit(&wanted[victim]);
+            rig.finish();
+            assert_eq!(rig.told[&next.decode], expected[victim], "after victim {victim}, turn {k}");
+        }
+    }
+    assert!(ended_early > 30, "only {ended_early} were ended before their time");
+}
+
+#[test]
+fn an_abort_of_decode_at_any_turn_leaks_nothing() {
+    end_one_at_every_turn(true, |rig, legs| rig.abort(legs.decode));
+}
+
+#[test]
+fn an_abort_of_prefill_at_any_turn_leaks_nothing() {
+    end_one_at_every_turn(true, |rig, legs| rig.abort(legs.prefill.unwrap()));
+}
+
+#[test]
+fn an_abort_of_both_legs_at_any_turn_leaks_nothing() {
+    end_one_at_every_turn(true, |rig, legs| {
+        rig.abort(legs.prefill.unwrap());
+        rig.abort(legs.decode);
+    });
+}
+
+#[test]
+fn an_abort_of_a_mixed_request_at_any_turn_leaks_nothing() {
+    end_one_at_every_turn(false, |rig, legs| rig.abort(legs.decode));
+}
+
+/// In which stage a deadline finds the request, on the leg named.
+#[test]
+fn a_deadline_is_kept_in_every_stage() {
+    type Arrange = fn(&mut Rig);
+    let stages: [(&str, Arrange); 5] = [
+        ("no session", |rig| rig.hold_sessions = true),
+        ("no grant", |rig| rig.hold_grants = true),
+        ("transfer stands still", |rig| rig.mover.as_mut().unwrap().speed = 0),
+        ("chunks", |_| ()),
+        ("batch full or running", |_| ()),
+    ];
+    for (stage, arrange) in stages {
+        for turns in 0..12 {
+            let mut setup = Setup::new();
+            setup.config.max_running = 1;
+            let mut rig = Rig::split(&setup);
+            let mut patient = Wanted::new(5, 40);
+            patient.patience = 10 * TOO_LONG;
+            let neighbour = (stage == "batch full or running").then(|| {
+                let legs = rig.submit(&patient);
+                (0..5).for_each(|_| _ = rig.turn());
+                legs
+            });
+            arrange(&mut rig);
+            let legs = rig.submit(&Wanted::new(100, 20));
+            (0..turns).for_each(|_| _ = rig.turn());
+            rig.wait(TOO_LONG);
+            (0..2).for_each(|_| _ = rig.turn());
+            let failed = Some(Outcome::Failed(Cause::Deadline));
+            let prefill = rig.outcome(legs.prefill.unwrap());
+            assert!(prefill == failed || prefill == Some(Outcome::HandedOver), "{stage}: {prefill:?}");
+            assert_eq!(rig.outcome(legs.decode), failed, "{stage}, turn {turns}");
+            if let Some(mover) = &mut rig.mover {
+                mover.speed = usize::MAX;
+            }
+            (rig.hold_sessions, rig.hold_grants) = (false, false);
+            rig.finish();
+            if let Some(neighbour) = neighbour {
+                assert_eq!(rig.told[&neighbour.decode], alone(&patient));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_deadline_is_kept_by_a_mixed_worker() {
+    for turns in 0..12 {
+        let mut rig = Rig::mixed(&Setup::new());
+        let legs = rig.submit(&Wanted::new(100, 20));
+        (0..turns).for_each(|_| _ = rig.turn());
+        rig.wait(TOO_LONG);
+        rig.finish();
+        assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::Deadline)));
+    }
+}
+
+#[test]
+fn what_cannot_fit_an_empty_pool_is_refused_at_arrival() {
+    let mut setup = Setup::new();
+    (setup.prefill_pages, setup.decode_pages) = (10, 10);
+    let refused = Some(Outcome::Failed(Cause::Refused));
+    for (prompt, max_new, fits) in [(30, 10, true), (30, 11, false), (40, 1, false), (129, 1, false)] {
+        let mut rig = Rig::split(&setup);
+        let legs = rig.submit(&Wanted::new(prompt, max_new));
+        rig.finish();
+        assert_eq!(rig.outcome(legs.decode) == refused, !fits, "{prompt} + {max_new}");
+        let mut rig = Rig::mixed(&setup);
+        let legs = rig.submit(&Wanted::new(prompt, max_new));
+        rig.finish();
+        assert_eq!(rig.outcome(legs.decode) == refused, !fits, "{prompt} + {max_new}");
+    }
+    setup.prefill_pages = 2;
+    let mut rig = Rig::split(&setup);
+    let legs = rig.submit(&Wanted::new(30, 2));
+    rig.finish();
+    assert_eq!(rig.outcome(legs.prefill.unwrap()), refused);
+    assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::OtherLeg)));
+}
+
+/// Small requests keep coming; the large one, which needs the whole pool, still gets its turn.
+#[test]
+fn a_large_request_is_not_starved_by_small_ones() {
+    for split in [true, false] {
+        let mut setup = Setup::new();
+        (setup.prefill_pages, setup.decode_pages) = (32, 16);
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let small = Wanted::new(8, 6);
+        (0..3).for_each(|_| _ = rig.submit(&small));
+        (0..3).for_each(|_| _ = rig.turn());
+        let large = rig.submit(&Wanted::new(40, 24)).decode;
+        let mut behind = Vec::new();
+        for _ in 0..10_000 {
+            if rig.told[&large].released {
+                break;
+            }
+            if rig.has_slots() {
+                behind.push(rig.submit(&small).decode);
+            }
+            rig.turn();
+        }
+        let passed = behind.iter().filter(|id| rig.told[*id].released).count();
+        assert_eq!(rig.outcome(large), Some(Outcome::Length));
+        assert!(passed >= PASSES_MAX as usize, "nobody used the room before it: {passed}");
+        assert!(passed <= PASSES_MAX as usize + setup.slots, "{passed} passed it");
+        rig.finish();
+    }
+}
+
+#[test]
+fn a_full_event_ring_makes_the_engine_wait_and_loses_nothing() {
+    for split in [true, false] {
+        let setup = Setup::new();
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let wanted = [Wanted::new(20, 100), Wanted::new(7, 100)];
+        let legs = wanted.each_ref().map(|wanted| rig.submit(wanted));
+        for round in 0..200 {
+            rig.step_engine();
+            rig.mover.iter_mut().for_each(|mover| mover.step());
+            if round % 20 == 19 {
+                rig.step_ctl();
+            }
+        }
+        let steps = rig.watch.layers.load(Relaxed) / u64::from(LAYERS);
+        assert!(steps < 40, "{steps} steps ran while nobody listened");
+        rig.finish();
+        for (legs, wanted) in legs.iter().zip(&wanted) {
+            assert_eq!(rig.told[&legs.decode], alone(wanted));
+        }
+    }
+}
+
+#[test]
+fn a_hand_off_that_fails_ends_both_legs_with_its_cause() {
+    let mut rig = Rig::split(&Setup::new());
+    let doomed = rig.submit(&Wanted::new(40, 6));
+    rig.mover.as_mut().unwrap().corrupt = true;
+    rig.finish();
+    assert_eq!(rig.outcome(doomed.prefill.unwrap()), Some(Outcome::Failed(Cause::Corrupt)));
+    assert_eq!(rig.outcome(doomed.decode), Some(Outcome::Failed(Cause::OtherLeg)));
+    assert!(rig.tokens(doomed.decode).is_empty());
+    let next = rig.submit(&Wanted::new(40, 6));
+    rig.finish();
+    assert_eq!(rig.told[&next.decode], alone(&Wanted::new(40, 6)));
+}
+
+#[test]
+fn a_record_that_is_not_the_request_s_fails_it() {
+    let spoils: [fn(&mut AuxRecord); 3] =
+        [|aux| aux.room += 1, |aux| aux.generation += 1, |aux| aux.first_token = VOCAB];
+    for spoil in spoils {
+        let mut rig = Rig::split(&Setup::new());
+        rig.mover.as_mut().unwrap().spoil = spoil;
+        let legs = rig.submit(&Wanted::new(10, 6));
+        rig.finish();
+        assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::Corrupt)));
+        assert!(rig.tokens(legs.decode).is_empty());
+    }
+}
+
+/// A mover that stands still and requests that come and go: its ring keeps room for every Cancel.
+#[test]
+fn cancels_never_outgrow_the_mover_s_ring() {
+    for worker in [FIRST, DECODE] {
+        let mut rig = Rig::split(&Setup::new());
+        for _ in 0..100 {
+            while rig.free_slots(worker) > 0 {
+                let id = rig.submit_leg(worker, Room(7), &Wanted::new(3, 2));
+                rig.abort(id);
+                rig.step_engine();
+                rig.step_ctl();
+            }
+            rig.step_engine();
+            rig.step_ctl();
+        }
+        rig.finish();
+    }
+}
+
+/// The pages of an ended transfer stay leased while its mover still may read or write them.
+#[test]
+fn pages_of_an_ended_transfer_wait_for_its_lease() {
+    let mut rig = Rig::split(&Setup::new());
+    let legs = rig.submit(&Wanted::new(40, 6));
+    (0..2).for_each(|_| _ = rig.turn());
+    rig.mover.as_mut().unwrap().speed = 0;
+    rig.turn();
+    rig.abort(legs.prefill.unwrap());
+    (0..5).for_each(|_| _ = rig.turn());
+    assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(Outcome::Failed(Cause::ClientGone)));
+    assert_eq!(rig.stats(FIRST).pages_leased.load(Relaxed), 10);
+    assert!(!rig.told[&legs.prefill.unwrap()].released);
+    rig.mover.as_mut().unwrap().speed = 1;
+    rig.finish();
+}
+
+fn record(rig: &Rig) {
+    *rig.watch.steps.lock().unwrap() = Some(Vec::new());
+}
+
+fn recorded(rig: &Rig) -> Vec<Vec<std::ops::Range<u32>>> {
+    rig.watch.steps.lock().unwrap().take().unwrap()
+}
+
+#[test]
+#[allow(clippy::single_range_in_vec_init)]
+fn chunks_end_on_pages_and_the_begun_prompt_continues_first() {
+    let mut setup = Setup::new();
+    setup.config.page_size = 4;
+    setup.config.chunked_prefill_size = 18;
+    let mut rig = Rig::mixed(&setup);
+    record(&rig);
+    for tokens in [20, 50, 3, 5] {
+        rig.submit(&Wanted::new(tokens, 1));
+    }
+    rig.finish();
+    let steps = recorded(&rig);
+    assert_eq!(steps[0], [0..16]);
+    assert_eq!(steps[1], [16..20, 0..12]);
+    assert_eq!(steps[2], [12..28]);
+    assert_eq!(steps[3], [28..44]);
+    assert_eq!(steps[4], [44..50, 0..3, 0..5]);
+    assert_eq!(steps.len(), 5);
+}
+
+#[test]
+#[allow(clippy::single_range_in_vec_init)]
+fn chunks_are_bounded_in_time() {
+    let mut setup = Setup::new();
+    setup.config.chunked_prefill_size = 128;
+    setup.config.max_prefill_tokens = 128;
+    setup.config.chunk_ms = 20;
+    let mut rig = Rig::mixed(&setup);
+    rig.watch.token_ns.store(1_000_000, Relaxed);
+    record(&rig);
+    rig.submit(&Wanted::new(120, 1));
+    rig.finish();
+    let steps = recorded(&rig);
+    assert_eq!(steps[..3], [vec![0..64], vec![64..84], vec![84..104]]);
+}
+
+/// While a long prompt is read, each turn that computes a chunk of it also computes a decode step.
+#[test]
+fn streams_do_not_stall_behind_a_prompt() {
+    for split in [true, false] {
+        let setup = Setup::new();
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let stream = rig.submit(&Wanted::new(4, 60)).decode;
+        while rig.tokens(stream).len() < 3 {
+            rig.turn();
+        }
+        let long = rig.submit(&Wanted::new(100, 2)).decode;
+        while rig.tokens(long).is_empty() {
+            let before = rig.tokens(stream).len();
+            rig.turn();
+            assert_eq!(rig.tokens(stream).len(), before + 1, "split {split}");
+        }
+        rig.finish();
+    }
+}
+
+/// An abort of all that a step computes ends the step at the next layer.
+#[test]
+fn a_step_that_nobody_wants_stops_between_layers() {
+    for split in [true, false] {
+        for at in 1..=u64::from(LAYERS) {
+            let mut rig = if split { Rig::split(&Setup::new()) } else { Rig::mixed(&Setup::new()) };
+            let legs = rig.submit(&Wanted::new(40, 6));
+            let id = legs.prefill.unwrap_or(legs.decode);
+            let (commands, watch) = (rig.commands.clone(), rig.watch.clone());
+            let mut command = rig.abort_command(id);
+            *rig.watch.hook.lock().unwrap() = Some(Box::new(move || {
+                if watch.layers.load(Relaxed) == at
+                    && let Some(command) = command.take()
+                {
+                    commands.send(command).unwrap();
+                }
+            }));
+            rig.finish();
+            assert_eq!(rig.watch.layers.load(Relaxed), at);
+            assert_eq!(rig.outcome(id), Some(Outcome::Failed(Cause::ClientGone)));
+        }
+    }
+}
+
+/// With one token per second, a prompt behind 100 others' tokens would come too late.
+#[test]
+fn prefill_refuses_what_would_wait_past_its_deadline() {
+    let mut setup = Setup::new();
+    setup.config.chunked_prefill_size = 4;
+    let mut rig = Rig::split(&setup);
+    rig.watch.token_ns.store(1_000_000_000, Relaxed);
+    rig.submit(&Wanted::new(100, 1));
+    (0..4).for_each(|_| _ = rig.turn());
+    let mut hurried = Wanted::new(20, 1);
+    hurried.patience = Duration::from_secs(60);
+    let legs = rig.submit(&hurried);
+    (0..4).for_each(|_| _ = rig.turn());
+    assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(Outcome::Failed(Cause::Overloaded)));
+    rig.finish();
+}
+
+/// The thread function: rung by commands, parked in between, gone when told to stop.
+#[test]
+fn the_thread_serves_and_stops() {
+    let Rig { mut engine, commands, events, .. } = Rig::mixed(&Setup::new());
+    let wanted = Wanted::new(30, 20);
+    let expected = alone(&wanted);
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let (tell, told) = std::sync::mpsc::channel();
+        let stop = &stop;
+        let thread = scope.spawn(move || {
+            let this = std::thread::current();
+            let bell = Arc::new(Bell::new(move || this.unpark()));
+            tell.send(bell.clone()).unwrap();
+            run(&mut engine, &bell, stop, 0);
+        });
+        let bell = told.recv().unwrap();
+        for round in 1..4 {
+            let place = Use { worker: FIRST, slot: SlotId(0), generation: Generation(round), room: Room(0) };
+            let request = request(&wanted, RequestId(0), place, Instant::now());
+            commands.send(Command::Submit(request)).unwrap();
+            bell.ring();
+            let mut tokens = Vec::new();
+            loop {
+                match events.recv_timeout(Duration::from_secs(60)).expect("the engine is awake") {
+                    Event::Token { sampled, .. } => tokens.push(sampled),
+                    Event::Released(_) => break,
+                    _ => {}
+                }
+            }
+            assert_eq!(tokens, expected.tokens);
+        }
+        stop.store(true, Relaxed);
+        bell.ring();
+        thread.join().unwrap();
+    });
+}

@@ -1,0 +1,29 @@
+//! A cluster of one engine, stepped by hand: a pseudo-model whose output depends on every byte of KV it
+//! reads, movers that copy pages, and a `ctl` that only opens slots and passes messages on.
+
+pub mod model;
+pub mod mover;
+pub mod rig;
+
+/// A small seeded generator for workloads.
+pub struct Rng(u64);
+
+impl Rng {
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(1);
+        model::mix(self.0)
+    }
+
+    /// In `low..=high`.
+    pub fn within(&mut self, low: u32, high: u32) -> u32 {
+        low + (self.next() % u64::from(high - low + 1)) as u32
+    }
+
+    pub fn one_in(&mut self, n: u32) -> bool {
+        self.within(1, n) == 1
+    }
+}

@@ -1,0 +1,157 @@
+//! Both movers of one hand-off between a prefill and a decode worker: copies tokens from pages to pages.
+
+use super::model::{LAYERS, cell, read, write};
+use baton::cause::Cause;
+use baton::ids::{Generation, PageId, Room, SlotId};
+use baton::kv::layout::KeyValue;
+use baton::kv::lease::{Lease, MoverRight};
+use baton::sched::worker::KvMemory;
+use baton::transfer::aux::AuxRecord;
+use baton::transfer::command::{DestinationCommand, LeaseEnd, SourceCommand, Target};
+use baton::transfer::pages::PageLists;
+use baton::transfer::status::{Move, StatusTable};
+use crossbeam_channel::{Receiver, Sender};
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// One worker's side.
+pub struct Side<C> {
+    pub commands: Receiver<C>,
+    pub ends: Sender<LeaseEnd>,
+    pub status: Arc<StatusTable>,
+    pub lists: Arc<PageLists>,
+    pub kv: KvMemory,
+}
+
+pub struct TestMover {
+    source: Side<SourceCommand>,
+    destination: Side<DestinationCommand>,
+    right: MoverRight,
+    begun: HashMap<SlotId, (Generation, Target, Lease)>,
+    expected: HashMap<SlotId, (Generation, Room, Lease)>,
+    /// Source commands taken per step; 0 holds all back.
+    pub speed: usize,
+    /// Fails the source's slot at its next chunk.
+    pub corrupt: bool,
+    /// What happens to a record on its way.
+    pub spoil: fn(&mut AuxRecord),
+}
+
+impl TestMover {
+    pub fn new(source: Side<SourceCommand>, destination: Side<DestinationCommand>) -> TestMover {
+        TestMover {
+            source,
+            destination,
+            right: MoverRight::for_mover_thread(),
+            begun: HashMap::new(),
+            expected: HashMap::new(),
+            speed: usize::MAX,
+            corrupt: false,
+            spoil: |_| (),
+        }
+    }
+
+    pub fn step(&mut self) {
+        while let Ok(command) = self.destination.commands.try_recv() {
+            self.take_destination(command);
+        }
+        for _ in 0..self.speed {
+            let Ok(command) = self.source.commands.try_recv() else { break };
+            self.take_source(command);
+        }
+    }
+
+    /// Whether every lease has ended.
+    pub fn is_empty(&self) -> bool {
+        self.begun.is_empty() && self.expected.is_empty()
+    }
+
+    fn take_destination(&mut self, command: DestinationCommand) {
+        match command {
+            DestinationCommand::Expect { slot, generation, room, lease, .. } => {
+                self.expected.insert(slot, (generation, room, lease));
+                if !self.destination.status.is_open(slot, generation) {
+                    self.end_expected(slot, generation, None);
+                }
+            }
+            DestinationCommand::Cancel { slot, generation } => self.end_expected(slot, generation, None),
+            _ => panic!("no sessions here"),
+        }
+    }
+
+    fn take_source(&mut self, command: SourceCommand) {
+        match command {
+            SourceCommand::Begin { slot, generation, target, lease } => {
+                self.begun.insert(slot, (generation, target, lease));
+                if !self.source.status.is_open(slot, generation) {
+                    self.end_begun(slot, generation);
+                }
+            }
+            SourceCommand::Chunk { slot, generation, tokens, last } => {
+                self.copy(slot, generation, tokens, last);
+            }
+            SourceCommand::Cancel { slot, generation } => self.end_begun(slot, generation),
+            _ => panic!("no sessions here"),
+        }
+    }
+
+    fn copy(&mut self, slot: SlotId, generation: Generation, tokens: Range<u32>, last: Option<AuxRecord>) {
+        let Some(&(begun, target, _)) = self.begun.get(&slot) else { return };
+        if begun != generation || !self.source.status.is_open(slot, generation) {
+            return;
+        }
+        let _ = self.source.status.advance(slot, generation, Move::Start);
+        let open = self
+            .expected
+            .get(&target.slot)
+            .is_some_and(|(generation, room, _)| (*generation, *room) == (target.generation, target.room));
+        if !open || std::mem::take(&mut self.corrupt) {
+            let cause = if open { Cause::Corrupt } else { Cause::PeerLost };
+            let _ = self.source.status.advance(slot, generation, Move::Fail(cause));
+            self.end_begun(slot, generation);
+            return;
+        }
+        let _ = self.destination.status.advance(target.slot, target.generation, Move::Start);
+        self.copy_tokens(slot, target.slot, tokens);
+        if let Some(mut aux) = last {
+            aux.generation = target.generation.0;
+            (self.spoil)(&mut aux);
+            self.end_expected(target.slot, target.generation, Some(aux));
+            let _ = self.destination.status.advance(target.slot, target.generation, Move::Finish);
+            let _ = self.source.status.advance(slot, generation, Move::Finish);
+            self.end_begun(slot, generation);
+        }
+    }
+
+    fn copy_tokens(&self, source: SlotId, destination: SlotId, tokens: Range<u32>) {
+        let pages = |lists: &PageLists, slot, page_size: u32| -> Vec<PageId> {
+            (0..tokens.end.div_ceil(page_size)).map(|index| lists.page(slot, index as usize)).collect()
+        };
+        let page_size = self.source.kv.layout.page_size;
+        let from = pages(&self.source.lists, source, page_size);
+        let to = pages(&self.destination.lists, destination, page_size);
+        for position in tokens.clone() {
+            for layer in 0..LAYERS {
+                for which in [KeyValue::Key, KeyValue::Value] {
+                    let value = read(cell(self.source.kv.pool(), &from, position, layer, which));
+                    write(cell(self.destination.kv.pool(), &to, position, layer, which), value);
+                }
+            }
+        }
+    }
+
+    fn end_begun(&mut self, slot: SlotId, generation: Generation) {
+        if self.begun.get(&slot).is_some_and(|(begun, ..)| *begun == generation) {
+            let (_, _, lease) = self.begun.remove(&slot).unwrap();
+            self.source.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux: None }).unwrap();
+        }
+    }
+
+    fn end_expected(&mut self, slot: SlotId, generation: Generation, aux: Option<AuxRecord>) {
+        if self.expected.get(&slot).is_some_and(|(expected, ..)| *expected == generation) {
+            let (_, _, lease) = self.expected.remove(&slot).unwrap();
+            self.destination.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux }).unwrap();
+        }
+    }
+}

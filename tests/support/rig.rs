@@ -1,0 +1,480 @@
+//! Engine, movers and a stand-in for `ctl`, in one thread.
+
+use super::model::{PseudoModel, VOCAB, Watch, layout};
+use super::mover::{Side, TestMover};
+use baton::cause::Cause;
+use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
+use baton::kv::region::Region;
+use baton::model::logprobs::Sampled;
+use baton::model::sampler::SamplingParams;
+use baton::sched::config::SchedConfig;
+use baton::sched::decode::DecodeWorker;
+use baton::sched::engine::Engine;
+use baton::sched::mail::{Mail, events_per_turn};
+use baton::sched::mailbox::{Command, Event, Outcome};
+use baton::sched::mixed::MixedWorker;
+use baton::sched::prefill::PrefillWorker;
+use baton::sched::request::{Request, Stamps};
+use baton::sched::stats::WorkerStats;
+use baton::sched::worker::{Activity, KvMemory, Worker};
+use baton::stdx::bell::Bell;
+use baton::stdx::seal::seal_thread;
+use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
+use baton::transfer::handle::{Receiver, Sender};
+use baton::transfer::pages::PageLists;
+use baton::transfer::status::{Move, StatusTable};
+use crossbeam_channel as channel;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+/// Prefill or mixed.
+pub const FIRST: WorkerId = WorkerId(0);
+pub const DECODE: WorkerId = WorkerId(1);
+
+#[derive(Clone, Debug)]
+pub struct Setup {
+    pub config: SchedConfig,
+    pub slots: usize,
+    pub prefill_pages: u32,
+    pub decode_pages: u32,
+}
+
+impl Setup {
+    pub fn new() -> Setup {
+        Setup {
+            config: SchedConfig {
+                max_running: 4,
+                max_prefill_tokens: 64,
+                chunked_prefill_size: 16,
+                chunk_ms: 0,
+                page_size: 4,
+                context: 128,
+                vocab: VOCAB,
+            },
+            slots: 16,
+            prefill_pages: 64,
+            decode_pages: 64,
+        }
+    }
+}
+
+/// What a client asks for.
+#[derive(Clone, Debug)]
+pub struct Wanted {
+    pub prompt: Vec<u32>,
+    pub max_new: u32,
+    pub sampling: SamplingParams,
+    pub stop_tokens: Vec<u32>,
+    pub top_logprobs: usize,
+    pub patience: Duration,
+}
+
+impl Wanted {
+    pub fn new(prompt_tokens: u32, max_new: u32) -> Wanted {
+        Wanted {
+            prompt: (0..prompt_tokens).map(|i| (i * 7 + prompt_tokens) % VOCAB).collect(),
+            max_new,
+            sampling: SamplingParams::GREEDY,
+            stop_tokens: Vec::new(),
+            top_logprobs: 0,
+            patience: Duration::from_secs(1000),
+        }
+    }
+}
+
+/// What was told of one leg.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Told {
+    pub tokens: Vec<Sampled>,
+    pub outcome: Option<Outcome>,
+    pub released: bool,
+}
+
+/// One request: its legs' ids. Mixed has one leg.
+#[derive(Clone, Copy, Debug)]
+pub struct Legs {
+    pub prefill: Option<RequestId>,
+    pub decode: RequestId,
+}
+
+/// A slot in use.
+#[derive(Clone, Copy)]
+pub struct Use {
+    pub worker: WorkerId,
+    pub slot: SlotId,
+    pub generation: Generation,
+    pub room: Room,
+}
+
+pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<Request> {
+    let tokens = wanted.prompt.len() + wanted.max_new as usize;
+    Box::new(Request {
+        id,
+        worker: place.worker,
+        room: place.room,
+        slot: place.slot,
+        generation: place.generation,
+        prompt: wanted.prompt.clone(),
+        output: Vec::with_capacity(wanted.max_new as usize),
+        pages: Vec::with_capacity(tokens),
+        sampling: wanted.sampling,
+        top_logprobs: wanted.top_logprobs,
+        max_new: wanted.max_new,
+        stop_tokens: wanted.stop_tokens.clone(),
+        ignore_eos: false,
+        deadline: now + wanted.patience,
+        stamps: Stamps::new(now),
+    })
+}
+
+/// What `ctl` has of one worker.
+struct Front {
+    status: Arc<StatusTable>,
+    free: Vec<SlotId>,
+    pub stats: Arc<WorkerStats>,
+    pages: u32,
+}
+
+pub struct Rig {
+    pub engine: Engine,
+    pub watch: Arc<Watch>,
+    pub mover: Option<TestMover>,
+    pub commands: channel::Sender<Command>,
+    pub events: channel::Receiver<Event>,
+    fronts: Vec<Front>,
+    to_destination: Option<channel::Sender<DestinationCommand>>,
+    uses: HashMap<RequestId, Use>,
+    pub told: HashMap<RequestId, Told>,
+    base: Instant,
+    next: u64,
+    /// `ctl` holds these back while set.
+    pub hold_sessions: bool,
+    pub hold_grants: bool,
+    held: Vec<Command>,
+    /// Whether a failed leg ends the other.
+    pub join_legs: bool,
+}
+
+/// The ends of a worker's rings that are not the worker's.
+struct Far<C> {
+    side: Side<C>,
+    commands: channel::Sender<C>,
+    bell: Arc<Bell>,
+    ends: channel::Receiver<baton::transfer::command::LeaseEnd>,
+}
+
+fn quiet_bell() -> Arc<Bell> {
+    Arc::new(Bell::new(|| ()))
+}
+
+fn kv(page_size: u32, pages: u32) -> KvMemory {
+    let layout = layout(page_size);
+    let bytes = u64::from(pages) * layout.page_stride;
+    KvMemory { region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()), layout, pages }
+}
+
+fn far<C>(setup: &Setup, pages: u32) -> Far<C> {
+    let (commands, taken) = channel::bounded(2 * setup.slots + 6);
+    let (ends_in, ends) = channel::bounded(setup.slots);
+    let list = setup.config.context.div_ceil(setup.config.page_size) as usize;
+    let side = Side {
+        commands: taken,
+        ends: ends_in,
+        status: Arc::new(StatusTable::new(setup.slots)),
+        lists: Arc::new(PageLists::new(setup.slots, list).unwrap()),
+        kv: kv(setup.config.page_size, pages),
+    };
+    Far { side, commands, bell: quiet_bell(), ends }
+}
+
+impl Rig {
+    pub fn split(setup: &Setup) -> Rig {
+        let source: Far<SourceCommand> = far(setup, setup.prefill_pages);
+        let destination: Far<DestinationCommand> = far(setup, setup.decode_pages);
+        let sender = Sender {
+            status: source.side.status.clone(),
+            pages: source.side.lists.clone(),
+            commands: source.commands,
+            ends: source.ends,
+            bell: source.bell,
+        };
+        let receiver = Receiver {
+            status: destination.side.status.clone(),
+            pages: destination.side.lists.clone(),
+            commands: destination.commands.clone(),
+            ends: destination.ends,
+            bell: destination.bell,
+        };
+        let prefill = PrefillWorker::new(FIRST, setup.config, source.side.kv.clone(), sender);
+        let decode = DecodeWorker::new(DECODE, setup.config, destination.side.kv.clone(), receiver);
+        let stats = vec![
+            (prefill.stats().clone(), source.side.status.clone(), setup.prefill_pages),
+            (decode.stats().clone(), destination.side.status.clone(), setup.decode_pages),
+        ];
+        let mover = TestMover::new(source.side, destination.side);
+        let mut rig = Rig::over(setup, vec![Box::new(prefill), Box::new(decode)], stats);
+        rig.mover = Some(mover);
+        rig.to_destination = Some(destination.commands);
+        rig
+    }
+
+    pub fn mixed(setup: &Setup) -> Rig {
+        let memory = kv(setup.config.page_size, setup.decode_pages);
+        let worker = MixedWorker::new(FIRST, setup.config, memory, setup.slots);
+        let status = Arc::new(StatusTable::new(setup.slots));
+        let stats = vec![(worker.stats().clone(), status, setup.decode_pages)];
+        Rig::over(setup, vec![Box::new(worker)], stats)
+    }
+
+    fn over(
+        setup: &Setup,
+        workers: Vec<Box<dyn Worker>>,
+        stats: Vec<(Arc<WorkerStats>, Arc<StatusTable>, u32)>,
+    ) -> Rig {
+        let (commands, inbox) = channel::bounded(4 * setup.slots);
+        let (outbox, events) = channel::bounded(events_per_turn(setup.slots * workers.len()));
+        let watch = Arc::new(Watch::default());
+        let base = Instant::now();
+        let ticks = watch.clone();
+        let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Relaxed));
+        let model = PseudoModel::new(watch.clone(), setup.config.batch_limits().logits);
+        let mail = Mail::new(inbox, outbox, quiet_bell());
+        let fronts = stats.into_iter().map(|(stats, status, pages)| Front {
+            status,
+            free: (0..setup.slots as u32).map(SlotId).collect(),
+            stats,
+            pages,
+        });
+        Rig {
+            engine: Engine::new(&setup.config, workers, Box::new(model), mail, Box::new(clock)),
+            fronts: fronts.collect(),
+            watch,
+            mover: None,
+            commands,
+            events,
+            to_destination: None,
+            uses: HashMap::new(),
+            told: HashMap::new(),
+            base,
+            next: 0,
+            hold_sessions: false,
+            hold_grants: false,
+            held: Vec::new(),
+            join_legs: true,
+        }
+    }
+
+    pub fn now(&self) -> Instant {
+        self.base + Duration::from_nanos(self.watch.now_ns.load(Relaxed))
+    }
+
+    pub fn wait(&self, time: Duration) {
+        self.watch.now_ns.fetch_add(time.as_nanos() as u64, Relaxed);
+    }
+
+    pub fn stats(&self, worker: WorkerId) -> &WorkerStats {
+        &self.fronts[worker.index()].stats
+    }
+
+    pub fn has_slots(&self) -> bool {
+        self.fronts.iter().all(|front| !front.free.is_empty())
+    }
+
+    pub fn free_slots(&self, worker: WorkerId) -> usize {
+        self.fronts[worker.index()].free.len()
+    }
+
+    /// Both legs at once, as a router sends them.
+    pub fn submit(&mut self, wanted: &Wanted) -> Legs {
+        let room = Room(self.next);
+        let first = self.submit_leg(FIRST, room, wanted);
+        if self.fronts.len() == 1 {
+            return Legs { prefill: None, decode: first };
+        }
+        let decode = self.submit_leg(DECODE, room, wanted);
+        let Use { slot, generation, .. } = self.uses[&decode];
+        let session = SessionId(0);
+        self.pass_on(Command::SessionReady { worker: DECODE, slot, generation, session });
+        Legs { prefill: Some(first), decode }
+    }
+
+    pub fn submit_leg(&mut self, worker: WorkerId, room: Room, wanted: &Wanted) -> RequestId {
+        let front = &mut self.fronts[worker.index()];
+        let slot = front.free.pop().expect("a free slot");
+        let generation = front.status.open(slot);
+        let id = RequestId(self.next);
+        self.next += 1;
+        let request = request(wanted, id, Use { worker, slot, generation, room }, self.now());
+        self.uses.insert(id, Use { worker, slot, generation, room });
+        self.told.insert(id, Told::default());
+        self.commands.send(Command::Submit(request)).unwrap();
+        id
+    }
+
+    pub fn abort_command(&self, id: RequestId) -> Option<Command> {
+        let Use { worker, slot, generation, .. } = *self.uses.get(&id)?;
+        Some(Command::Abort { worker, slot, generation, cause: Cause::ClientGone })
+    }
+
+    pub fn abort(&mut self, id: RequestId) {
+        if let Some(command) = self.abort_command(id) {
+            self.commands.send(command).unwrap();
+        }
+    }
+
+    /// One turn of everything.
+    pub fn turn(&mut self) -> Activity {
+        let activity = self.step_engine();
+        if let Some(mover) = &mut self.mover {
+            mover.step();
+        }
+        self.step_ctl();
+        activity
+    }
+
+    pub fn step_engine(&mut self) -> Activity {
+        let now = self.now();
+        let _seal = seal_thread();
+        self.engine.step(now)
+    }
+
+    /// Takes in what the engine told.
+    pub fn step_ctl(&mut self) {
+        for command in std::mem::take(&mut self.held) {
+            self.pass_on(command);
+        }
+        while let Ok(event) = self.events.try_recv() {
+            self.take(event);
+        }
+    }
+
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Token { request, sampled } => {
+                let told = self.told.get_mut(&request).unwrap();
+                assert!(told.outcome.is_none(), "a token after the end");
+                told.tokens.push(sampled);
+            }
+            Event::Expecting { slot, generation, session, room, .. } => {
+                let target = Target { session, slot, generation, room };
+                self.pass_on_destination(target);
+            }
+            Event::Finished { request, outcome, .. } => {
+                let told = self.told.get_mut(&request).unwrap();
+                assert!(told.outcome.replace(outcome).is_none(), "Finished twice");
+                if let (Outcome::Failed(_), true) = (outcome, self.join_legs) {
+                    self.end_other_leg(request);
+                }
+            }
+            Event::Released(request) => {
+                let told = self.told.get_mut(&request.id).unwrap();
+                assert!(told.outcome.is_some(), "Released before Finished");
+                assert!(!std::mem::replace(&mut told.released, true), "Released twice");
+                assert!(request.pages.is_empty());
+                let told: Vec<_> = told.tokens.iter().map(|sampled| sampled.token).collect();
+                assert_eq!(request.output, told);
+                self.uses.remove(&request.id);
+                self.fronts[request.worker.index()].free.push(request.slot);
+            }
+        }
+    }
+
+    fn leg(&self, worker: WorkerId, room: Room) -> Option<Use> {
+        self.uses.values().find(|leg| leg.worker == worker && leg.room == room).copied()
+    }
+
+    /// The manager's part of a Destination: grants the source's slot, or tells that the room is over.
+    fn pass_on_destination(&mut self, target: Target) {
+        let source = self.leg(FIRST, target.room).filter(|source| {
+            self.fronts[0].status.advance(source.slot, source.generation, Move::Grant).is_ok()
+        });
+        match source {
+            Some(Use { slot, generation, .. }) => {
+                self.pass_on(Command::Granted { worker: FIRST, slot, generation, target });
+            }
+            None => {
+                let Target { slot, generation, .. } = target;
+                let fail = Move::Fail(Cause::OtherLeg);
+                if self.fronts[1].status.advance(slot, generation, fail).is_ok() {
+                    let ring = self.to_destination.as_ref().unwrap();
+                    ring.send(DestinationCommand::Cancel { slot, generation }).unwrap();
+                }
+            }
+        }
+    }
+
+    fn pass_on(&mut self, command: Command) {
+        let hold = match command {
+            Command::SessionReady { .. } => self.hold_sessions,
+            Command::Granted { .. } => self.hold_grants,
+            _ => false,
+        };
+        if hold {
+            self.held.push(command);
+        } else {
+            self.commands.send(command).unwrap();
+        }
+    }
+
+    fn end_other_leg(&mut self, id: RequestId) {
+        let Use { worker, room, .. } = self.uses[&id];
+        let other = if worker == FIRST { DECODE } else { FIRST };
+        if let Some(Use { worker, slot, generation, .. }) = self.leg(other, room) {
+            let cause = Cause::OtherLeg;
+            self.commands.send(Command::Abort { worker, slot, generation, cause }).unwrap();
+        }
+    }
+
+    /// Turns until every request is released.
+    pub fn finish(&mut self) {
+        for _ in 0..20_000 {
+            if self.uses.is_empty() {
+                return self.check_empty();
+            }
+            self.turn();
+        }
+        panic!("stuck: {:?}", self.fronts.iter().map(|front| &front.stats).collect::<Vec<_>>());
+    }
+
+    /// Nothing runs, so nothing may be held.
+    pub fn check_empty(&mut self) {
+        while self.turn() == Activity::Busy || !self.commands.is_empty() {}
+        assert_eq!(self.turn(), Activity::Idle);
+        for front in &self.fronts {
+            let stats = &front.stats;
+            assert_eq!(stats.pages_free.load(Relaxed), front.pages, "{stats:?}");
+            for queue in [
+                &stats.bootstrapping,
+                &stats.waiting,
+                &stats.transferring,
+                &stats.arrived,
+                &stats.running,
+                &stats.ending,
+            ] {
+                assert_eq!(queue.load(Relaxed), 0, "{stats:?}");
+            }
+        }
+        assert!(self.mover.as_ref().is_none_or(TestMover::is_empty));
+    }
+
+    pub fn outcome(&self, id: RequestId) -> Option<Outcome> {
+        self.told[&id].outcome
+    }
+
+    pub fn tokens(&self, id: RequestId) -> Vec<u32> {
+        self.told[&id].tokens.iter().map(|sampled| sampled.token).collect()
+    }
+}
+
+/// What a request yields when it has a mixed worker for itself.
+pub fn alone(wanted: &Wanted) -> Told {
+    let mut setup = Setup::new();
+    setup.config.chunked_prefill_size = 128;
+    setup.config.max_prefill_tokens = 128;
+    let mut rig = Rig::mixed(&setup);
+    let legs = rig.submit(wanted);
+    rig.finish();
+    rig.told.remove(&legs.decode).unwrap()
+}

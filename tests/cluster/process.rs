@@ -18,6 +18,7 @@ pub struct Process {
 
 impl Process {
     /// Starts `baton ARGS` and waits until it is ready.
+    #[allow(clippy::zombie_processes)] // `drop` waits; a panic before it ends the whole test process.
     pub fn start(args: &[&str]) -> Process {
         let mut child = Command::new(env!("CARGO_BIN_EXE_baton"))
             .args(args)

@@ -194,3 +194,7 @@ pub const DUMMY_LAYERS_MAX: usize = 1024;
 /// Elements of its largest tensor, which is held in memory; embeddings of the largest published models
 /// have two thousand million.
 pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
+
+// transfer::transport
+/// Lanes of a session: the status word has a bit for each.
+pub const LANES_MAX: usize = 32;

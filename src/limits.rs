@@ -214,3 +214,9 @@ pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
 pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
 /// How long an engine's progress counter may stand still: many times the longest layer of a forward pass.
 pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);
+
+// transfer::transport
+/// Lanes of a session: the status word has a bit for each.
+pub const LANES_MAX: usize = 32;
+/// Lanes kept until their session is open; a session has few, and opens within milliseconds.
+pub const EARLY_LANES_MAX: usize = 64;

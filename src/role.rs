@@ -12,6 +12,7 @@ use crate::front::bootstrap::Bootstrap;
 use crate::front::directory::Directory;
 use crate::front::generations::{Generations, Placement, Terms};
 use crate::front::handoff::{Handoff, Member, Offer, Role, random};
+use crate::front::lanes::Lanes;
 use crate::front::openai::Sampling;
 use crate::front::passing::Passing;
 use crate::front::peers::{self, Peers};
@@ -44,6 +45,7 @@ use crate::sched::prefill::PrefillWorker;
 use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{KvMemory, Worker as SchedWorker};
 use crate::stdx::bell::Bell;
+use crate::sys::event::WaitSet;
 use crate::transfer::handle::{Receiver, Sender};
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::identity::Identity;
@@ -135,7 +137,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
 /// Reads prompts for decode workers of other processes.
 pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
-    let transports = transports(config.handoff.transfer)?;
+    let transports = transports(config.handoff.transfer);
     let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
@@ -161,7 +163,8 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     table.register(registration).map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
     let key = config.handoff.cluster_key.clone();
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
-    let peers = Peers::new(identity, Some(control), Directory::new(Vec::new()), passing);
+    let lanes = Lanes::new(None, running.wait.clone());
+    let peers = Peers::new(identity, Some(control), Directory::new(Vec::new()), passing, lanes);
     running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
     event!(
         Info,
@@ -177,10 +180,16 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
 /// Takes over from prefill workers of other processes.
 pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
-    let transports = transports(config.handoff.transfer)?;
+    let transports = transports(config.handoff.transfer);
     let fake_always = transports == [Transport::Fake];
-    let loaded = Loaded::open(&config.worker, None, transports)?;
-    let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let mut loaded = Loaded::open(&config.worker, None, transports)?;
+    let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let address = SocketAddr::new(config.worker.front.host, config.data_port);
+    let data = reactor.listen(&address.into(), CONTROL_CONNECTIONS_MAX);
+    let data = data.map_err(|error| RoleError::Io("cannot listen on the data port", error))?;
+    let port = reactor.local_address(data).map_or(0, |address| address.port());
+    let advertised = config.handoff.advertise_host.as_deref().and_then(|host| host.parse().ok());
+    loaded.data = Some(SocketAddr::new(advertised.unwrap_or(config.worker.front.host), port));
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
@@ -191,17 +200,19 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
     let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff)?;
     let directory = Directory::new(config.bootstrap_allow.clone());
-    running.service.join(Peers::new(identity, None, directory, Passing::default()), None);
+    let lanes = Lanes::new(Some(data), running.wait.clone());
+    running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes), None);
     running.announce_ready(&config.worker, begun);
     running.run()
 }
 
 /// Which transports a worker offers or takes, best first.
-fn transports(asked: Transfer) -> Result<Vec<Transport>, RoleError> {
+fn transports(asked: Transfer) -> Vec<Transport> {
     match asked {
-        Transfer::Auto | Transfer::Shm => Ok(vec![Transport::Shm]),
-        Transfer::Fake => Ok(vec![Transport::Fake]),
-        Transfer::Tcp => Err(RoleError::Config("--transfer", "tcp is not supported by this version".into())),
+        Transfer::Auto => vec![Transport::Shm, Transport::Tcp],
+        Transfer::Shm => vec![Transport::Shm],
+        Transfer::Tcp => vec![Transport::Tcp],
+        Transfer::Fake => vec![Transport::Fake],
     }
 }
 
@@ -257,6 +268,8 @@ struct Loaded {
     slots: usize,
     fingerprint: Fingerprint,
     transports: Vec<Transport>,
+    /// Where lanes of tcp are accepted.
+    data: Option<SocketAddr>,
     spin: bool,
 }
 
@@ -323,7 +336,7 @@ impl Loaded {
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
         let slots = (worker.max_running_requests + worker.max_queued_requests) as usize;
         let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
-        Ok(Loaded { files, forward, sched, layout, pages, slots, fingerprint, transports, spin })
+        Ok(Loaded { files, forward, sched, layout, pages, slots, fingerprint, transports, data: None, spin })
     }
 
     fn identity(&self, memory: &Memory) -> Identity {
@@ -499,7 +512,7 @@ impl Process {
             channel::bounded(event_ring(&loaded.sched, loaded.slots * self.members.len()));
         let mail = Mail::new(self.engine_commands.1, events, ctl.clone());
         let io = |error| RoleError::Io("cannot start a thread", error);
-        let Loaded { files, forward, sched, layout, pages, transports, spin, .. } = loaded;
+        let Loaded { files, forward, sched, layout, pages, transports, data, spin, .. } = loaded;
         let mut threads = Vec::new();
         let progress;
         {
@@ -519,6 +532,7 @@ impl Process {
             );
         }
         let mover_bell = self.waiter.bell.clone();
+        let wait = self.waiter.set.clone();
         {
             let (mover, waiter, stop) = (self.mover, self.waiter, stop.clone());
             threads.push(
@@ -530,7 +544,7 @@ impl Process {
         }
         let text = Arc::new(Text { tokenizer: files.tokenizer, chat: files.chat_template.ok() });
         let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
-        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data: None });
+        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data });
         let terms = Terms {
             names: config.model.served_names.clone(),
             context: sched.context as usize,
@@ -554,7 +568,7 @@ impl Process {
             Instant::now(),
         )
         .map_err(|error| RoleError::Io("cannot listen for HTTP", error))?;
-        Ok(Running { service, stop, bells: vec![self.engine_bell, mover_bell], threads })
+        Ok(Running { service, stop, bells: vec![self.engine_bell, mover_bell], wait, threads })
     }
 }
 
@@ -566,6 +580,8 @@ struct Running {
     service: Service,
     stop: Arc<AtomicBool>,
     bells: Vec<Arc<Bell>>,
+    /// Where the mover parks.
+    wait: Arc<WaitSet>,
     threads: Vec<JoinHandle<()>>,
 }
 

@@ -516,6 +516,12 @@ impl Handoff {
         }
     }
 
+    /// Gives a source's mover the half that moves nothing; what Welcome says of it.
+    pub fn open_fake_source(&mut self, id: WorkerId, session: SessionId) -> Rank {
+        self.open_source(id, session, Box::new(Fake));
+        rank(self.worker(id), &[Transport::Fake], &self.offer, None)
+    }
+
     /// Commands for a decode worker's mover that come with its transports.
     pub fn destination_mover(&mut self, id: WorkerId) -> Option<&mut DestinationRing> {
         match &mut self.members[id.index()].role {

@@ -7,6 +7,7 @@ pub mod exchange;
 pub mod generations;
 pub mod handoff;
 pub mod http;
+pub mod lanes;
 pub mod openai;
 pub mod passing;
 pub mod peers;

@@ -6,12 +6,14 @@
 //! is silent for too long, is closed; a closed link is a dead peer at once.
 
 use crate::front::directory::{Directory, Found};
-use crate::front::handoff::{Handoff, Link as LinkName, Remote, Source, random};
+use crate::front::handoff::{DestinationSession, Handoff, Link as LinkName, Remote, Source, random};
+use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
 use crate::ids::{Peer, WorkerId};
 use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX, SESSION_SETUP_DEADLINE};
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
+use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
 use crate::wire::auth::{ClusterKey, Side};
 use crate::wire::link::{self, Link};
@@ -51,13 +53,20 @@ pub struct Peers {
     links: HashMap<ConnId, Peering>,
     directory: Directory,
     passing: Passing,
+    lanes: Lanes,
     connections: u64,
 }
 
 impl Peers {
     /// No links yet. `control` is where decode workers dial.
-    pub fn new(own: Identity, control: Option<ListenerId>, directory: Directory, passing: Passing) -> Peers {
-        Peers { own, control, links: HashMap::new(), directory, passing, connections: 0 }
+    pub fn new(
+        own: Identity,
+        control: Option<ListenerId>,
+        directory: Directory,
+        passing: Passing,
+        lanes: Lanes,
+    ) -> Peers {
+        Peers { own, control, links: HashMap::new(), directory, passing, lanes, connections: 0 }
     }
 
     /// Whether PINGs are answered: a hung worker looks dead, a busy one does not.
@@ -78,13 +87,16 @@ impl Peers {
             | Event::Closed { conn, .. } => self.links.contains_key(&conn),
             Event::Woken | Event::Terminate => false,
         };
-        own || self.directory.owns(event) || self.passing.owns(event)
+        own || self.directory.owns(event) || self.passing.owns(event) || self.lanes.owns(event)
     }
 
     /// Takes an event of one of these connections.
     pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         if self.passing.owns(&event) {
             return self.passing.handle(event, reactor, handoff, now);
+        }
+        if self.lanes.owns(&event) {
+            return self.lanes.handle(event, reactor, handoff, now);
         }
         if self.directory.owns(&event) {
             if let Some(found) = self.directory.handle(event, reactor, now) {
@@ -127,19 +139,16 @@ impl Peers {
                     let (worker, id) = (session.worker, session.session);
                     let outcome = match session.transport {
                         Transport::Shm => self.passing.offer(conn, session, handoff),
-                        other => Err(format!("{other:?} cannot be set up between processes by this version")),
+                        Transport::Tcp => {
+                            let peer = self.links.get(&conn).and_then(|peering| peering.address);
+                            self.lanes.connect(session, peer, handoff)
+                        }
+                        Transport::Fake => Ok(handoff.open_fake_source(worker, id)),
                     };
                     handoff.bound_source(worker, id, outcome, now);
                 }
                 Remote::BindDestination(conn, session) => {
-                    let (worker, id, generation) = (session.worker, session.session, session.generation);
-                    let outcome = match session.transport {
-                        Transport::Shm => self.passing.call(conn, session, reactor, now),
-                        other => Err(format!("{other:?} cannot be set up between processes by this version")),
-                    };
-                    if let Err(why) = outcome {
-                        handoff.bound_destination(worker, id, generation, Err(why), now);
-                    }
+                    self.bind_destination(conn, session, reactor, handoff, now)
                 }
             }
         }
@@ -148,6 +157,7 @@ impl Peers {
     /// Closes what is overdue and keeps the rest warm.
     pub fn expire(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         self.passing.expire(reactor, now);
+        self.lanes.expire(reactor, now);
         for found in self.directory.expire(reactor, now) {
             self.found(found, reactor, handoff, now);
         }
@@ -177,6 +187,40 @@ impl Peers {
         }
         for conn in due {
             self.flush(conn, reactor, handoff, now);
+        }
+    }
+
+    fn bind_destination(
+        &mut self,
+        conn: ConnId,
+        session: DestinationSession,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        let (worker, id, generation) = (session.worker, session.session, session.generation);
+        event!(
+            Info,
+            "peers",
+            "session",
+            generation = generation,
+            transport = format!("{:?}", session.transport)
+        );
+        match session.transport {
+            // Goes on when the source has shown its memory.
+            Transport::Shm => {
+                if let Err(why) = self.passing.call(conn, session, reactor, now) {
+                    handoff.bound_destination(worker, id, generation, Err(why), now);
+                }
+            }
+            Transport::Tcp => {
+                let half = self.lanes.expect(&session, handoff);
+                handoff.bound_destination(worker, id, generation, Ok(half), now);
+                self.lanes.opened(worker, id, generation, handoff);
+            }
+            Transport::Fake => {
+                handoff.bound_destination(worker, id, generation, Ok(Box::new(Fake)), now);
+            }
         }
     }
 

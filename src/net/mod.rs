@@ -20,6 +20,6 @@ mod waker;
 
 pub use connection::{CloseReason, ConnId};
 pub use reactor::{Event, ListenerId, Reactor, SendError};
-pub use stream::Address;
+pub use stream::{Address, dial};
 pub use timer::{TimerId, Timers, TimersFull};
 pub use waker::Waker;

@@ -324,6 +324,27 @@ impl Reactor {
         }
     }
 
+    /// Gives a TCP connection away, with what it has received and nobody has consumed: another thread goes
+    /// on with it. `None` where it is over, is no TCP connection, or still has bytes to send.
+    pub fn give_away(&mut self, id: ConnId) -> Option<(std::net::TcpStream, Vec<u8>)> {
+        let connection = self.owned_mut(id)?;
+        if connection.state != State::Open || !connection.queued.is_empty() {
+            return None;
+        }
+        let received = connection.received.data().to_vec();
+        let stream = connection.stream.take();
+        let given = match stream {
+            Some(Stream::Tcp(mut stream)) => {
+                // Fails only where it was not registered; the receiver polls it by itself.
+                let _ = self.poll.registry().deregister(&mut stream);
+                Some((stream.into(), received))
+            }
+            _ => None,
+        };
+        self.release(id);
+        given
+    }
+
     /// Bytes queued and not yet handed to the kernel.
     pub fn queued(&self, id: ConnId) -> usize {
         self.owned(id).map_or(0, |connection| connection.queued.len())

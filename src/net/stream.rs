@@ -69,6 +69,11 @@ impl Listener {
     }
 }
 
+/// Begins to connect, for a thread that polls the stream by itself; what comes of it shows at the first write.
+pub fn dial(address: SocketAddr) -> io::Result<std::net::TcpStream> {
+    TcpStream::connect(address).map(std::net::TcpStream::from)
+}
+
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),

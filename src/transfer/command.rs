@@ -6,7 +6,7 @@
 use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::kv::lease::{Ended, Lease};
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::transport::{DestinationBinding, SourceBinding};
+use crate::transfer::transport::{Arrival, DestinationBinding, SourceBinding};
 use std::ops::Range;
 
 /// Index of a session in a mover, given out by the manager of the same side.
@@ -95,6 +95,13 @@ pub enum DestinationCommand {
     Close {
         /// Its index.
         session: SessionId,
+    },
+    /// `ctl`: a stream of a session has come, before or after its rooms.
+    Join {
+        /// The session that its preamble names; no older one of this index.
+        session: SessionId,
+        /// The stream.
+        arrival: Arrival,
     },
     /// `engine`: pages of `slot` are leased and wait for `tokens` tokens of KV.
     Expect {

@@ -16,6 +16,8 @@ struct Fragment {
     source: u64,
     destination: u64,
     bytes: u64,
+    /// Bytes of the tile's fragments before this one.
+    before: u64,
 }
 
 /// A piece of one copy or write: offsets into the two regions.
@@ -25,6 +27,15 @@ pub struct Run {
     pub source: u64,
     /// Offset in the destination's region.
     pub destination: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// A contiguous stretch of a stream on one side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Offset in the side's region.
+    pub at: u64,
     /// Length.
     pub bytes: u64,
 }
@@ -94,9 +105,29 @@ impl Template {
 
     /// Bytes that `tokens` take on the way, whole tiles.
     pub fn bytes(&self, tokens: Range<u32>) -> u64 {
-        let per_tile: u64 = self.fragments.iter().map(|fragment| fragment.bytes).sum();
+        let per_tile = self.fragments.last().map_or(0, |last| last.before + last.bytes);
         let tiles = self.tiles(&tokens);
         per_tile * u64::from(tiles.end - tiles.start)
+    }
+
+    /// Where `bytes` of the stream of `tokens` lie at the source.
+    pub fn source_pieces<P: Fn(usize) -> PageId>(
+        &self,
+        tokens: Range<u32>,
+        bytes: Range<u64>,
+        page: P,
+    ) -> Pieces<'_, P> {
+        Pieces::new(self, &self.source, |fragment| fragment.source, tokens, bytes, page)
+    }
+
+    /// Where `bytes` of the stream of `tokens` lie at the destination.
+    pub fn destination_pieces<P: Fn(usize) -> PageId>(
+        &self,
+        tokens: Range<u32>,
+        bytes: Range<u64>,
+        page: P,
+    ) -> Pieces<'_, P> {
+        Pieces::new(self, &self.destination, |fragment| fragment.destination, tokens, bytes, page)
     }
 
     /// Calls `emit` for each run of `tokens`, merged wherever both sides are neighbours. Page lists are
@@ -143,6 +174,89 @@ impl Template {
     }
 }
 
+/// Walks a part of a stream on one side, neighbours merged. Made anew wherever a stream goes on: finding
+/// the place is a search among the fragments, nothing is kept.
+#[derive(Debug)]
+pub struct Pieces<'a, P> {
+    template: &'a Template,
+    paging: &'a Paging,
+    offset: fn(&Fragment) -> u64,
+    page: P,
+    tiles: Range<u32>,
+    fragment: usize,
+    tile: u32,
+    within: u64,
+    left: u64,
+}
+
+impl<'a, P: Fn(usize) -> PageId> Pieces<'a, P> {
+    fn new(
+        template: &'a Template,
+        paging: &'a Paging,
+        offset: fn(&Fragment) -> u64,
+        tokens: Range<u32>,
+        bytes: Range<u64>,
+        page: P,
+    ) -> Pieces<'a, P> {
+        let tiles = template.tiles(&tokens);
+        let count = u64::from(tiles.end - tiles.start);
+        let begun = |fragment: &Fragment| fragment.before * count <= bytes.start;
+        let fragment = template.fragments.partition_point(begun) - 1;
+        let Fragment { before, bytes: length, .. } = template.fragments[fragment];
+        let inside = bytes.start - before * count;
+        Pieces {
+            template,
+            paging,
+            offset,
+            page,
+            tile: tiles.start + (inside / length) as u32,
+            tiles,
+            fragment,
+            within: inside % length,
+            left: bytes.end.min(template.bytes(tokens)).saturating_sub(bytes.start),
+        }
+    }
+
+    fn peek(&self) -> Option<Piece> {
+        if self.left == 0 {
+            return None;
+        }
+        let fragment = &self.template.fragments[self.fragment];
+        let tile = self.template.address(self.paging, self.tile, &self.page);
+        Some(Piece {
+            at: tile + (self.offset)(fragment) + self.within,
+            bytes: (fragment.bytes - self.within).min(self.left),
+        })
+    }
+
+    fn advance(&mut self, bytes: u64) {
+        self.left -= bytes;
+        self.within += bytes;
+        if self.within == self.template.fragments[self.fragment].bytes {
+            self.within = 0;
+            self.tile += 1;
+        }
+        if self.tile == self.tiles.end {
+            self.tile = self.tiles.start;
+            self.fragment += 1;
+        }
+    }
+}
+
+impl<P: Fn(usize) -> PageId> Iterator for Pieces<'_, P> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        let mut piece = self.peek()?;
+        self.advance(piece.bytes);
+        while let Some(next) = self.peek().filter(|next| next.at == piece.at + piece.bytes) {
+            piece.bytes += next.bytes;
+            self.advance(next.bytes);
+        }
+        Some(piece)
+    }
+}
+
 impl Run {
     fn precedes(&self, next: &Run) -> bool {
         self.source + self.bytes == next.source && self.destination + self.bytes == next.destination
@@ -161,6 +275,7 @@ fn fragments(source: &KvLayout, destination: &KvLayout, tile: u32) -> Vec<Fragme
                         source: source.offset(PageId(0), layer, which, head, token),
                         destination: destination.offset(PageId(0), layer, which, head, token),
                         bytes: token_bytes,
+                        before: fragments.last().map_or(0, |last| last.before + last.bytes),
                     };
                     match fragments.last_mut() {
                         Some(last)
@@ -295,6 +410,39 @@ mod tests {
             copy_by_element((&from, &source, &from_pages), (&to, &mut expected, &to_pages), start..end);
             prop_assert_eq!(total, template.bytes(start..length));
             prop_assert_eq!(moved, expected);
+        }
+
+        #[test]
+        fn both_sides_of_a_stream_walk_the_runs_in_any_parts(
+            kinds in (any::<bool>(), any::<bool>()),
+            sizes in (0u32..4, 0u32..4),
+            shape in (1u32..4, 1u32..4, 1u32..5),
+            length in 1u32..40,
+            seed in any::<u64>(),
+            part in 1u64..500,
+        ) {
+            let from = layout(kinds.0, 1 << sizes.0, shape);
+            let to = layout(kinds.1, 1 << sizes.1, shape);
+            let needed = |layout: &KvLayout| layout.pages_for(length) as usize;
+            prop_assume!(needed(&from) <= PAGES as usize && needed(&to) <= PAGES as usize);
+            let (from_pages, to_pages) = (shuffled(seed, needed(&from)), shuffled(!seed, needed(&to)));
+            let template = Template::new(&from, &to).unwrap();
+            let (mut source, mut destination) = (Vec::new(), Vec::new());
+            template.for_each_run(0..length, |i| from_pages[i], |i| to_pages[i], |run| {
+                source.extend(run.source..run.source + run.bytes);
+                destination.extend(run.destination..run.destination + run.bytes);
+            });
+            let (mut sent, mut landed) = (Vec::new(), Vec::new());
+            let total = template.bytes(0..length);
+            for start in (0..total).step_by(part as usize) {
+                let bytes = start..(start + part).min(total);
+                let pieces = template.source_pieces(0..length, bytes.clone(), |i| from_pages[i]);
+                sent.extend(pieces.flat_map(|piece| piece.at..piece.at + piece.bytes));
+                let pieces = template.destination_pieces(0..length, bytes, |i| to_pages[i]);
+                landed.extend(pieces.flat_map(|piece| piece.at..piece.at + piece.bytes));
+            }
+            prop_assert_eq!(sent, source);
+            prop_assert_eq!(landed, destination);
         }
     }
 

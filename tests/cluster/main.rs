@@ -56,12 +56,11 @@ fn choices(answer: &(u16, String)) -> Value {
     answer["choices"].clone()
 }
 
-#[test]
-fn two_processes_say_what_one_says_bit_for_bit() {
+fn same_as_one_process(transfer: &str) {
     let mixed = start("serve", &["--mixed"]);
     let split = start("serve", &["--chunked-prefill-size", "16"]);
-    let prefill = prefill(&["--chunked-prefill-size", "32", "--page-size", "8"]);
-    let decode = start("decode", &["--page-size", "16"]);
+    let prefill = prefill(&["--chunked-prefill-size", "32", "--page-size", "8", "--transfer", transfer]);
+    let decode = start("decode", &["--page-size", "16", "--transfer", transfer]);
     let mut running = Vec::new();
     for salt in 0..6 {
         let body = body(salt, 5 + salt * 29, 12);
@@ -84,9 +83,24 @@ fn two_processes_say_what_one_says_bit_for_bit() {
 }
 
 #[test]
+fn two_processes_say_what_one_says_bit_for_bit_over_shm() {
+    same_as_one_process("shm");
+}
+
+#[test]
+fn two_processes_say_what_one_says_bit_for_bit_over_tcp() {
+    same_as_one_process("tcp");
+}
+
+#[test]
 fn a_prefill_worker_that_dies_fails_its_requests_and_comes_back() {
-    let mut old = prefill(&[]);
-    let decode = start("decode", &[]);
+    prefill_dies("shm");
+    prefill_dies("tcp");
+}
+
+fn prefill_dies(transfer: &str) {
+    let mut old = prefill(&["--transfer", transfer]);
+    let decode = start("decode", &["--transfer", transfer]);
     let port = old.bootstrap_port.to_string();
     let answer = dual(old.address, decode.address, with_room(body(1, 40, 4), &old, 1)).1;
     let expected = choices(&answer);
@@ -101,7 +115,7 @@ fn a_prefill_worker_that_dies_fails_its_requests_and_comes_back() {
     assert!(begun.elapsed() < PATIENCE);
     decode.await_idle();
     // Under the same registry port, but as a new incarnation.
-    let new = start("prefill", &["--bootstrap-port", &port]);
+    let new = start("prefill", &["--bootstrap-port", &port, "--transfer", transfer]);
     thread::sleep(Duration::from_millis(1200));
     let again = dual(new.address, decode.address, with_room(body(1, 40, 4), &new, 3)).1;
     assert_eq!(choices(&again), expected);
@@ -111,8 +125,13 @@ fn a_prefill_worker_that_dies_fails_its_requests_and_comes_back() {
 
 #[test]
 fn a_decode_worker_that_dies_frees_prefill() {
-    let prefill = prefill(&["--chunked-prefill-size", "16"]);
-    let mut old = start("decode", &[]);
+    decode_dies("shm");
+    decode_dies("tcp");
+}
+
+fn decode_dies(transfer: &str) {
+    let prefill = prefill(&["--chunked-prefill-size", "16", "--transfer", transfer]);
+    let mut old = start("decode", &["--transfer", transfer]);
     let _ = dual(prefill.address, old.address, with_room(body(1, 40, 4), &prefill, 1));
     // Many long prompts are under way when it dies.
     let legs: Vec<_> = (0..4)
@@ -128,7 +147,7 @@ fn a_decode_worker_that_dies_frees_prefill() {
         let _ = leg.join().unwrap();
     }
     prefill.await_idle();
-    let new = start("decode", &[]);
+    let new = start("decode", &["--transfer", transfer]);
     let answer = dual(prefill.address, new.address, with_room(body(1, 40, 4), &prefill, 50)).1;
     choices(&answer);
     prefill.await_idle();

@@ -111,6 +111,11 @@ impl DestinationMover {
                 self.sessions[session.0 as usize] = Some(binding);
             }
             DestinationCommand::Close { session } => self.close(session),
+            DestinationCommand::Join { session, arrival } => {
+                if let Some(half) = self.sessions[session.0 as usize].as_mut() {
+                    half.join(arrival);
+                }
+            }
             DestinationCommand::Expect { slot, generation, session, room, tokens, lease } => {
                 let expected = Expected { generation, session, room, tokens, received: 0, lease };
                 self.expect(slot, expected);
@@ -168,6 +173,16 @@ impl Live {
         Some((generation, room, session))
     }
 
+    /// Ends the lease, with the record, then makes the last move.
+    fn succeed(&mut self, slot: SlotId, step: Move, aux: AuxRecord) {
+        let Some((generation, room, session)) = self.end(slot, Some(aux)) else { return };
+        // Forbidden when it was marked Failed a moment ago: its Cancel then finds nothing to end.
+        if self.links.status.advance(slot, generation, step).is_ok() {
+            self.report(Report::Arrived { slot, generation, room, session });
+        }
+        self.links.engine.ring();
+    }
+
     fn report(&self, report: Report) {
         // A full ring means that ctl is stuck; its deadlines then end what this report would have.
         let _ = self.links.reports.try_send(report);
@@ -196,12 +211,17 @@ impl Landings for Live {
     }
 
     fn complete(&mut self, slot: SlotId, aux: AuxRecord) {
-        let Some((generation, room, session)) = self.end(slot, Some(aux)) else { return };
-        // Forbidden when it was marked Failed a moment ago: its Cancel then finds nothing to end.
-        if self.links.status.advance(slot, generation, Move::Finish).is_ok() {
-            self.report(Report::Arrived { slot, generation, room, session });
+        self.succeed(slot, Move::Finish, aux);
+    }
+
+    fn lane_ended(&mut self, slot: SlotId, lane: u8, all: u32, aux: &AuxRecord) {
+        let Some(expected) = &self.slots[slot.index()] else { return };
+        let step = Move::EndLane { lane, all };
+        if (self.links.status.load(slot).lanes | 1 << lane) & all == all {
+            return self.succeed(slot, step, *aux);
         }
-        self.links.engine.ring();
+        // Forbidden when it was marked Failed a moment ago: its Cancel follows.
+        let _ = self.links.status.advance(slot, expected.generation, step);
     }
 
     fn fail(&mut self, slot: SlotId, cause: Cause) {

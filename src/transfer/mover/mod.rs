@@ -117,8 +117,8 @@ pub struct Waiter {
     pub bell: Arc<Bell>,
     /// The same, for peers in other processes.
     pub doorbell: EventCounter,
-    /// Doorbell and sockets.
-    pub set: WaitSet,
+    /// Doorbell and sockets; transports that have any add them.
+    pub set: Arc<WaitSet>,
     spins: u32,
 }
 
@@ -126,7 +126,7 @@ impl Waiter {
     /// A place to park. `spin` is off where threads outnumber cores.
     pub fn new(spin: bool) -> io::Result<Waiter> {
         let doorbell = EventCounter::new()?;
-        let set = WaitSet::new()?;
+        let set = Arc::new(WaitSet::new()?);
         set.add(doorbell.as_fd(), Interest::Readable)?;
         let wake = doorbell.duplicate()?;
         let bell = Arc::new(Bell::new(move || wake.signal()));

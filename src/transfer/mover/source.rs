@@ -104,11 +104,7 @@ impl SourceMover {
                 }
             }
             SourceCommand::Cancel { slot, generation } => self.cancel(slot, generation),
-            SourceCommand::Done { slot, generation } => {
-                if self.live(slot, generation).is_some() {
-                    self.finish(slot);
-                }
-            }
+            SourceCommand::Done { slot, generation } => self.done(slot, generation),
         }
     }
 
@@ -143,6 +139,17 @@ impl SourceMover {
                 self.try_withdraw(slot);
             }
             None => self.report(Report::Withdrawn { slot, generation, quiet: true }),
+        }
+    }
+
+    /// The peer's word ends the lease only where nothing of ours still reads the pages.
+    fn done(&mut self, slot: SlotId, generation: Generation) {
+        let Some(session) = self.live(slot, generation).map(|transfer| transfer.target.session) else {
+            return;
+        };
+        let half = self.sessions[session.0 as usize].as_ref();
+        if half.is_some_and(|half| half.completion() == Completion::Pulled) {
+            self.finish(slot);
         }
     }
 

@@ -6,7 +6,10 @@
 //! Invariants: nothing here allocates after a session is set up, and nothing a peer wrote is trusted.
 
 pub mod fake;
+pub mod faulty;
 pub mod shm;
+pub mod tcp;
+mod vectored;
 
 use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::kv::layout::KvLayout;
@@ -15,6 +18,7 @@ use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::Target;
 use crate::transfer::pages::PageLists;
 use std::fmt::Debug;
+use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -107,12 +111,30 @@ pub trait Landings {
     /// Everything has landed and is proven: ends the lease, then Success.
     fn complete(&mut self, slot: SlotId, aux: AuxRecord);
 
+    /// Pushed: a lane has brought its last byte. The one that completes the mask `all` completes the slot,
+    /// with the record that came on lane 0.
+    fn lane_ended(&mut self, slot: SlotId, lane: u8, all: u32, aux: &AuxRecord);
+
     /// The copy is void or the peer said nonsense: fails the room, ends the lease.
     fn fail(&mut self, slot: SlotId, cause: crate::cause::Cause);
 }
 
+/// A stream that a source dialled, its preamble read and proven by `ctl`.
+#[derive(Debug)]
+pub struct Arrival {
+    /// Of the session.
+    pub lane: u16,
+    /// Read up to `early`.
+    pub stream: TcpStream,
+    /// What `ctl` has read behind the preamble.
+    pub early: Vec<u8>,
+}
+
 /// The landing half.
 pub trait DestinationHalf: Send + Debug {
+    /// Takes a lane of the session in. A transport without streams closes it.
+    fn join(&mut self, _arrival: Arrival) {}
+
     /// Takes in what has come; true when there was something.
     fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost>;
 

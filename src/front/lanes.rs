@@ -1,0 +1,172 @@
+//! Lanes of tcp: dialled by a source to the data port of a destination, proven by the token of its Announce,
+//! then handed to the movers, which alone read and write them.
+//!
+//! Thread: `ctl`. A lane may come before the destination has heard Welcome: it is kept, bounded in number and
+//! time, until its session is opened.
+
+use crate::front::handoff::{DestinationSession, Handoff, SourceSession, rank};
+use crate::ids::{SessionGeneration, WorkerId};
+use crate::limits::{EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE};
+use crate::net::{ConnId, Event, ListenerId, Reactor, dial};
+use crate::obs::log::event;
+use crate::sys::event::WaitSet;
+use crate::transfer::command::{DestinationCommand, SessionId};
+use crate::transfer::transport::tcp::{Preamble, TcpDestination, TcpSource};
+use crate::transfer::transport::{Arrival, DestinationBinding};
+use crate::wire::message::{Rank, Transport};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Streams of a session. One core copies about as fast as one stream carries; more is for wider machines.
+const LANES: usize = 1;
+
+/// A lane whose session is not open yet.
+#[derive(Debug)]
+struct Early {
+    worker: WorkerId,
+    session: SessionId,
+    generation: SessionGeneration,
+    arrival: Arrival,
+    until: Instant,
+}
+
+/// Lanes on their way to a mover.
+#[derive(Debug)]
+pub struct Lanes {
+    listener: Option<ListenerId>,
+    wait: Arc<WaitSet>,
+    /// Connections that have not shown their preamble.
+    callers: HashMap<ConnId, Instant>,
+    early: Vec<Early>,
+    open: HashMap<(WorkerId, SessionId), SessionGeneration>,
+}
+
+impl Lanes {
+    /// `listener` is the data port of a decode worker; `wait` is where the mover parks.
+    pub fn new(listener: Option<ListenerId>, wait: Arc<WaitSet>) -> Lanes {
+        Lanes { listener, wait, callers: HashMap::new(), early: Vec::new(), open: HashMap::new() }
+    }
+
+    /// Whether an event is of one of these connections.
+    pub fn owns(&self, event: &Event) -> bool {
+        match *event {
+            Event::Accepted { listener, .. } => self.listener == Some(listener),
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => self.callers.contains_key(&conn),
+            Event::Woken | Event::Terminate => false,
+        }
+    }
+
+    /// Takes an event of one of these connections.
+    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        match event {
+            Event::Accepted { conn, .. } => drop(self.callers.insert(conn, now + PEER_PROOF_TIME_MAX)),
+            Event::Received(conn) => self.read(conn, reactor, handoff, now),
+            Event::Eof(conn) => {
+                self.callers.remove(&conn);
+                reactor.close(conn);
+            }
+            Event::Closed { conn, .. } => drop(self.callers.remove(&conn)),
+            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate => {}
+        }
+    }
+
+    /// Dials a destination's data port and gives the source's mover its half. `peer` is where the
+    /// destination's control link comes from, in place of an address that it did not name.
+    pub fn connect(
+        &self,
+        session: SourceSession,
+        peer: Option<SocketAddr>,
+        handoff: &mut Handoff,
+    ) -> Result<Rank, String> {
+        let grant = session.rank.tcp.ok_or("the destination names no data port")?;
+        let ip = match grant.address.ip() {
+            ip if ip.is_unspecified() => peer.ok_or("the destination names no address")?.ip(),
+            ip => ip,
+        };
+        let address = SocketAddr::new(ip, grant.address.port());
+        let streams: Result<Vec<_>, _> = (0..LANES).map(|_| dial(address)).collect();
+        let streams = streams.map_err(|error| format!("{address}: {error}"))?;
+        let worker = handoff.worker(session.worker);
+        let told = rank(worker, &[Transport::Tcp], handoff.offer(), None);
+        let proof = (grant.token, session.generation);
+        let half = TcpSource::new(streams, proof, session.template, worker.slots(), self.wait.clone());
+        let half = half.map_err(|error| error.to_string())?;
+        handoff.open_source(session.worker, session.session, Box::new(half));
+        Ok(told)
+    }
+
+    /// The half of a destination's session, to be opened; [`Lanes::opened`] follows.
+    pub fn expect(&self, session: &DestinationSession, handoff: &Handoff) -> Box<DestinationBinding> {
+        let slots = handoff.worker(session.worker).slots();
+        Box::new(TcpDestination::new(session.template.clone(), LANES, slots, self.wait.clone()))
+    }
+
+    /// The session's half is with the mover: lanes that came before go there too.
+    pub fn opened(
+        &mut self,
+        worker: WorkerId,
+        session: SessionId,
+        generation: SessionGeneration,
+        handoff: &mut Handoff,
+    ) {
+        self.open.insert((worker, session), generation);
+        for early in std::mem::take(&mut self.early) {
+            if (early.worker, early.session, early.generation) == (worker, session, generation) {
+                join(worker, session, early.arrival, handoff);
+            } else {
+                self.early.push(early);
+            }
+        }
+    }
+
+    /// Closes callers that show nothing and lanes whose session never opened.
+    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
+        self.callers.retain(|&conn, until| {
+            let in_time = *until > now;
+            if !in_time {
+                reactor.close(conn);
+            }
+            in_time
+        });
+        self.early.retain(|early| early.until > now);
+    }
+
+    fn read(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let Some(bytes) = reactor.received(conn).get(..Preamble::BYTES) else { return };
+        let bytes: &[u8; Preamble::BYTES] = bytes.try_into().expect("as many bytes");
+        self.callers.remove(&conn);
+        let known = match Preamble::parse(bytes) {
+            Ok(preamble) => handoff.session_of(&preamble.token.0).map(|session| (preamble, session)),
+            Err(error) => {
+                event!(Warn, "lanes", "a stranger dialled the data port", why = error);
+                None
+            }
+        };
+        let Some((preamble, (worker, session))) =
+            known.filter(|(preamble, _)| usize::from(preamble.lanes) == LANES)
+        else {
+            return reactor.close(conn);
+        };
+        reactor.consume(conn, Preamble::BYTES);
+        let Some((stream, early)) = reactor.give_away(conn) else { return };
+        let arrival = Arrival { lane: preamble.lane, stream, early };
+        if self.open.get(&(worker, session)) == Some(&preamble.session) {
+            join(worker, session, arrival, handoff);
+        } else if self.early.len() < EARLY_LANES_MAX {
+            let (generation, until) = (preamble.session, now + SESSION_SETUP_DEADLINE);
+            self.early.push(Early { worker, session, generation, arrival, until });
+        }
+    }
+}
+
+fn join(worker: WorkerId, session: SessionId, arrival: Arrival, handoff: &mut Handoff) {
+    if let Some(mover) = handoff.destination_mover(worker) {
+        mover.send(DestinationCommand::Join { session, arrival });
+    }
+}

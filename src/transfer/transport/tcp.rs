@@ -1,0 +1,18 @@
+//! Between hosts: the source gathers frames out of its pages into streams, the destination's mover scatters
+//! them straight into pages.
+//!
+//! A session has one or more lanes, each a stream that the source dials and opens with a [`Preamble`]. A
+//! chunk's bytes, in the order of the session's template, are cut into one share per lane and each share
+//! into frames. A frame names room, slot and generation; the destination compares them with the live lease
+//! and reads what does not match into scrap. The last frame of each lane's last share is that lane's notice.
+//! Invariants: a frame begun is finished, under its lease; nothing is allocated after set-up.
+
+mod destination;
+mod frame;
+mod preamble;
+mod source;
+
+pub use destination::TcpDestination;
+pub use frame::FRAME_MAX;
+pub use preamble::{Preamble, PreambleError};
+pub use source::TcpSource;

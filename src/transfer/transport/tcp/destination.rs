@@ -1,0 +1,316 @@
+//! The receiving half: heads are compared with the live leases, what follows them is scattered into pages
+//! or read into scrap.
+//!
+//! A head is judged one step after it was read: the mover takes its commands at the start of a step, and
+//! what granted the frame was in that ring before the frame was sent.
+
+use super::frame::{self, Frame, HEAD_MAX};
+use crate::cause::Cause;
+use crate::ids::SlotId;
+use crate::limits::LANES_MAX;
+use crate::sys::event::{Interest, WaitSet};
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::plan::{Piece, Template};
+use crate::transfer::transport::{Arrival, DestinationHalf, Landings, Lost, Memory, Notice, vectored};
+use bytemuck::Zeroable;
+use std::io::{self, ErrorKind, Read};
+use std::net::TcpStream;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+/// Read at once of what nobody wants.
+const SCRAP_BYTES: usize = 64 << 10;
+
+/// The destination's half of a session.
+#[derive(Debug)]
+pub struct TcpDestination {
+    lanes: Box<[Option<Lane>]>,
+    landing: Landing,
+    /// A stream came that belongs to no lane, or could not be used.
+    broken: bool,
+    wait: Arc<WaitSet>,
+}
+
+/// Where bytes go.
+#[derive(Debug)]
+struct Landing {
+    template: Template,
+    lanes: usize,
+    /// By slot, then lane.
+    progress: Box<[Progress]>,
+    /// By slot, from lane 0.
+    aux: Box<[AuxRecord]>,
+    scrap: Box<[u8]>,
+}
+
+/// How far a lane is with a slot.
+#[derive(Clone, Default, Debug)]
+struct Progress {
+    /// Of whole chunks.
+    tokens: u32,
+    /// Of the chunk in progress: its last token, and the offset that comes next.
+    chunk: Option<(u32, u64)>,
+}
+
+#[derive(Debug)]
+struct Lane {
+    number: usize,
+    incoming: Incoming,
+    head: [u8; HEAD_MAX],
+    head_read: usize,
+    frame: Option<Body>,
+}
+
+#[derive(Debug)]
+struct Incoming {
+    stream: TcpStream,
+    /// Read by `ctl` behind the preamble; kept to the end, as this thread frees nothing.
+    early: Vec<u8>,
+    early_used: usize,
+}
+
+/// A frame whose head was judged.
+#[derive(Debug)]
+struct Body {
+    frame: Frame,
+    /// Of `frame.bytes`.
+    read: u64,
+    /// Not to scrap.
+    live: bool,
+}
+
+impl TcpDestination {
+    /// A session of `lanes` lanes whose streams are yet to come. `slots` are this worker's; `wait` is where
+    /// its mover parks.
+    pub fn new(template: Template, lanes: usize, slots: usize, wait: Arc<WaitSet>) -> TcpDestination {
+        assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes");
+        TcpDestination {
+            lanes: (0..lanes).map(|_| None).collect(),
+            landing: Landing {
+                template,
+                lanes,
+                progress: vec![Progress::default(); slots * lanes].into(),
+                aux: vec![AuxRecord::zeroed(); slots].into(),
+                scrap: vec![0; SCRAP_BYTES].into(),
+            },
+            broken: false,
+            wait,
+        }
+    }
+}
+
+impl DestinationHalf for TcpDestination {
+    fn join(&mut self, arrival: Arrival) {
+        let number = usize::from(arrival.lane);
+        match self.lanes.get_mut(number) {
+            Some(free @ None) => match Lane::new(number, arrival, &self.wait) {
+                Ok(lane) => *free = Some(lane),
+                Err(_) => self.broken = true,
+            },
+            _ => self.broken = true,
+        }
+    }
+
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
+        if self.broken {
+            return Err(Lost);
+        }
+        let mut moved = false;
+        for index in 0..self.lanes.len() {
+            let Some(lane) = &mut self.lanes[index] else { continue };
+            let (judged, failed) = lane.judge(&self.landing, landings)?;
+            moved |= judged | lane.receive(&mut self.landing, memory, landings)?;
+            if let Some(slot) = failed {
+                self.revoke(slot);
+            }
+        }
+        Ok(moved)
+    }
+
+    fn revoke(&mut self, slot: SlotId) {
+        for lane in self.lanes.iter_mut().flatten() {
+            if let Some(body) = lane.frame.as_mut().filter(|body| body.frame.notice.slot == slot) {
+                body.live = false;
+            }
+        }
+    }
+
+    fn expect(&mut self, notice: &Notice, _landings: &mut dyn Landings) {
+        self.landing.of(notice.slot).fill(Progress::default());
+    }
+}
+
+impl Landing {
+    /// A slot's progress, by lane.
+    fn of(&mut self, slot: SlotId) -> &mut [Progress] {
+        &mut self.progress[slot.index() * self.lanes..][..self.lanes]
+    }
+
+    /// Whether a frame is the next of its room on its lane, where `wanted` tokens end its prompt.
+    fn continues(&self, frame: &Frame, lane: usize, wanted: u32) -> bool {
+        let Frame { tokens, bytes, last, aux, .. } = frame;
+        if tokens.start >= tokens.end || tokens.end > wanted {
+            return false;
+        }
+        let share = self.share(tokens, lane);
+        let progress = &self.progress[frame.notice.slot.index() * self.lanes + lane];
+        let (end, at) = progress.chunk.unwrap_or((tokens.end, share.start));
+        let in_order = progress.tokens == tokens.start && end == tokens.end && at == bytes.start;
+        let inside = bytes.end <= share.end && (bytes.start < bytes.end || share.is_empty());
+        let ends = bytes.end == share.end && tokens.end == wanted;
+        in_order && inside && *last == ends && aux.is_some() == (ends && lane == 0)
+    }
+
+    fn share(&self, tokens: &Range<u32>, lane: usize) -> Range<u64> {
+        frame::share(self.template.bytes(tokens.clone()), lane, self.lanes)
+    }
+
+    /// A live frame has landed.
+    fn landed(&mut self, frame: &Frame, lane: usize, landings: &mut dyn Landings) {
+        let Frame { notice: Notice { slot, .. }, tokens, bytes, last, aux } = frame;
+        let ended = self.share(tokens, lane).end == bytes.end;
+        let progress = &mut self.of(*slot)[lane];
+        if !ended {
+            progress.chunk = Some((tokens.end, bytes.end));
+            return;
+        }
+        *progress = Progress { tokens: tokens.end, chunk: None };
+        let landed = self.of(*slot).iter().map(|progress| progress.tokens).min().unwrap_or(0);
+        landings.landed(*slot, landed);
+        if let Some(aux) = aux {
+            self.aux[slot.index()] = *aux;
+        }
+        if *last {
+            let all = u32::MAX >> (32 - self.lanes);
+            landings.lane_ended(*slot, lane as u8, all, &self.aux[slot.index()]);
+        }
+    }
+}
+
+impl Lane {
+    fn new(number: usize, arrival: Arrival, wait: &WaitSet) -> io::Result<Lane> {
+        let Arrival { stream, early, .. } = arrival;
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        wait.add(stream.as_fd(), Interest::Readable)?;
+        let incoming = Incoming { stream, early, early_used: 0 };
+        Ok(Lane { number, incoming, head: [0; HEAD_MAX], head_read: 0, frame: None })
+    }
+
+    /// Decides on a head that was read whole in an earlier step: whether there was one, and a slot that
+    /// failed by it.
+    fn judge(
+        &mut self,
+        landing: &Landing,
+        landings: &mut dyn Landings,
+    ) -> Result<(bool, Option<SlotId>), Lost> {
+        if self.frame.is_some() || self.head_read < Frame::head_bytes(&self.head[..self.head_read])? {
+            return Ok((false, None));
+        }
+        let frame = Frame::parse(&self.head[..self.head_read]);
+        let Notice { slot, generation, room } = frame.notice;
+        if slot.index() >= landing.aux.len() {
+            return Err(Lost);
+        }
+        let wanted = landings.expected(&frame.notice);
+        let mut failed = None;
+        if let Some(wanted) = &wanted {
+            if !landing.continues(&frame, self.number, wanted.end) {
+                return Err(Lost);
+            }
+            if frame.aux.is_some_and(|aux| !aux.belongs_to(room, generation)) {
+                landings.fail(slot, Cause::Corrupt);
+                failed = Some(slot);
+            }
+        }
+        self.frame = Some(Body { frame, read: 0, live: wanted.is_some() && failed.is_none() });
+        self.head_read = 0;
+        Ok((true, failed))
+    }
+
+    /// Reads the rest of the frame at hand, then the next head.
+    fn receive(
+        &mut self,
+        landing: &mut Landing,
+        memory: &Memory,
+        landings: &mut dyn Landings,
+    ) -> Result<bool, Lost> {
+        let mut moved = false;
+        while let Some(body) = &mut self.frame {
+            let Frame { notice: Notice { slot, .. }, tokens, bytes, .. } = &body.frame;
+            let rest = bytes.start + body.read..bytes.end;
+            if rest.is_empty() {
+                moved = true;
+                if let Some(Body { frame, live: true, .. }) = self.frame.take() {
+                    landing.landed(&frame, self.number, landings);
+                }
+                break;
+            }
+            let read = if body.live {
+                let page = |index| memory.lists.page(*slot, index);
+                let pieces = landing.template.destination_pieces(tokens.clone(), rest, page);
+                self.incoming.scatter(memory, pieces)?
+            } else {
+                let most = landing.scrap.len().min((rest.end - rest.start) as usize);
+                self.incoming.read(&mut landing.scrap[..most])?
+            };
+            let Some(read) = read else { return Ok(moved) };
+            body.read += read as u64;
+            moved = true;
+        }
+        loop {
+            let length = Frame::head_bytes(&self.head[..self.head_read])?;
+            if self.head_read == length {
+                return Ok(moved);
+            }
+            let Some(read) = self.incoming.read(&mut self.head[self.head_read..length])? else {
+                return Ok(moved);
+            };
+            self.head_read += read;
+            moved = true;
+        }
+    }
+}
+
+impl Incoming {
+    /// None: nothing is there now.
+    fn read(&mut self, into: &mut [u8]) -> Result<Option<usize>, Lost> {
+        let early = self.early();
+        if early.is_empty() {
+            return some_of(self.stream.read(into));
+        }
+        let read = early.len().min(into.len());
+        into[..read].copy_from_slice(&early[..read]);
+        self.early_used += read;
+        Ok(Some(read))
+    }
+
+    fn scatter(
+        &mut self,
+        memory: &Memory,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> Result<Option<usize>, Lost> {
+        let early = self.early();
+        if early.is_empty() {
+            return some_of(vectored::receive(self.stream.as_fd(), &memory.region, pieces));
+        }
+        let read = vectored::fill(early, &memory.region, pieces);
+        self.early_used += read;
+        Ok(Some(read))
+    }
+
+    fn early(&self) -> &[u8] {
+        &self.early[self.early_used..]
+    }
+}
+
+/// Something was asked for, so that nothing is the stream's end.
+fn some_of(read: io::Result<usize>) -> Result<Option<usize>, Lost> {
+    match read {
+        Ok(0) => Err(Lost),
+        Ok(read) => Ok(Some(read)),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(_) => Err(Lost),
+    }
+}

@@ -1,0 +1,127 @@
+//! What a stream opens with: which session and lane it is, and that its dialler may. Read and compared by
+//! `ctl`, before the mover is given the stream.
+
+use crate::ids::SessionGeneration;
+use crate::limits::LANES_MAX;
+use crate::wire::message::Token;
+use bytemuck::{Pod, Zeroable};
+use std::fmt;
+
+const MAGIC: u32 = u32::from_le_bytes(*b"BtnT");
+const VERSION: u32 = 1;
+
+/// A stream's claim: as the peer says, until compared with the session that the token opens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Preamble {
+    /// From the destination's Announce.
+    pub token: Token,
+    /// The session's.
+    pub session: SessionGeneration,
+    /// From 0.
+    pub lane: u16,
+    /// Of the session.
+    pub lanes: u16,
+}
+
+/// Why a stream is not one of ours.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum PreambleError {
+    /// Something else dialled the data port.
+    Magic,
+    /// A version that this build does not know.
+    Version(u32),
+    /// A lane beyond the count, or a count beyond the limit.
+    Lane {
+        /// Said.
+        lane: u16,
+        /// Said.
+        lanes: u16,
+    },
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct Body {
+    magic: u32,
+    version: u32,
+    token: [u8; 16],
+    session: u32,
+    lane: u16,
+    lanes: u16,
+    reserved: [u8; 32],
+}
+
+const _: () = assert!(size_of::<Body>() == Preamble::BYTES);
+
+impl Preamble {
+    /// Its length on the stream.
+    pub const BYTES: usize = 64;
+
+    /// As it goes over the stream.
+    pub fn encode(&self) -> [u8; Preamble::BYTES] {
+        bytemuck::cast(Body {
+            magic: MAGIC,
+            version: VERSION,
+            token: self.token.0,
+            session: self.session.0,
+            lane: self.lane,
+            lanes: self.lanes,
+            reserved: [0; 32],
+        })
+    }
+
+    /// The first bytes of a stream. Reserved bytes are for later versions and not looked at.
+    pub fn parse(bytes: &[u8; Preamble::BYTES]) -> Result<Preamble, PreambleError> {
+        let body: Body = bytemuck::pod_read_unaligned(bytes);
+        if body.magic != MAGIC {
+            return Err(PreambleError::Magic);
+        }
+        if body.version != VERSION {
+            return Err(PreambleError::Version(body.version));
+        }
+        let Body { lane, lanes, .. } = body;
+        if lane >= lanes || usize::from(lanes) > LANES_MAX {
+            return Err(PreambleError::Lane { lane, lanes });
+        }
+        let session = SessionGeneration(body.session);
+        Ok(Preamble { token: Token(body.token), session, lane, lanes })
+    }
+}
+
+impl fmt::Display for PreambleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PreambleError::Magic => f.write_str("data stream: not from a prefill worker"),
+            PreambleError::Version(version) => {
+                write!(f, "data stream: version {version}, this build speaks {VERSION}")
+            }
+            PreambleError::Lane { lane, lanes } => {
+                write!(f, "data stream: lane {lane} of {lanes}, at most {LANES_MAX}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PreambleError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parses_what_it_encodes_and_refuses_the_rest() {
+        let preamble = Preamble { token: Token([7; 16]), session: SessionGeneration(9), lane: 2, lanes: 3 };
+        let bytes = preamble.encode();
+        assert_eq!(Preamble::parse(&bytes), Ok(preamble));
+        let with = |at: usize, value: u8| {
+            let mut bytes = bytes;
+            bytes[at] = value;
+            Preamble::parse(&bytes)
+        };
+        assert_eq!(with(0, 0), Err(PreambleError::Magic));
+        assert_eq!(with(4, 2), Err(PreambleError::Version(2)));
+        assert_eq!(with(28, 3), Err(PreambleError::Lane { lane: 3, lanes: 3 }));
+        assert_eq!(with(30, 33), Err(PreambleError::Lane { lane: 2, lanes: 33 }));
+        assert_eq!(with(63, 1), Ok(preamble));
+    }
+}

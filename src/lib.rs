@@ -5,6 +5,7 @@
 //! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role`.
 
 pub mod cause;
+pub mod cluster;
 pub mod config;
 pub mod doctor;
 pub mod front;
@@ -15,6 +16,7 @@ pub mod model;
 pub mod net;
 pub mod obs;
 pub mod role;
+pub mod role_router;
 pub mod sched;
 pub mod stdx;
 pub mod sys;

@@ -8,7 +8,7 @@ use baton::doctor::{self, Verdict};
 use baton::front::service::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
-use baton::role;
+use baton::{role, role_router};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -37,10 +37,9 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> ExitCode {
     let ended = match command {
         Command::Serve(config) => role::serve(config),
-        Command::Prefill(_) | Command::Decode(_) | Command::Router(_) => {
-            eprintln!(
-                "error: this version has `baton serve` alone; separate processes come with a later one"
-            );
+        Command::Router(config) => role_router::router(config),
+        Command::Prefill(_) | Command::Decode(_) => {
+            eprintln!("error: separate prefill and decode processes come with a later version");
             return ExitCode::FAILURE;
         }
     };

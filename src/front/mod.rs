@@ -6,6 +6,7 @@ pub mod generations;
 pub mod handoff;
 pub mod http;
 pub mod openai;
+pub mod router;
 pub mod routes;
 pub mod service;
 pub mod telemetry;

@@ -16,6 +16,7 @@ pub mod model;
 pub mod net;
 pub mod obs;
 pub mod role;
+pub mod role_router;
 pub mod sched;
 pub mod stdx;
 pub mod sys;

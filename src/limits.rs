@@ -220,3 +220,37 @@ pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);
 pub const LANES_MAX: usize = 32;
 /// Lanes kept until their session is open; a session has few, and opens within milliseconds.
 pub const EARLY_LANES_MAX: usize = 64;
+
+// cluster, front::router
+
+/// Between two probes of a worker's health: a dead one is noticed before most clients give up.
+pub const ROUTER_PROBE_INTERVAL: Duration = Duration::from_secs(2);
+/// How long a probe may take: a busy worker answers from `ctl` in milliseconds.
+pub const ROUTER_PROBE_TIME: Duration = Duration::from_secs(2);
+/// Probes in a row that fail before a worker is down: one may be lost.
+pub const ROUTER_PROBE_FAILURES: u32 = 2;
+/// How long a connection to a worker may take: the kernel repeats a lost packet after 1 s.
+pub const ROUTER_CONNECT_TIME: Duration = Duration::from_secs(3);
+/// Pairs tried for one request while none of them takes a connection.
+pub const ROUTER_PAIRS_MAX: u32 = 4;
+/// How long a connection to a worker is kept without a request: less than the least keep-alive of common
+/// servers (5 s), so that no request meets a connection that is being closed.
+pub const ROUTER_IDLE_TIME: Duration = Duration::from_secs(4);
+/// Connections kept without a request, to all workers together.
+pub const ROUTER_IDLE_MAX: usize = 1024;
+/// Bytes of a worker's answer that are gathered before any is passed on, unless it is a stream: whole
+/// answers have a length, and a worker lost on the way is an error instead of a torso.
+pub const ROUTER_ANSWER_MAX: usize = 1 << 20;
+/// Bytes of a request's body queued at once on a connection to a worker.
+pub const ROUTER_PIECE: usize = 256 << 10;
+/// Bytes that wait for a client before its worker is no longer read from.
+pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
+/// How long decode may still decide about a request whose prefill worker was lost: it learns of the loss
+/// by itself within milliseconds, or has everything and answers.
+pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
+/// How long all workers together may take for what is asked of each of them.
+pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
+
+// A client, its two legs, and a probe of every worker.
+const _: () =
+    assert!(3 * HTTP_CONNECTIONS_MAX + 2 * ROUTER_WORKERS_MAX + ROUTER_IDLE_MAX <= NET_CONNECTIONS_MAX);

@@ -75,8 +75,17 @@ fn kv_moves_between_hosts_over_tcp() {
         eprintln!("SKIPPED: network namespaces need root and iproute2");
         return;
     };
-    let common =
-        ["--port", "8000", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4", "--insecure"];
+    let common = [
+        "--port",
+        "8000",
+        "--kv-memory",
+        "8MiB",
+        "--threads",
+        "1",
+        "--max-running-requests",
+        "4",
+        "--insecure",
+    ];
     let start = |host: &str, args: &[&str]| {
         network.enter(host);
         let mut all = args.to_vec();
@@ -84,7 +93,8 @@ fn kv_moves_between_hosts_over_tcp() {
         Process::start(&all)
     };
     let prefill = start("prefill", &["prefill", MODEL, "--host", "10.77.0.1"]);
-    let decode = start("decode", &["decode", MODEL, "--host", "10.77.0.2", "--bootstrap-allow", "10.77.0.0/24"]);
+    let decode =
+        start("decode", &["decode", MODEL, "--host", "10.77.0.2", "--bootstrap-allow", "10.77.0.0/24"]);
     network.enter("client");
     for room in 0..4u64 {
         let prompt: Vec<u64> = (0..150).map(|i| 10 + (i * 7 + room * 13) % 300).collect();

@@ -38,7 +38,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         deltas = [{"role": "assistant"}, {"content": "It is "}, {"content": "Pàris."}]
         chunks = [{"choices": [{"delta": delta}]} for delta in deltas]
         chunks.append({"choices": [], "usage": {}, "timings": {"prefill_tokens": 38, "prefill_ms": 41.2,
-            "kv_bytes": 1100000, "handover_ms": 0.42, "transport": "shm", "decode_tokens_per_second": 96.4}})
+            "handover_bytes": 1100000, "handover_ms": 0.42, "transport": "shm", "decode_tokens": 241,
+            "decode_ms": 2500.0}})
         events = [json.dumps(chunk) for chunk in chunks] + ["[DONE]"]
         self.answer(200, "".join(f"data: {event}\n\n" for event in events).encode())
     def log_message(self, *_):

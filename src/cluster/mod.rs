@@ -1,3 +1,11 @@
-//! What a cluster of workers needs beside the hand-off. Without I/O.
+//! The cluster as a router sees it: which workers there are, which can be used, and which are chosen.
+//!
+//! Thread: `ctl` of a router. Invariants: no I/O and no clock; a worker that is not usable is never chosen;
+//! what was booked is released once. Not here: connections to workers, and what is sent over them
+//! (`front::router`).
 
+pub mod health;
+pub mod loads;
+pub mod policy;
 pub mod registry;
+pub mod router;

@@ -147,11 +147,24 @@ impl Connections {
 
     /// Begins a stream of events.
     pub fn open_stream(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        self.open_body(reactor, conn, 200, sse::CONTENT_TYPE);
+    }
+
+    /// Begins an answer whose body comes in pieces, by [`Connections::stream`].
+    pub fn open_body(&mut self, reactor: &mut Reactor, conn: ConnId, status: u16, media: &str) {
         let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else { return };
         let mut out = Vec::new();
-        let writer = ResponseWriter::new(&mut out, due.exchange, 200).header("x-request-id", &due.request_id);
-        due.stream = Some(writer.stream(sse::CONTENT_TYPE));
+        let writer =
+            ResponseWriter::new(&mut out, due.exchange, status).header("x-request-id", &due.request_id);
+        due.stream = Some(writer.stream(media));
         self.send(reactor, conn, &out);
+    }
+
+    /// Gives up an answer that has begun and cannot be ended properly, so that its client can tell.
+    pub fn cut(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        if self.clients.remove(&conn).is_some() {
+            reactor.close_after_flush(conn);
+        }
     }
 
     /// Sends a piece of a stream.

@@ -130,7 +130,7 @@ impl Routes {
         let method = request.head.method;
         let open = matches!(path, "/health" | "/readiness" | "/liveness" | "/ping");
         if !open {
-            self.authorise(request)?;
+            authorise(&self.keys, request)?;
         }
         match (method, path) {
             (Post, "/v1/completions") => {
@@ -324,24 +324,23 @@ impl Routes {
         if self.draining { Err(ApiError::new(503, "draining", "the server is draining")) } else { Ok(()) }
     }
 
-    /// Compares in time that does not depend on where a key differs.
-    fn authorise(&self, request: &Request) -> Result<(), ApiError> {
-        if self.keys.is_empty() {
-            return Ok(());
-        }
-        let shown = request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
-        let known =
-            shown.is_some_and(|shown| self.keys.iter().any(|key| key.matches(shown.trim().as_bytes())));
-        if known {
-            Ok(())
-        } else {
-            Err(ApiError::new(401, "invalid_api_key", "this server asks for an API key as a bearer token"))
-        }
-    }
-
     fn make_id(&mut self) -> String {
         self.next_id += 1;
         format!("{:x}-{:x}", self.about.started, self.next_id)
+    }
+}
+
+/// Whether a request shows one of `keys`, if there are any. Compares in time that does not depend on where a
+/// key differs.
+pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
+    if keys.is_empty() {
+        return Ok(());
+    }
+    let shown = request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    if shown.is_some_and(|shown| keys.iter().any(|key| key.matches(shown.trim().as_bytes()))) {
+        Ok(())
+    } else {
+        Err(ApiError::new(401, "invalid_api_key", "this server asks for an API key as a bearer token"))
     }
 }
 

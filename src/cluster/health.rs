@@ -1,0 +1,113 @@
+//! Whether one worker can be used: probed at intervals, and believed to be down at once where it does not
+//! take connections.
+//!
+//! A worker begins as down and is probed at once. Not here: the probe itself and how long it may take.
+
+use crate::limits::{ROUTER_PROBE_FAILURES, ROUTER_PROBE_INTERVAL};
+use std::time::Instant;
+
+/// What has changed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// The worker can be used from now on.
+    Up,
+    /// It cannot.
+    Down,
+}
+
+/// What is known of a worker's health.
+#[derive(Clone, Debug)]
+pub struct Health {
+    up: bool,
+    /// Probes that failed since one succeeded.
+    failures: u32,
+    /// When the next probe is due; `None` while one is under way.
+    next_probe: Option<Instant>,
+}
+
+impl Health {
+    /// Of a worker that nothing is known of.
+    pub fn new(now: Instant) -> Health {
+        Health { up: false, failures: 0, next_probe: Some(now) }
+    }
+
+    /// Whether it can be used.
+    pub fn is_up(&self) -> bool {
+        self.up
+    }
+
+    /// Whether a probe is to begin now; it ends with [`Health::probed`].
+    pub fn begin_probe(&mut self, now: Instant) -> bool {
+        self.next_probe.take_if(|due| *due <= now).is_some()
+    }
+
+    /// A probe has ended.
+    pub fn probed(&mut self, is_well: bool, now: Instant) -> Option<Change> {
+        self.next_probe = Some(now + ROUTER_PROBE_INTERVAL);
+        self.failures = if is_well { 0 } else { self.failures.saturating_add(1) };
+        let up = is_well || (self.up && self.failures < ROUTER_PROBE_FAILURES);
+        self.turn(up)
+    }
+
+    /// It did not take a connection.
+    pub fn refused(&mut self) -> Option<Change> {
+        self.turn(false)
+    }
+
+    fn turn(&mut self, up: bool) -> Option<Change> {
+        let was = std::mem::replace(&mut self.up, up);
+        (was != up).then_some(if up { Change::Up } else { Change::Down })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_success_is_up_and_two_failures_in_a_row_are_down() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        assert!(!health.is_up());
+        let mut seen = Vec::new();
+        for is_well in [false, true, true, false, true, false, false, false, true] {
+            seen.push((health.probed(is_well, now), health.is_up()));
+        }
+        let (up, down) = (Some(Change::Up), Some(Change::Down));
+        assert_eq!(
+            seen,
+            [
+                (None, false),
+                (up, true),
+                (None, true),
+                (None, true),
+                (None, true),
+                (None, true),
+                (down, false),
+                (None, false),
+                (up, true)
+            ]
+        );
+    }
+
+    #[test]
+    fn the_first_probe_is_due_at_once_and_the_next_an_interval_after_the_last_ended() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        assert!(health.begin_probe(now));
+        assert!(!health.begin_probe(now + 10 * ROUTER_PROBE_INTERVAL), "one at a time");
+        health.probed(true, now);
+        assert!(!health.begin_probe(now + ROUTER_PROBE_INTERVAL / 2));
+        assert!(health.begin_probe(now + ROUTER_PROBE_INTERVAL));
+    }
+
+    #[test]
+    fn a_refused_connection_is_down_at_once_until_a_probe_succeeds() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        health.probed(true, now);
+        assert_eq!(health.refused(), Some(Change::Down));
+        assert_eq!(health.refused(), None);
+        assert_eq!(health.probed(true, now), Some(Change::Up));
+    }
+}

@@ -1,0 +1,138 @@
+//! A body that a router passes on: read no further than its fields, and given the place where the two
+//! workers meet.
+//!
+//! Invariants: what the workers get is what the client sent, field by field, but for the bootstrap fields:
+//! those are the router's to say, and a client's own are dropped. Not here: what the fields mean; the
+//! workers check them.
+
+use super::error::ApiError;
+use super::fields::{Entries, first_item};
+use crate::ids::Room;
+use crate::limits::CHOICES_MAX;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+use std::io::Write;
+
+/// A client's body, ready to be addressed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Routed {
+    /// An object with a comma after its last field, and not closed.
+    open: Vec<u8>,
+    choices: u32,
+}
+
+impl Routed {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It is not a JSON object, or one with too many fields.
+    pub fn parse(body: &[u8]) -> Result<Routed, ApiError> {
+        let text = std::str::from_utf8(body).map_err(ApiError::invalid_json)?;
+        let Entries(entries) = serde_json::from_str(text).map_err(ApiError::invalid_json)?;
+        let mut open = Vec::with_capacity(body.len() + 256);
+        open.push(b'{');
+        for (name, value) in entries.iter().filter(|(name, _)| !is_ours(name)) {
+            serde_json::to_writer(&mut open, name).expect("a text is JSON");
+            let _ = write!(open, ":{},", value.get());
+        }
+        Ok(Routed { open, choices: choices(&entries) })
+    }
+
+    /// How many sequences it asks for, as far as can be told: prompts times samples.
+    pub fn choices(&self) -> u32 {
+        self.choices
+    }
+
+    /// The body for both workers of an attempt: they meet at the prefill worker's registry, under `room`.
+    /// Workers derive further rooms from it where there are several choices.
+    pub fn address(self, host: &str, port: u16, room: Room) -> Vec<u8> {
+        let mut body = self.open;
+        body.extend_from_slice(b"\"bootstrap_host\":");
+        serde_json::to_writer(&mut body, host).expect("a text is JSON");
+        let _ = write!(body, ",\"bootstrap_port\":{port},\"bootstrap_room\":{room}}}");
+        body
+    }
+}
+
+fn is_ours(name: &str) -> bool {
+    matches!(name, "bootstrap_host" | "bootstrap_port" | "bootstrap_room")
+}
+
+fn choices(entries: &[(String, &RawValue)]) -> u32 {
+    #[derive(Deserialize)]
+    struct Sampling {
+        n: Option<usize>,
+    }
+    let field = |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get());
+    let sampling = field("sampling_params").and_then(|raw| serde_json::from_str::<Sampling>(raw).ok());
+    let samples = field("n").and_then(|raw| serde_json::from_str(raw).ok()).or(sampling.and_then(|s| s.n));
+    let prompts = ["prompt", "text", "input_ids"].into_iter().filter_map(field).map(prompts).max();
+    let choices = samples.unwrap_or(1).saturating_mul(prompts.unwrap_or(1));
+    choices.clamp(1, CHOICES_MAX) as u32
+}
+
+/// A list of ids is one prompt; a list of texts or of lists, as many as it has items.
+fn prompts(json: &str) -> usize {
+    match first_item(json) {
+        Some(b'"' | b'[') => serde_json::from_str::<Vec<IgnoredAny>>(json).map_or(1, |items| items.len()),
+        _ => 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addressed(body: &str) -> String {
+        let body = Routed::parse(body.as_bytes()).unwrap().address("10.0.0.1", 8998, Room(7));
+        String::from_utf8(body).unwrap()
+    }
+
+    #[test]
+    fn fields_are_passed_on_as_they_came_and_the_meeting_place_is_added() {
+        assert_eq!(
+            addressed(r#" { "prompt" : "a\u00e4\n" , "x":[1.50, {"y":null}] } "#),
+            r#"{"prompt":"a\u00e4\n","x":[1.50, {"y":null}],"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#
+        );
+        assert_eq!(
+            addressed("{}"),
+            r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#
+        );
+    }
+
+    #[test]
+    fn a_client_does_not_choose_where_workers_meet() {
+        let body =
+            addressed(r#"{"bootstrap_room":1,"\u0062ootstrap_host":"evil","bootstrap_port":null,"a\"b":1}"#);
+        assert_eq!(
+            body,
+            r#"{"a\"b":1,"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#
+        );
+    }
+
+    #[test]
+    fn a_body_is_one_json_object() {
+        for body in ["", "[]", "{", "{} {}", r#"{"a":}"#, r#"{"a":1,"a":2}"#, "7"] {
+            assert_eq!(Routed::parse(body.as_bytes()).unwrap_err().code, "invalid_json", "{body}");
+        }
+        assert!(Routed::parse(b"{\"a\":\"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn choices_are_prompts_times_samples() {
+        for (body, choices) in [
+            ("{}", 1),
+            (r#"{"prompt":"a","n":3}"#, 3),
+            (r#"{"prompt":["a","b"],"n":3}"#, 6),
+            (r#"{"prompt":[1,2,3]}"#, 1),
+            (r#"{"prompt":[[1],[2]],"n":null}"#, 2),
+            (r#"{"input_ids":[[1],[2]],"sampling_params":{"n":2,"x":[]}}"#, 4),
+            (r#"{"text":"a","sampling_params":[]}"#, 1),
+            (r#"{"prompt":[],"n":0}"#, 1),
+            (r#"{"n":18446744073709551615,"prompt":["a","b"]}"#, CHOICES_MAX as u32),
+        ] {
+            assert_eq!(Routed::parse(body.as_bytes()).unwrap().choices(), choices, "{body}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! The router's loop: clients on one side, workers on the other.
+//!
+//! Thread: `ctl`, the only one of a router. Not here: what a request means (`paths`), a request's way
+//! (`flights`), connections to workers (`fleet`), decisions (`cluster`).
+
+pub mod call;
+pub mod fanout;
+pub mod fleet;
+pub mod flights;
+pub mod paths;
+
+use crate::front::connections::{Connections, Incoming};
+use crate::front::service::End;
+use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
+use crate::net::{Address, Event, ListenerId, Reactor};
+use crate::obs::log::event;
+use call::Owner;
+use fanout::Fanout;
+use fleet::Fleet;
+use flights::{Flights, Way};
+use paths::Paths;
+use std::io;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+/// How often overdue things are looked for.
+const TICK: Duration = Duration::from_millis(100);
+
+/// A router.
+#[derive(Debug)]
+pub struct RouterService {
+    reactor: Reactor,
+    listener: ListenerId,
+    connections: Connections,
+    fleet: Fleet,
+    flights: Flights,
+    fanout: Fanout,
+    paths: Paths,
+    draining: Option<Instant>,
+    next_tick: Instant,
+}
+
+impl RouterService {
+    /// Listens; nothing is served before [`RouterService::run`].
+    pub fn new(
+        mut reactor: Reactor,
+        address: SocketAddr,
+        fleet: Fleet,
+        flights: Flights,
+        paths: Paths,
+        now: Instant,
+    ) -> io::Result<RouterService> {
+        reactor.watch_signals()?;
+        let listener = reactor.listen(&Address::Tcp(address), HTTP_CONNECTIONS_MAX)?;
+        Ok(RouterService {
+            reactor,
+            listener,
+            connections: Connections::default(),
+            fleet,
+            flights,
+            fanout: Fanout::default(),
+            paths,
+            draining: None,
+            next_tick: now,
+        })
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.reactor.local_address(self.listener)
+    }
+
+    /// Turns until a drain has ended.
+    pub fn run(mut self) -> io::Result<End> {
+        loop {
+            self.reactor.poll(Some(self.next_tick))?;
+            if let Some(end) = self.turn(Instant::now()) {
+                return Ok(end);
+            }
+        }
+    }
+
+    fn turn(&mut self, now: Instant) -> Option<End> {
+        while let Some(event) = self.reactor.next_event() {
+            if event == Event::Terminate {
+                if let Some(end) = self.terminate(now) {
+                    return Some(end);
+                }
+            } else {
+                self.take(event, now);
+            }
+        }
+        if now >= self.next_tick {
+            self.next_tick = now + TICK;
+            self.fleet.expire(&mut self.reactor, now);
+            self.fleet.probe(&mut self.reactor, now);
+            self.connections.expire(&mut self.reactor, now);
+        }
+        self.settle(now);
+        self.drained(now)
+    }
+
+    fn take(&mut self, event: Event, now: Instant) {
+        if !self.fleet.handle(&mut self.reactor, event, now) {
+            self.connections.handle(&mut self.reactor, event, now);
+            if let Event::Drained(client) = event {
+                let (flights, _, _, mut way) = self.split(now);
+                flights.drained(client, &mut way);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Deals with everything that has come of an event, until nothing is left.
+    fn settle(&mut self, now: Instant) {
+        loop {
+            let (flights, fanout, paths, mut way) = self.split(now);
+            if let Some(news) = way.fleet.poll() {
+                match news.owner {
+                    Owner::Lead(client) => flights.lead(client, news.conn, news.what, &mut way),
+                    Owner::Prefill(client) => flights.prefill(client, news.conn, news.what, &mut way),
+                    Owner::Part(client) => fanout.part(client, news.conn, &news.what, &mut way),
+                    Owner::Probe | Owner::Nobody => {}
+                }
+            } else if let Some(incoming) = way.connections.poll() {
+                match incoming {
+                    Incoming::Request(client, request) => {
+                        paths.serve(client, *request, flights, fanout, &mut way);
+                    }
+                    Incoming::Gone(client) => {
+                        flights.gone(client, &mut way);
+                        fanout.gone(client, &mut way);
+                    }
+                }
+            } else {
+                return;
+            }
+        }
+    }
+
+    fn split(&mut self, now: Instant) -> (&mut Flights, &mut Fanout, &mut Paths, Way<'_>) {
+        let way = Way {
+            reactor: &mut self.reactor,
+            connections: &mut self.connections,
+            fleet: &mut self.fleet,
+            now,
+        };
+        (&mut self.flights, &mut self.fanout, &mut self.paths, way)
+    }
+
+    fn terminate(&mut self, now: Instant) -> Option<End> {
+        if self.draining.is_some() {
+            return Some(End::CutOff);
+        }
+        event!(Info, "router", "draining: no new requests, those that run are finished");
+        self.draining = Some(now + DRAIN_TIME_MAX);
+        self.paths.drain();
+        self.connections.drain();
+        self.reactor.stop_listening(self.listener);
+        None
+    }
+
+    fn drained(&self, now: Instant) -> Option<End> {
+        let until = self.draining?;
+        if self.flights.is_idle() && self.fanout.is_idle() {
+            Some(End::Drained)
+        } else if now >= until {
+            Some(End::CutOff)
+        } else {
+            None
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! One request to one worker: what is still to be sent, what has come of the answer.
+//!
+//! Invariant: nothing has been sent while `outgoing` was never set, so that such a call can be given up
+//! without a trace. Not here: which connection (`fleet`), what the answer is for (`flights`, `fanout`).
+
+use crate::cluster::router::Booking;
+use crate::front::connections::{Answer, JSON};
+use crate::front::http::client::{Event, RequestLine, ResponseDecoder, ResponseHead, write_request};
+use crate::front::http::{HttpError, Limits, Method, sse};
+use crate::limits::{ROUTER_ANSWER_MAX, ROUTER_PIECE};
+use crate::net::{ConnId, Reactor, SendError};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Whom a call is for; a client's connection names what runs for it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Owner {
+    /// Asks a worker how it is.
+    Probe,
+    /// Its answer is the client's.
+    Lead(ConnId),
+    /// The prefill leg beside it.
+    Prefill(ConnId),
+    /// One of those that are all asked the same.
+    Part(ConnId),
+    /// What comes is of no interest any more; the connection is.
+    Nobody,
+}
+
+/// What is asked of a worker, its body apart.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Order {
+    /// What to do.
+    pub method: Method,
+    /// Path and query.
+    pub target: String,
+    /// Header fields beside the host and the body's length.
+    pub headers: Vec<(&'static str, String)>,
+}
+
+impl Order {
+    /// A GET of `target`.
+    pub fn get(target: &str) -> Order {
+        Order { method: Method::Get, target: target.to_owned(), headers: Vec::new() }
+    }
+}
+
+/// A request to be sent.
+#[derive(Clone, Debug)]
+pub struct Outgoing {
+    /// Until it is queued.
+    head: Vec<u8>,
+    /// Both legs send the same.
+    body: Arc<Vec<u8>>,
+    /// Bytes of the body that were queued.
+    sent: usize,
+}
+
+impl Outgoing {
+    /// This order to the worker at `host`.
+    pub fn new(order: &Order, host: &str, body: Arc<Vec<u8>>) -> Outgoing {
+        let Order { method, target, headers } = order;
+        let length = body.len().to_string();
+        let mut fields: Vec<(&str, &str)> =
+            headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        if *method == Method::Post {
+            fields.push(("content-length", &length));
+        }
+        let mut head = Vec::with_capacity(512 + body.len().min(ROUTER_PIECE));
+        write_request(&mut head, RequestLine { method: *method, target, host }, &fields, None);
+        Outgoing { head, body, sent: 0 }
+    }
+}
+
+/// An answer as far as it has come.
+#[derive(Clone, Debug)]
+pub struct WorkerAnswer {
+    /// HTTP status.
+    pub status: u16,
+    /// Media type.
+    pub media: String,
+    /// Seconds after which another try makes sense.
+    pub retry_after: Option<u32>,
+    /// What was not taken yet.
+    pub body: Vec<u8>,
+}
+
+impl WorkerAnswer {
+    fn new(head: &ResponseHead) -> WorkerAnswer {
+        WorkerAnswer {
+            status: head.status,
+            media: head.headers.get("content-type").unwrap_or(JSON).to_owned(),
+            retry_after: head.headers.get("retry-after").and_then(|value| value.parse().ok()),
+            body: Vec::new(),
+        }
+    }
+
+    /// 2xx.
+    pub fn is_success(&self) -> bool {
+        (200..300).contains(&self.status)
+    }
+
+    /// Whether it is a stream of events.
+    pub fn is_stream(&self) -> bool {
+        let media = self.media.split(';').next().unwrap_or_default();
+        self.is_success() && media.trim().eq_ignore_ascii_case(sse::CONTENT_TYPE)
+    }
+
+    /// For a client.
+    pub fn whole(&self) -> Answer<'_> {
+        Answer { status: self.status, media: &self.media, body: &self.body, retry_after: self.retry_after }
+    }
+}
+
+/// Why no (further) answer will come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lost {
+    /// The worker closed the connection.
+    Closed,
+    /// What it sent is not HTTP.
+    Http(HttpError),
+    /// An answer longer than is gathered.
+    TooLong,
+    /// It took too long.
+    Deadline,
+    /// The request cannot be sent: this process holds too many unsent bytes.
+    Full,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lost::Closed => f.write_str("its connection was lost"),
+            Lost::Http(error) => write!(f, "its answer cannot be read: {error}"),
+            Lost::TooLong => write!(f, "its answer is longer than {ROUTER_ANSWER_MAX} bytes"),
+            Lost::Deadline => f.write_str("it took too long"),
+            Lost::Full => f.write_str("too many bytes wait to be sent"),
+        }
+    }
+}
+
+/// One request to one worker.
+#[derive(Debug)]
+pub struct Call {
+    /// Whom it is for.
+    pub owner: Owner,
+    /// Charged to the worker while the call is open.
+    pub booking: Booking,
+    /// When it is given up.
+    pub until: Instant,
+    /// Whether the connection stands.
+    pub connected: bool,
+    /// Whether the worker has closed its end.
+    pub eof: bool,
+    /// Once its head has come.
+    pub answer: Option<WorkerAnswer>,
+    outgoing: Option<Outgoing>,
+    decoder: ResponseDecoder,
+}
+
+impl Call {
+    /// Nothing is sent yet.
+    pub fn new(owner: Owner, booking: Booking, until: Instant, connected: bool) -> Call {
+        // What is not gathered may have any length.
+        let limits = Limits { body: usize::MAX, ..Limits::default() };
+        let decoder = ResponseDecoder::new(Method::Get, limits);
+        Call { owner, booking, until, connected, eof: false, answer: None, outgoing: None, decoder }
+    }
+
+    /// Whether anything of the request may have reached the worker.
+    pub fn is_begun(&self) -> bool {
+        self.outgoing.is_some()
+    }
+
+    /// Whether the whole request was queued.
+    pub fn is_sent(&self) -> bool {
+        self.outgoing.as_ref().is_some_and(|outgoing| outgoing.sent == outgoing.body.len())
+    }
+
+    /// Sends this from now on.
+    pub fn begin(&mut self, reactor: &mut Reactor, conn: ConnId, outgoing: Outgoing) -> Result<(), Lost> {
+        self.outgoing = Some(outgoing);
+        self.pump(reactor, conn)
+    }
+
+    /// Queues what the connection takes now.
+    pub fn pump(&mut self, reactor: &mut Reactor, conn: ConnId) -> Result<(), Lost> {
+        let Some(outgoing) = &mut self.outgoing else { return Ok(()) };
+        loop {
+            let rest = &outgoing.body[outgoing.sent..];
+            let is_first = !outgoing.head.is_empty();
+            if reactor.queued(conn) >= ROUTER_PIECE || (rest.is_empty() && !is_first) {
+                return Ok(());
+            }
+            let piece = &rest[..rest.len().min(ROUTER_PIECE)];
+            let sent = if is_first {
+                // Head and body in one packet where they fit.
+                outgoing.head.extend_from_slice(piece);
+                reactor.send(conn, &std::mem::take(&mut outgoing.head))
+            } else {
+                reactor.send(conn, piece)
+            };
+            match sent {
+                Ok(()) => outgoing.sent += piece.len(),
+                Err(SendError::Full) => return Err(Lost::Full),
+                // The reactor is about to tell.
+                Err(SendError::Closed) => return Ok(()),
+            }
+        }
+    }
+
+    /// Takes from `input` up to the next event: how many bytes, and whether to go on or how it ended.
+    pub fn read(&mut self, input: &[u8]) -> Result<(usize, Read), Lost> {
+        let (used, event) = self.decoder.read(input).map_err(Lost::Http)?;
+        let read = match event {
+            None => Read::Nothing,
+            Some(Event::Head(head)) => {
+                self.answer = Some(WorkerAnswer::new(&head));
+                Read::Something
+            }
+            Some(Event::Body(piece)) => {
+                self.gather(piece)?;
+                Read::Something
+            }
+            Some(Event::End { keep_alive }) => Read::End { keep_alive },
+        };
+        Ok((used, read))
+    }
+
+    /// The worker has closed its end and all input was read.
+    pub fn close(&mut self) -> Result<(), Lost> {
+        match self.decoder.close() {
+            Ok(Some(_)) => Ok(()),
+            Ok(None) | Err(HttpError::Truncated) => Err(Lost::Closed),
+            Err(error) => Err(Lost::Http(error)),
+        }
+    }
+
+    fn gather(&mut self, piece: &[u8]) -> Result<(), Lost> {
+        let Some(answer) = &mut self.answer else { return Ok(()) };
+        match self.owner {
+            // Passed on turn by turn.
+            Owner::Lead(_) => answer.body.extend_from_slice(piece),
+            // Only its status is of interest.
+            Owner::Probe | Owner::Nobody => {}
+            Owner::Prefill(_) | Owner::Part(_) if answer.is_success() => {}
+            Owner::Prefill(_) | Owner::Part(_) if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => {
+                return Err(Lost::TooLong);
+            }
+            Owner::Prefill(_) | Owner::Part(_) => answer.body.extend_from_slice(piece),
+        }
+        Ok(())
+    }
+}
+
+/// What reading brought.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Read {
+    /// All input was taken.
+    Nothing,
+    /// A part of the answer.
+    Something,
+    /// The answer is whole.
+    End {
+        /// Whether the connection can carry another request.
+        keep_alive: bool,
+    },
+}

@@ -1,0 +1,378 @@
+//! All connections to workers: dialled, used for one call at a time, kept for the next one, and the probes.
+//!
+//! Thread: `ctl`. Invariants: a call's booking is released when it ends, however it ends; a kept connection
+//! that its worker closes is dropped at once. A call for a client is not read further while too much waits
+//! for that client. Not here: what calls are for.
+
+use crate::cluster::health::Change;
+use crate::cluster::loads::WorkerNumber;
+use crate::cluster::router::{Booking, Router};
+use crate::config::values::WorkerUrl;
+use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
+use crate::limits::{
+    ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME,
+};
+use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
+use crate::obs::log::event;
+use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// A worker as it is reached.
+#[derive(Clone, Debug)]
+pub struct Target {
+    /// As configured.
+    pub url: WorkerUrl,
+    /// Where its name points.
+    pub address: SocketAddr,
+    /// Of its registry; `None` for decode workers.
+    pub bootstrap_port: Option<u16>,
+}
+
+impl Target {
+    /// The value of a request's Host field.
+    fn host(&self) -> String {
+        self.url.to_string().trim_start_matches("http://").to_owned()
+    }
+}
+
+/// What has become of a call.
+#[derive(Debug)]
+pub struct News {
+    /// Whom it is for.
+    pub owner: Owner,
+    /// Its connection.
+    pub conn: ConnId,
+    /// What happened.
+    pub what: What,
+}
+
+/// What happens to a call.
+#[derive(Debug)]
+pub enum What {
+    /// Its connection stands; [`Fleet::begin`] is due.
+    Ready,
+    /// There is no connection, and nothing was sent.
+    Refused,
+    /// More of the answer has come; see [`Fleet::answer`].
+    Arrived,
+    /// The answer is whole: what was not taken of it yet.
+    Ended(WorkerAnswer),
+    /// No further answer will come.
+    Lost(Lost),
+}
+
+/// A connection without a call.
+#[derive(Clone, Copy, Debug)]
+struct Idle {
+    conn: ConnId,
+    since: Instant,
+}
+
+/// The workers and everything that runs on them.
+#[derive(Debug)]
+pub struct Fleet {
+    router: Router,
+    targets: Vec<Target>,
+    /// By worker; the one used last is the last.
+    idle: Vec<Vec<Idle>>,
+    /// Whose the idle ones are.
+    kept: HashMap<ConnId, WorkerNumber>,
+    calls: HashMap<ConnId, Call>,
+    news: VecDeque<News>,
+}
+
+impl Fleet {
+    /// `targets` by worker number.
+    pub fn new(router: Router, targets: Vec<Target>) -> Fleet {
+        let idle = vec![Vec::new(); targets.len()];
+        Fleet { router, targets, idle, kept: HashMap::new(), calls: HashMap::new(), news: VecDeque::new() }
+    }
+
+    /// The decisions.
+    pub fn router(&mut self) -> &mut Router {
+        &mut self.router
+    }
+
+    /// The workers by number.
+    pub fn targets(&self) -> &[Target] {
+        &self.targets
+    }
+
+    /// What has happened.
+    pub fn poll(&mut self) -> Option<News> {
+        self.news.pop_front()
+    }
+
+    /// Whether no call is open but probes.
+    pub fn is_idle(&self) -> bool {
+        self.calls.values().all(|call| call.owner == Owner::Probe)
+    }
+
+    /// Takes a connection to the booked worker for a call; also says whether it stands already. Otherwise
+    /// [`What::Ready`] or [`What::Refused`] follows.
+    ///
+    /// # Errors
+    /// There are too many connections; the booking is released.
+    pub fn open(
+        &mut self,
+        reactor: &mut Reactor,
+        owner: Owner,
+        booking: Booking,
+        until: Instant,
+        now: Instant,
+    ) -> Result<(ConnId, bool), CloseReason> {
+        let worker = booking.worker();
+        if let Some(Idle { conn, .. }) = self.idle[worker.0].pop() {
+            self.kept.remove(&conn);
+            self.calls.insert(conn, Call::new(owner, booking, until, true));
+            return Ok((conn, true));
+        }
+        let address = Address::Tcp(self.targets[worker.0].address);
+        match reactor.connect(&address, now + ROUTER_CONNECT_TIME) {
+            Ok(conn) => {
+                self.calls.insert(conn, Call::new(owner, booking, until, false));
+                Ok((conn, false))
+            }
+            Err(reason) => {
+                self.router.release(booking);
+                Err(reason)
+            }
+        }
+    }
+
+    /// Sends the request of a call, once its connection stands or as soon as it does.
+    pub fn begin(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        order: &Order,
+        body: &Arc<Vec<u8>>,
+        now: Instant,
+    ) {
+        let Some(call) = self.calls.get_mut(&conn) else { return };
+        let host = self.targets[call.booking.worker().0].host();
+        let outgoing = Outgoing::new(order, &host, body.clone());
+        if let Err(lost) = call.begin(reactor, conn, outgoing) {
+            self.lose(reactor, conn, lost, now);
+        }
+    }
+
+    /// The answer of a call, once its head has come.
+    pub fn answer(&mut self, conn: ConnId) -> Option<&mut WorkerAnswer> {
+        self.calls.get_mut(&conn).and_then(|call| call.answer.as_mut())
+    }
+
+    /// The worker that a call asks.
+    pub fn worker(&self, conn: ConnId) -> Option<WorkerNumber> {
+        self.calls.get(&conn).map(|call| call.booking.worker())
+    }
+
+    /// Gives a call up at another time.
+    pub fn set_deadline(&mut self, conn: ConnId, until: Instant) {
+        if let Some(call) = self.calls.get_mut(&conn) {
+            call.until = until;
+        }
+    }
+
+    /// Lets a call end by itself; nobody hears of it.
+    pub fn leave(&mut self, conn: ConnId) {
+        if let Some(call) = self.calls.get_mut(&conn) {
+            call.owner = Owner::Nobody;
+        }
+    }
+
+    /// Ends a call: a connection over which something was sent is closed, which tells the worker.
+    pub fn cancel(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(call) = self.calls.remove(&conn) else { return };
+        let is_reusable = call.connected && !call.is_begun();
+        self.settle(reactor, conn, call, is_reusable, now);
+    }
+
+    /// Reads on for a client whose answers have left.
+    pub fn resume(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        self.read(reactor, conn, now);
+    }
+
+    /// Takes a reactor's event, if it is of one of these connections.
+    pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) -> bool {
+        let (Event::Connected(conn)
+        | Event::Received(conn)
+        | Event::Eof(conn)
+        | Event::Drained(conn)
+        | Event::Closed { conn, .. }) = event
+        else {
+            return false;
+        };
+        if self.kept.contains_key(&conn) {
+            if !matches!(event, Event::Drained(_)) {
+                // Closed, or something that nobody asked for.
+                self.drop_idle(reactor, conn);
+            }
+            return true;
+        }
+        let Some(call) = self.calls.get_mut(&conn) else { return false };
+        match event {
+            Event::Connected(_) => {
+                call.connected = true;
+                if !call.is_begun() {
+                    let owner = call.owner;
+                    self.news.push_back(News { owner, conn, what: What::Ready });
+                }
+            }
+            Event::Drained(_) => {
+                if let Err(lost) = call.pump(reactor, conn) {
+                    self.lose(reactor, conn, lost, now);
+                }
+            }
+            Event::Eof(_) => {
+                call.eof = true;
+                self.read(reactor, conn, now);
+            }
+            Event::Received(_) => self.read(reactor, conn, now),
+            Event::Closed { reason, .. } => self.closed(reactor, conn, reason, now),
+            _ => {}
+        }
+        true
+    }
+
+    /// Begins the probes that are due.
+    pub fn probe(&mut self, reactor: &mut Reactor, now: Instant) {
+        while let Some(worker) = self.router.begin_probe(now) {
+            let booking = self.router.visit(worker);
+            match self.open(reactor, Owner::Probe, booking, now + ROUTER_PROBE_TIME, now) {
+                Ok((conn, _)) => {
+                    self.begin(reactor, conn, &Order::get("/health"), &Arc::default(), now);
+                }
+                Err(_) => self.probed(worker, false, now),
+            }
+        }
+    }
+
+    /// Gives up what took too long, and connections that nobody used.
+    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
+        let is_late = |(&conn, call): (&ConnId, &Call)| (call.until <= now).then_some(conn);
+        for conn in self.calls.iter().filter_map(is_late).collect::<Vec<_>>() {
+            self.lose(reactor, conn, Lost::Deadline, now);
+        }
+        let is_old = |idle: &&Idle| idle.since + ROUTER_IDLE_TIME <= now;
+        let old: Vec<ConnId> =
+            self.idle.iter().flat_map(|idle| idle.iter().filter(is_old)).map(|idle| idle.conn).collect();
+        for conn in old {
+            self.drop_idle(reactor, conn);
+        }
+    }
+
+    fn read(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(call) = self.calls.get_mut(&conn) else { return };
+        if let Owner::Lead(client) = call.owner
+            && reactor.queued(client) > ROUTER_CLIENT_QUEUED_MAX
+        {
+            return;
+        }
+        let mut some = false;
+        loop {
+            match call.read(reactor.received(conn)) {
+                Ok((used, read)) => {
+                    reactor.consume(conn, used);
+                    match read {
+                        Read::Nothing => break,
+                        Read::Something => some = true,
+                        Read::End { keep_alive } => return self.end(reactor, conn, keep_alive, now),
+                    }
+                }
+                Err(lost) => return self.lose(reactor, conn, lost, now),
+            }
+        }
+        if some {
+            self.news.push_back(News { owner: call.owner, conn, what: What::Arrived });
+        }
+        if call.eof {
+            match call.close() {
+                Ok(()) => self.end(reactor, conn, false, now),
+                Err(_) if !call.is_begun() => self.refuse(reactor, conn, now),
+                Err(lost) => self.lose(reactor, conn, lost, now),
+            }
+        }
+    }
+
+    fn closed(&mut self, reactor: &mut Reactor, conn: ConnId, reason: CloseReason, now: Instant) {
+        let Some(call) = self.calls.get(&conn) else { return };
+        let (connected, begun, worker) = (call.connected, call.is_begun(), call.booking.worker());
+        if !connected {
+            let change = self.router.refused(worker);
+            self.tell(worker, change, &reason);
+        }
+        if begun {
+            self.lose(reactor, conn, Lost::Closed, now);
+        } else {
+            self.refuse(reactor, conn, now);
+        }
+    }
+
+    /// The answer of a call is whole.
+    fn end(&mut self, reactor: &mut Reactor, conn: ConnId, keep_alive: bool, now: Instant) {
+        let Some(mut call) = self.calls.remove(&conn) else { return };
+        let is_reusable = keep_alive && call.is_sent() && !call.eof && reactor.received(conn).is_empty();
+        let (owner, worker, answer) = (call.owner, call.booking.worker(), call.answer.take());
+        self.settle(reactor, conn, call, is_reusable, now);
+        let Some(answer) = answer else { return };
+        match owner {
+            Owner::Probe => self.probed(worker, answer.is_success(), now),
+            _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
+        }
+    }
+
+    fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
+        let Some(call) = self.calls.remove(&conn) else { return };
+        let (owner, worker) = (call.owner, call.booking.worker());
+        self.settle(reactor, conn, call, false, now);
+        match owner {
+            Owner::Probe => self.probed(worker, false, now),
+            _ => self.news.push_back(News { owner, conn, what: What::Lost(lost) }),
+        }
+    }
+
+    /// A call over which nothing was sent has lost its connection.
+    fn refuse(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(call) = self.calls.remove(&conn) else { return };
+        let owner = call.owner;
+        self.settle(reactor, conn, call, false, now);
+        self.news.push_back(News { owner, conn, what: What::Refused });
+    }
+
+    fn settle(&mut self, reactor: &mut Reactor, conn: ConnId, call: Call, is_reusable: bool, now: Instant) {
+        let worker = call.booking.worker();
+        self.router.release(call.booking);
+        if is_reusable && self.kept.len() < ROUTER_IDLE_MAX {
+            self.idle[worker.0].push(Idle { conn, since: now });
+            self.kept.insert(conn, worker);
+        } else {
+            reactor.close(conn);
+        }
+    }
+
+    fn drop_idle(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        if let Some(worker) = self.kept.remove(&conn) {
+            self.idle[worker.0].retain(|idle| idle.conn != conn);
+            reactor.close(conn);
+        }
+    }
+
+    fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) {
+        let change = self.router.probed(worker, is_well, now);
+        self.tell(worker, change, &"probe");
+    }
+
+    fn tell(&self, worker: WorkerNumber, change: Option<Change>, why: &dyn std::fmt::Display) {
+        let (role, url) = (self.router.role(worker), &self.targets[worker.0].url);
+        match change {
+            Some(Change::Up) => event!(Info, "router", "worker is up", role = role, worker = url),
+            Some(Change::Down) => {
+                event!(Warn, "router", "worker is down", role = role, worker = url, by = why)
+            }
+            None => {}
+        }
+    }
+}

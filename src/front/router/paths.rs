@@ -1,0 +1,237 @@
+//! Which path is served how.
+//!
+//! Thread: `ctl`. What the router knows itself is answered at once; the rest goes to workers.
+
+use crate::config::secret::Secret;
+use crate::front::connections::{Answer, JSON};
+use crate::front::http::{self, Method};
+use crate::front::openai::ApiError;
+use crate::front::openai::info::{Load, Loads, Version};
+use crate::front::openai::routed::Routed;
+use crate::front::router::call::Order;
+use crate::front::router::fanout::Fanout;
+use crate::front::router::flights::{self, Flights, Way, unavailable};
+use crate::front::routes::authorise;
+use crate::net::ConnId;
+use crate::obs::registry::Registry;
+use serde::Serialize;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// Header fields that workers get as the client sent them.
+const PASSED: [&str; 2] = ["authorization", "traceparent"];
+
+/// What serves a path.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Course {
+    /// A pair.
+    Pair,
+    /// A pair, with a request of our own.
+    Trial,
+    /// A decode worker.
+    Decode,
+    /// Any worker.
+    Any,
+    /// Every worker.
+    Every,
+    /// The router, while it runs.
+    Alive,
+    /// The router, once it has a pair.
+    Health,
+    /// Likewise, unless it drains.
+    Readiness,
+    Metrics,
+    Loads,
+    Version,
+}
+
+const PATHS: &[(&str, Method, Course)] = &[
+    ("/v1/chat/completions", Method::Post, Course::Pair),
+    ("/v1/completions", Method::Post, Course::Pair),
+    ("/generate", Method::Post, Course::Pair),
+    ("/health_generate", Method::Get, Course::Trial),
+    ("/tokenize", Method::Post, Course::Decode),
+    ("/detokenize", Method::Post, Course::Decode),
+    ("/v1/models", Method::Get, Course::Any),
+    ("/server_info", Method::Get, Course::Any),
+    ("/get_server_info", Method::Get, Course::Any),
+    ("/model_info", Method::Get, Course::Any),
+    ("/get_model_info", Method::Get, Course::Any),
+    ("/abort_request", Method::Post, Course::Every),
+    ("/flush_cache", Method::Post, Course::Every),
+    ("/health", Method::Get, Course::Health),
+    ("/ping", Method::Get, Course::Alive),
+    ("/liveness", Method::Get, Course::Alive),
+    ("/readiness", Method::Get, Course::Readiness),
+    ("/metrics", Method::Get, Course::Metrics),
+    ("/v1/loads", Method::Get, Course::Loads),
+    ("/version", Method::Get, Course::Version),
+];
+
+/// The table of paths and what stands behind those that need no worker.
+#[derive(Debug)]
+pub struct Paths {
+    keys: Vec<Secret>,
+    registry: Registry,
+    draining: bool,
+    /// Makes names of requests unlike those before a restart.
+    started: u64,
+    next_id: u64,
+}
+
+impl Paths {
+    /// Everything is open but what `keys` guard.
+    pub fn new(keys: Vec<Secret>, registry: Registry) -> Paths {
+        let started = unix().map_or(0, |since| since.as_secs());
+        Paths { keys, registry, draining: false, started, next_id: 0 }
+    }
+
+    /// No new requests.
+    pub fn drain(&mut self) {
+        self.draining = true;
+    }
+
+    /// Answers a request, or begins to.
+    pub fn serve(
+        &mut self,
+        client: ConnId,
+        request: http::Request,
+        flights: &mut Flights,
+        fanout: &mut Fanout,
+        way: &mut Way<'_>,
+    ) {
+        let id = way.connections.name(client, || self.make_id());
+        let course = match course(&request).and_then(|course| self.admit(course, &request)) {
+            Ok(course) => course,
+            Err(error) => return way.refuse(client, &error),
+        };
+        if course == Course::Every {
+            return fanout.begin(client, &order(&request, &id), request.body, way);
+        }
+        let load = match course {
+            Course::Pair => Routed::parse(&request.body).map(flights::Load::Routed),
+            Course::Trial => Routed::parse(TRIAL).map(flights::Load::Routed),
+            Course::Decode => Ok(flights::Load::Decode(request.body.clone())),
+            Course::Any => Ok(flights::Load::Any),
+            _ => {
+                let told = self.tell(course, flights, way);
+                return way.connections.answer(way.reactor, client, &told.answer(), way.now);
+            }
+        };
+        let mut order = order(&request, &id);
+        if course == Course::Trial {
+            order.method = Method::Post;
+            order.target = "/generate".into();
+        }
+        match load {
+            Ok(load) => flights.begin(client, flights::Request { order, load, id }, way),
+            Err(error) => way.refuse(client, &error),
+        }
+    }
+
+    fn admit(&self, course: Course, request: &http::Request) -> Result<Course, ApiError> {
+        let is_open = matches!(course, Course::Alive | Course::Health | Course::Readiness);
+        if !is_open {
+            authorise(&self.keys, request)?;
+        }
+        if self.draining && matches!(course, Course::Pair | Course::Trial | Course::Readiness) {
+            return Err(ApiError::new(503, "draining", "the router is draining"));
+        }
+        Ok(course)
+    }
+
+    /// What needs no worker.
+    fn tell(&self, course: Course, flights: &Flights, way: &mut Way<'_>) -> Told {
+        match course {
+            Course::Health | Course::Readiness if !way.fleet.router().is_ready() => {
+                let error = unavailable("no pair of workers can be reached".into());
+                Told {
+                    status: error.status,
+                    media: JSON,
+                    body: error.to_json(),
+                    retry_after: error.retry_after,
+                }
+            }
+            Course::Metrics => {
+                for (worker, load) in way.fleet.router().loads().iter().enumerate() {
+                    flights.metrics().set_worker(worker, load.usable, load.booked as usize);
+                }
+                let mut body = String::new();
+                self.registry.expose(&mut body);
+                Told::well("text/plain; version=0.0.4", body.into_bytes())
+            }
+            Course::Loads => {
+                let running = flights.count() as u32;
+                let load = Load { num_running_reqs: running, num_total_reqs: running, ..Load::default() };
+                let now = unix().map_or(0.0, |since| since.as_secs_f64());
+                Told::json(&Loads::new(Load { disagg_mode: "null", ..load }, now, VERSION))
+            }
+            Course::Version => Told::json(&Version { version: VERSION }),
+            _ => Told::well("text/plain", b"OK".to_vec()),
+        }
+    }
+
+    fn make_id(&mut self) -> String {
+        self.next_id += 1;
+        format!("{:x}-{:x}", self.started, self.next_id)
+    }
+}
+
+/// The least that shows that a pair works.
+const TRIAL: &[u8] = br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":1,"temperature":0}}"#;
+
+/// An answer of the router's own.
+struct Told {
+    status: u16,
+    media: &'static str,
+    body: Vec<u8>,
+    retry_after: Option<u32>,
+}
+
+impl Told {
+    fn well(media: &'static str, body: Vec<u8>) -> Told {
+        Told { status: 200, media, body, retry_after: None }
+    }
+
+    fn json(body: &impl Serialize) -> Told {
+        Told::well(JSON, serde_json::to_vec(body).expect("plain structs are JSON"))
+    }
+
+    fn answer(&self) -> Answer<'_> {
+        Answer { status: self.status, media: self.media, body: &self.body, retry_after: self.retry_after }
+    }
+}
+
+fn course(request: &http::Request) -> Result<Course, ApiError> {
+    let path = request.head.path();
+    let Some((_, method, course)) = PATHS.iter().find(|(known, ..)| *known == path) else {
+        return Err(ApiError::new(404, "not_found", format!("there is nothing at {path}")));
+    };
+    let is_health = matches!(course, Course::Alive | Course::Health | Course::Readiness);
+    if request.head.method == *method || (is_health && request.head.method == Method::Head) {
+        Ok(*course)
+    } else {
+        Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
+    }
+}
+
+/// The request as workers get it.
+fn order(request: &http::Request, id: &str) -> Order {
+    let head = &request.head;
+    let mut headers = vec![("x-request-id", id.to_owned())];
+    for name in PASSED {
+        headers.extend(head.headers.get(name).map(|value| (name, value.to_owned())));
+    }
+    let media = head.headers.get("content-type").unwrap_or(JSON);
+    headers.push(("content-type", media.to_owned()));
+    let target = match head.query() {
+        "" => head.path().to_owned(),
+        query => format!("{}?{query}", head.path()),
+    };
+    Order { method: head.method, target, headers }
+}
+
+fn unix() -> Option<std::time::Duration> {
+    SystemTime::now().duration_since(UNIX_EPOCH).ok()
+}

@@ -1,0 +1,160 @@
+//! A client of the router, and the router's process.
+
+use crate::worker::{PATIENCE, Worker};
+use baton::front::http::client::{Event, ResponseDecoder, ResponseHead};
+use baton::front::http::{Limits, Method};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+/// A `baton router` process, killed when dropped.
+pub struct Router {
+    child: Child,
+    address: String,
+}
+
+impl Router {
+    /// Over these workers; prefill workers have bootstrap ports 9000, 9001 and so on.
+    pub fn start(prefill: &[&Worker], decode: &[&Worker], flags: &[&str]) -> Router {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(["router", "--port", "0"]).args(flags);
+        for (number, worker) in prefill.iter().enumerate() {
+            command.args(["--prefill", &format!("http://{}", worker.address), &format!("{}", 9000 + number)]);
+        }
+        for worker in decode {
+            command.args(["--decode", &format!("http://{}", worker.address)]);
+        }
+        let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
+            line.split(' ').find_map(|word| word.strip_prefix("address=").map(str::to_owned))
+        });
+        // Somebody must read on, or the router's log blocks it.
+        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+        Router { child, address: address.expect("it says where it listens") }
+    }
+
+    /// As [`Router::start`], once it has a pair.
+    pub fn ready(prefill: &[&Worker], decode: &[&Worker], flags: &[&str]) -> Router {
+        let router = Router::start(prefill, decode, flags);
+        router.wait_for("/readiness", 200);
+        router
+    }
+
+    pub fn wait_for(&self, path: &str, status: u16) {
+        for _ in 0..400 {
+            if self.get(path).answer().0 == status {
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{path} never has status {status}");
+    }
+
+    pub fn get(&self, path: &str) -> Client {
+        let mut client = self.connect();
+        client.send(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"));
+        client
+    }
+
+    pub fn post(&self, path: &str, body: &str) -> Client {
+        let mut client = self.connect();
+        client.post(path, "", body);
+        client
+    }
+
+    pub fn connect(&self) -> Client {
+        let stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Client { stream, decoder: decoder(), input: Vec::new(), head: None }
+    }
+
+    pub fn terminate(&self) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+    }
+
+    pub fn exit_status(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A client's connection.
+pub struct Client {
+    stream: TcpStream,
+    decoder: ResponseDecoder,
+    input: Vec<u8>,
+    pub head: Option<ResponseHead>,
+}
+
+impl Client {
+    /// `fields` are whole header lines.
+    pub fn post(&mut self, path: &str, fields: &str, body: &str) {
+        let length = body.len();
+        self.send(&format!(
+            "POST {path} HTTP/1.1\r\nhost: x\r\n{fields}content-length: {length}\r\n\r\n{body}"
+        ));
+    }
+
+    fn send(&mut self, request: &str) {
+        (self.decoder, self.head) = (decoder(), None);
+        self.stream.write_all(request.as_bytes()).unwrap();
+    }
+
+    /// The next piece of the body, `None` at its proper end.
+    pub fn piece(&mut self) -> Option<String> {
+        loop {
+            let (used, event) = self.decoder.read(&self.input).expect("an answer in HTTP");
+            let piece = match event {
+                Some(Event::Head(head)) => {
+                    self.head = Some(head);
+                    None
+                }
+                Some(Event::Body(piece)) => Some(String::from_utf8_lossy(piece).into_owned()),
+                Some(Event::End { .. }) => {
+                    self.input.drain(..used);
+                    return None;
+                }
+                None => {
+                    self.fill();
+                    continue;
+                }
+            };
+            self.input.drain(..used);
+            if piece.is_some() {
+                return piece;
+            }
+        }
+    }
+
+    /// Status and body.
+    pub fn answer(&mut self) -> (u16, String) {
+        let body = std::iter::from_fn(|| self.piece()).collect();
+        (self.head.as_ref().expect("a head comes first").status, body)
+    }
+
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.head.as_ref().and_then(|head| head.headers.get(name))
+    }
+
+    fn fill(&mut self) {
+        self.input.clear();
+        self.input.resize(64 << 10, 0);
+        let count = self.stream.read(&mut self.input).expect("an answer comes");
+        assert!(count > 0, "the connection is closed before the answer's end");
+        self.input.truncate(count);
+    }
+}
+
+fn decoder() -> ResponseDecoder {
+    ResponseDecoder::new(Method::Post, Limits { body: usize::MAX, ..Limits::default() })
+}

@@ -1,0 +1,422 @@
+//! `baton router` between scripted workers.
+
+mod client;
+mod worker;
+
+use client::Router;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::Duration;
+use worker::Worker;
+
+const PROMPT: &str = r#"{"prompt":"a","max_tokens":4}"#;
+const STREAM: &str = r#"{"prompt":"a","stream":true}"#;
+
+/// A prefill worker, a decode worker and a router that is ready.
+fn trio() -> (Worker, Worker, Router) {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    (prefill, decode, router)
+}
+
+#[test]
+fn both_workers_get_the_same_request_and_decode_answers() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.connect();
+    let fields = "authorization: Bearer k\r\ntraceparent: 00-1\r\nx-request-id: mine\r\ncookie: c\r\n";
+    client.post("/v1/completions?x=1", fields, r#"{"prompt":["a","b"],"bootstrap_room":5,"n":2}"#);
+    let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    for (asked, worker) in [(&at_prefill, &prefill), (&at_decode, &decode)] {
+        assert_eq!(asked.line, "POST /v1/completions?x=1 HTTP/1.1");
+        assert_eq!(asked.header("host"), Some(worker.address.to_string().as_str()));
+        assert_eq!(asked.header("authorization"), Some("Bearer k"));
+        assert_eq!(asked.header("traceparent"), Some("00-1"));
+        assert_eq!(asked.header("x-request-id"), Some("mine"));
+        assert_eq!(asked.header("content-type"), Some("application/json"));
+        assert_eq!(asked.header("cookie"), None);
+    }
+    assert_eq!(at_prefill.body, at_decode.body);
+    let body = at_decode.json();
+    assert_eq!((&body["prompt"], &body["n"]), (&serde_json::json!(["a", "b"]), &2.into()));
+    assert_eq!((&body["bootstrap_host"], &body["bootstrap_port"]), (&"127.0.0.1".into(), &9000.into()));
+    assert!(body["bootstrap_room"].as_u64().is_some_and(|room| room != 5 && room < 1 << 63));
+    at_decode.answer("200 OK", r#"{"choices":[]}"#);
+    assert_eq!(client.answer(), (200, r#"{"choices":[]}"#.into()));
+    assert_eq!(client.header("content-type"), Some("application/json"));
+    assert_eq!(client.header("content-length"), Some("14"));
+    assert_eq!(client.header("x-request-id"), Some("mine"));
+    at_prefill.answer("200 OK", "{}");
+}
+
+#[test]
+fn every_attempt_has_a_room_and_a_name_of_its_own() {
+    let (prefill, decode, router) = trio();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let mut client = router.post("/v1/chat/completions", PROMPT);
+        let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        at_prefill.answer("200 OK", "{}");
+        at_decode.answer("200 OK", "{}");
+        client.answer();
+        assert_eq!(client.header("x-request-id"), at_decode.header("x-request-id"));
+        let room = at_decode.json()["bootstrap_room"].as_u64().unwrap();
+        seen.push((room, at_decode.header("x-request-id").unwrap().to_owned()));
+    }
+    assert!(seen[0].0 != seen[1].0 && seen[0].1 != seen[1].1, "{seen:?}");
+}
+
+#[test]
+fn a_stream_does_not_wait_for_prefill_and_its_later_error_is_ignored() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    at_decode.open_stream();
+    at_decode.chunk("data: 1\n\n");
+    assert_eq!(client.piece().as_deref(), Some("data: 1\n\n"));
+    assert_eq!(client.header("content-type"), Some("text/event-stream; charset=utf-8"));
+    at_prefill.answer("500 Oh", "{}");
+    at_decode.chunk("data: 2\n\n");
+    assert_eq!(client.piece().as_deref(), Some("data: 2\n\n"));
+    at_decode.end_stream();
+    assert_eq!(client.piece(), None);
+    assert!(at_decode.is_open());
+}
+
+#[test]
+fn an_error_of_prefill_before_the_first_byte_is_the_answer() {
+    let (prefill, decode, router) = trio();
+    for is_stream_open in [false, true] {
+        let mut client = router.post("/generate", STREAM);
+        let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        if is_stream_open {
+            // A head alone is not an answer yet.
+            at_decode.open_stream();
+        }
+        at_prefill.answer("429 Too Many Requests", r#"{"error":{"message":"full"}}"#);
+        assert_eq!(client.answer(), (429, r#"{"error":{"message":"full"}}"#.into()));
+        assert_eq!(client.header("retry-after"), Some("7"));
+        assert!(at_decode.is_closed());
+        assert!(at_prefill.is_open(), "its connection can be used again");
+    }
+}
+
+#[test]
+fn an_error_of_decode_is_the_answer_and_ends_prefill() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    at_decode.answer("503 Service Unavailable", r#"{"error":{}}"#);
+    assert_eq!(client.answer(), (503, r#"{"error":{}}"#.into()));
+    assert_eq!(client.header("retry-after"), Some("7"));
+    assert!(at_prefill.is_closed());
+}
+
+#[test]
+fn a_lost_decode_worker_is_a_bad_gateway_before_the_first_byte() {
+    let (prefill, decode, router) = trio();
+    for begin in ["", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"cut"] {
+        let mut client = router.post("/v1/completions", PROMPT);
+        let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        at_decode.send(begin.as_bytes());
+        at_decode.hang_up();
+        let (status, body) = client.answer();
+        assert_eq!(status, 502, "{body}");
+        assert!(body.contains(r#""code":"peer_lost""#), "{body}");
+        assert!(at_prefill.is_closed());
+    }
+    assert!(prefill.is_unasked(), "what was sent is not sent again");
+}
+
+#[test]
+fn a_worker_that_speaks_no_http_is_a_bad_gateway() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", PROMPT);
+    let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    at_decode.send(b"SSH-2.0-what\r\n\r\n");
+    assert_eq!(client.answer().0, 502);
+    assert!(at_prefill.is_closed() && at_decode.is_closed());
+}
+
+#[test]
+fn a_stream_whose_worker_dies_ends_with_an_error_event() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    at_decode.open_stream();
+    at_decode.chunk("data: 1\n\ndata: cu");
+    assert_eq!(client.piece().as_deref(), Some("data: 1\n\ndata: cu"));
+    at_decode.hang_up();
+    let rest: String = std::iter::from_fn(|| client.piece()).collect();
+    assert!(rest.starts_with("\n\ndata: {\"error\":{") && rest.ends_with("}}\n\n"), "{rest}");
+    assert!(rest.contains(r#""code":"peer_lost""#), "{rest}");
+    assert!(at_prefill.is_closed());
+}
+
+#[test]
+fn decode_decides_about_a_request_whose_prefill_leg_broke() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    at_prefill.hang_up();
+    // The worker itself is well, and serves others meanwhile.
+    let mut other = router.get("/health_generate");
+    prefill.asked().answer("200 OK", "{}");
+    decode.asked().answer("200 OK", "{}");
+    assert_eq!(other.answer().0, 200);
+    at_decode.open_stream();
+    at_decode.chunk("data: 1\n\n");
+    at_decode.end_stream();
+    assert_eq!(client.answer(), (200, "data: 1\n\n".into()));
+}
+
+#[test]
+fn a_request_whose_prefill_leg_broke_ends_even_if_decode_never_hears() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    let (at_prefill, at_decode) = (prefill.asked(), decode.asked());
+    at_prefill.hang_up();
+    let (status, body) = client.answer();
+    assert_eq!(status, 502, "{body}");
+    assert!(body.contains("prefill worker was lost"), "{body}");
+    assert!(at_decode.is_closed());
+}
+
+#[test]
+fn a_client_that_goes_away_ends_both_legs() {
+    let (prefill, decode, router) = trio();
+    for is_streaming in [false, true] {
+        let mut client = router.post("/v1/completions", STREAM);
+        let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        if is_streaming {
+            at_decode.open_stream();
+            at_decode.chunk("data: 1\n\n");
+            client.piece();
+        }
+        drop(client);
+        assert!(at_prefill.is_closed() && at_decode.is_closed());
+    }
+}
+
+#[test]
+fn connections_are_kept_on_both_sides() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.connect();
+    for _ in 0..3 {
+        client.post("/v1/completions", "", PROMPT);
+        let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        // The one that the first probe came on, or a second one beside a later probe.
+        assert!(at_prefill.connection <= 1 && at_decode.connection <= 1);
+        at_prefill.answer("200 OK", "{}");
+        // Its connection is free again once the router has read that.
+        at_decode.open_stream();
+        at_decode.chunk("data: 1\n\n");
+        client.piece();
+        at_decode.end_stream();
+        assert_eq!(client.piece(), None);
+    }
+}
+
+#[test]
+fn without_a_pair_requests_are_refused_and_the_router_is_not_healthy() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    decode.stop();
+    let router = Router::start(&[&prefill], &[&decode], &[]);
+    for path in ["/health", "/readiness"] {
+        let mut client = router.get(path);
+        assert_eq!(client.answer().0, 503);
+        assert!(client.header("retry-after").is_some());
+    }
+    let mut client = router.post("/v1/completions", PROMPT);
+    let (status, body) = client.answer();
+    assert!(status == 503 && body.contains(r#""code":"no_worker""#), "{status} {body}");
+    assert!(client.header("retry-after").is_some());
+    assert_eq!(router.get("/liveness").answer().0, 200);
+}
+
+#[test]
+fn a_pair_is_healthy_and_a_dead_worker_is_noticed() {
+    let (_prefill, decode, router) = trio();
+    assert_eq!(router.get("/health").answer(), (200, "OK".into()));
+    decode.stop();
+    router.wait_for("/health", 503);
+    assert_eq!(router.post("/v1/completions", PROMPT).answer().0, 503);
+}
+
+#[test]
+fn a_worker_that_takes_no_connection_is_passed_over() {
+    let prefill = Worker::start();
+    let decode = [Worker::start(), Worker::start()];
+    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &["--policy", "round_robin"]);
+    decode[0].stop();
+    for _ in 0..3 {
+        let mut client = router.post("/v1/completions", PROMPT);
+        let (mut at_prefill, mut at_decode) = (prefill.asked(), decode[1].asked());
+        at_prefill.answer("200 OK", "{}");
+        at_decode.answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200);
+    }
+    assert!(prefill.is_unasked(), "nothing is sent before both connections stand");
+}
+
+#[test]
+fn requests_go_to_whom_has_least_to_do() {
+    let prefill = [Worker::start(), Worker::start()];
+    let decode = [Worker::start(), Worker::start()];
+    let router = Router::start(&[&prefill[0], &prefill[1]], &[&decode[0], &decode[1]], &[]);
+    // All four are up.
+    for _ in 0..400 {
+        if router.get("/metrics").answer().1.matches("smg_worker_health{").count() == 4
+            && !router.get("/metrics").answer().1.lines().any(is_down)
+        {
+            break;
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let _held: Vec<_> = (0..4).map(|_| router.post("/v1/completions", PROMPT)).collect();
+    for worker in prefill.iter().chain(&decode) {
+        worker.asked();
+        worker.asked();
+        assert!(worker.is_unasked());
+    }
+}
+
+fn is_down(line: &str) -> bool {
+    line.starts_with("smg_worker_health{") && line.ends_with(" 0")
+}
+
+#[test]
+fn other_paths_are_served_by_whom_they_concern() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.get("/v1/models");
+    prefill.asked().answer("200 OK", r#"{"data":[1]}"#);
+    assert_eq!(client.answer(), (200, r#"{"data":[1]}"#.into()));
+    let mut client = router.get("/get_server_info");
+    prefill.asked().answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+    let mut client = router.post("/tokenize", PROMPT);
+    let mut asked = decode.asked();
+    assert_eq!(asked.body, PROMPT.as_bytes());
+    asked.answer("200 OK", r#"{"count":1}"#);
+    assert_eq!(client.answer(), (200, r#"{"count":1}"#.into()));
+    assert!(router.get("/metrics").answer().1.contains("smg_worker_health"));
+    assert!(router.get("/v1/loads").answer().1.contains(r#""num_running_reqs":0"#));
+    assert!(router.get("/version").answer().1.contains("version"));
+    for (mut client, status) in [
+        (router.get("/nothing"), 404),
+        (router.get("/v1/completions"), 405),
+        (router.post("/v1/completions", "[]"), 400),
+        (router.post("/v1/completions", r#"{"a":1"#), 400),
+    ] {
+        let (seen, body) = client.answer();
+        assert!(seen == status && body.starts_with(r#"{"error":{"message":"#), "{seen} {body}");
+    }
+    assert!(prefill.is_unasked() && decode.is_unasked());
+}
+
+#[test]
+fn every_worker_is_asked_and_one_failure_is_told() {
+    let (prefill, decode, router) = trio();
+    for (status, expected) in [("200 OK", 200), ("500 No", 502)] {
+        let mut client = router.post("/abort_request", r#"{"rid":"r"}"#);
+        let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        assert_eq!(at_prefill.body, br#"{"rid":"r"}"#);
+        assert_eq!(at_prefill.body, at_decode.body);
+        at_prefill.answer("200 OK", "{}");
+        at_decode.answer(status, "{}");
+        assert_eq!(client.answer().0, expected);
+    }
+}
+
+#[test]
+fn a_trial_asks_a_pair_for_one_token() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.get("/health_generate");
+    let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    assert_eq!(at_decode.line, "POST /generate HTTP/1.1");
+    assert_eq!(at_decode.json()["sampling_params"]["max_new_tokens"], 1);
+    at_prefill.answer("200 OK", "{}");
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+}
+
+#[test]
+fn a_body_beyond_all_buffers_arrives_whole_on_both_sides() {
+    let (prefill, decode, router) = trio();
+    let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(20 << 20));
+    let mut client = router.post("/v1/completions", &body);
+    let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    assert!(at_prefill.body == at_decode.body && at_prefill.body.len() > body.len());
+    at_prefill.answer("200 OK", "{}");
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+}
+
+#[test]
+fn a_slow_reader_slows_its_worker_and_loses_nothing() {
+    const CHUNKS: usize = 1024;
+    let (_prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    let mut at_decode = decode.asked();
+    let sent = Arc::new(AtomicUsize::new(0));
+    let progress = sent.clone();
+    let writer = thread::spawn(move || {
+        at_decode.open_stream();
+        let event = format!("data: {}\n\n", "x".repeat(64 << 10));
+        for _ in 0..CHUNKS {
+            at_decode.chunk(&event);
+            progress.fetch_add(1, Ordering::SeqCst);
+        }
+        at_decode.end_stream();
+    });
+    // Read nothing while the worker can still send.
+    let mut last = usize::MAX;
+    while sent.load(Ordering::SeqCst) != last {
+        last = sent.load(Ordering::SeqCst);
+        thread::sleep(Duration::from_millis(500));
+    }
+    assert!(last < CHUNKS, "the router took {last} chunks for a client that reads none");
+    let total: usize = std::iter::from_fn(|| client.piece()).map(|piece| piece.len()).sum();
+    assert_eq!(total, CHUNKS * ((64 << 10) + 8));
+    writer.join().unwrap();
+}
+
+#[test]
+fn keys_are_asked_for_but_not_for_health() {
+    let path = std::env::temp_dir().join(format!("baton-router-keys-{}", std::process::id()));
+    std::fs::write(&path, "secret\n").unwrap();
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &["--api-key-file", path.to_str().unwrap()]);
+    assert_eq!(router.post("/v1/completions", PROMPT).answer().0, 401);
+    assert_eq!(router.get("/v1/models").answer().0, 401);
+    let mut client = router.connect();
+    client.post("/v1/completions", "authorization: Bearer secret\r\n", PROMPT);
+    decode.asked().answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn a_drain_finishes_what_runs() {
+    let (_prefill, decode, router) = trio();
+    let mut other = router.connect();
+    let mut client = router.post("/v1/completions", STREAM);
+    let mut at_decode = decode.asked();
+    at_decode.open_stream();
+    at_decode.chunk("data: 1\n\n");
+    client.piece();
+    router.terminate();
+    // Nobody tells when the signal has arrived; from then on requests are refused.
+    loop {
+        other.post("/generate", "", "[]");
+        let status = other.answer().0;
+        if status == 503 {
+            break;
+        }
+        assert_eq!(status, 400);
+    }
+    at_decode.chunk("data: 2\n\n");
+    at_decode.end_stream();
+    assert_eq!(client.answer(), (200, "data: 2\n\n".into()));
+    assert_eq!(router.exit_status(), Some(0));
+}

@@ -1,0 +1,166 @@
+//! A scripted worker: answers `/health` by itself and hands every other request to the test.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+/// Longer than anything here takes; ends a test that hangs.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+pub struct Worker {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    asked: Receiver<Asked>,
+}
+
+struct Shared {
+    stopped: AtomicBool,
+    connections: Mutex<Vec<TcpStream>>,
+}
+
+/// A request as the worker got it, to be answered by the test.
+pub struct Asked {
+    pub line: String,
+    /// Names in lower case.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+    /// Which connection it came on, counted from 0.
+    pub connection: usize,
+    stream: TcpStream,
+    /// Ends with the connection.
+    open: Receiver<()>,
+}
+
+impl Worker {
+    pub fn start() -> Worker {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Arc::new(Shared { stopped: false.into(), connections: Mutex::default() });
+        let (sender, asked) = channel();
+        let inside = shared.clone();
+        thread::spawn(move || accept(&listener, &inside, &sender));
+        Worker { address, shared, asked }
+    }
+
+    /// The next request.
+    pub fn asked(&self) -> Asked {
+        self.asked.recv_timeout(PATIENCE).expect("a request comes")
+    }
+
+    pub fn is_unasked(&self) -> bool {
+        matches!(self.asked.try_recv(), Err(TryRecvError::Empty))
+    }
+
+    /// Takes no connections from now on, and drops those there are.
+    pub fn stop(&self) {
+        self.shared.stopped.store(true, Ordering::SeqCst);
+        // Wakes the one that accepts, which then lets go of the port.
+        let _ = TcpStream::connect(self.address);
+        while TcpStream::connect(self.address).is_ok() {
+            thread::yield_now();
+        }
+        for connection in self.shared.connections.lock().unwrap().drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Asked {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+
+    pub fn json(&self) -> serde_json::Value {
+        serde_json::from_slice(&self.body).expect("a JSON body")
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// A whole answer.
+    pub fn answer(&mut self, status: &str, body: &str) {
+        let length = body.len();
+        let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n");
+        self.send(format!("{head}retry-after: 7\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes());
+    }
+
+    pub fn open_stream(&mut self) {
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n";
+        self.send(format!("{head}transfer-encoding: chunked\r\n\r\n").as_bytes());
+    }
+
+    pub fn chunk(&mut self, data: &str) {
+        self.send(format!("{:x}\r\n{data}\r\n", data.len()).as_bytes());
+    }
+
+    pub fn end_stream(&mut self) {
+        self.send(b"0\r\n\r\n");
+    }
+
+    /// Waits until the other side has closed the connection.
+    pub fn is_closed(&self) -> bool {
+        self.open.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    pub fn is_open(&self) -> bool {
+        self.open.try_recv() == Err(TryRecvError::Empty)
+    }
+
+    /// Breaks the connection.
+    pub fn hang_up(self) {
+        self.stream.shutdown(Shutdown::Both).unwrap();
+    }
+}
+
+fn accept(listener: &TcpListener, shared: &Shared, asked: &Sender<Asked>) {
+    for (number, stream) in listener.incoming().enumerate() {
+        if shared.stopped.load(Ordering::SeqCst) {
+            return;
+        }
+        let stream = stream.unwrap();
+        shared.connections.lock().unwrap().push(stream.try_clone().unwrap());
+        let asked = asked.clone();
+        thread::spawn(move || serve(stream, number, &asked));
+    }
+}
+
+/// Reads requests until the connection ends.
+fn serve(mut stream: TcpStream, connection: usize, asked: &Sender<Asked>) -> Option<()> {
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    // Each request of this connection hears of its end.
+    let mut ends = Vec::new();
+    loop {
+        let line = line(&mut reader)?;
+        let mut headers = Vec::new();
+        loop {
+            let field = self::line(&mut reader)?;
+            if field.is_empty() {
+                break;
+            }
+            let (name, value) = field.split_once(": ")?;
+            headers.push((name.to_lowercase(), value.to_owned()));
+        }
+        let length = headers.iter().find(|(name, _)| name == "content-length");
+        let mut body = vec![0; length.map_or(0, |(_, value)| value.parse().unwrap())];
+        reader.read_exact(&mut body).ok()?;
+        if line == "GET /health HTTP/1.1" {
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK").ok()?;
+            continue;
+        }
+        let (end, open) = channel();
+        ends.push(end);
+        let stream = stream.try_clone().ok()?;
+        asked.send(Asked { line, headers, body, connection, stream, open }).ok()?;
+    }
+}
+
+fn line(reader: &mut impl BufRead) -> Option<String> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok().filter(|&count| count > 0)?;
+    Some(line.trim_end().to_owned())
+}

@@ -5,7 +5,7 @@ use crate::way::{Kind, Way};
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
-use baton::kv::lease::MoverRight;
+use baton::kv::lease::{Lease, MoverRight};
 use baton::kv::pool::PagePool;
 use baton::kv::region::Region;
 use baton::model::logprobs::{Sampled, TopLogprobs};
@@ -54,6 +54,8 @@ pub struct Side<H, C> {
     pub handle: H,
     pub commands: channel::Sender<C>,
     pub reports: channel::Receiver<Report>,
+    /// Pages are taken from the last, so that runs are cut where the other side has neighbours.
+    reversed: bool,
     /// What transfers hold.
     pub leased: HashMap<SlotId, Vec<PageId>>,
 }
@@ -147,35 +149,42 @@ impl Rig {
 
     /// Both legs are here, pages are leased, the source's are full of the room's bytes.
     pub fn begin(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
-        let to = self.expect(session, room, tokens);
-        let slot = self.source.free_slot();
-        let generation = self.source.status.open(slot);
-        self.source.status.advance(slot, generation, Move::Grant).unwrap();
-        let side = &mut self.source;
-        let mut pages = Vec::new();
-        assert!(side.pool.allocate(side.memory.layout.pages_for(tokens), &mut pages));
-        // Neighbours on one side only, so that runs must be cut.
-        pages.reverse();
-        fill(&side.memory, &pages, room);
-        let lease = side.pool.lease(slot, generation, &pages);
-        side.leased.insert(slot, pages.clone());
-        let target = Target { session, slot: to.0, generation: to.1, room: Room(room) };
-        side.handle.begin(slot, generation, target, &pages, lease);
-        let handoff = Handoff { room: Room(room), tokens, from: (slot, generation, pages), to };
-        self.rooms.insert(handoff.room, handoff.clone());
+        let (handoff, grant) = self.prepare(session, room, tokens);
+        grant(self);
         handoff
     }
 
-    fn expect(&mut self, session: SessionId, room: u64, tokens: u32) -> (SlotId, Generation, Vec<PageId>) {
-        let slot = self.destination.free_slot();
-        let generation = self.destination.status.open(slot);
-        let side = &mut self.destination;
-        let mut pages = Vec::new();
-        assert!(side.pool.allocate(side.memory.layout.pages_for(tokens), &mut pages));
-        let lease = side.pool.lease(slot, generation, &pages);
-        side.leased.insert(slot, pages.clone());
-        side.handle.expect(slot, generation, (session, Room(room)), tokens, &pages, lease);
-        (slot, generation, pages)
+    /// As [`Rig::begin`], but the first bytes come to the destination's mover just before its command.
+    pub fn begin_overtaken(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
+        let (handoff, grant) = self.prepare(session, room, tokens);
+        self.chunk(&handoff, 0..tokens);
+        self.step_source();
+        self.step_destination();
+        grant(self);
+        handoff
+    }
+
+    /// All but telling the destination's mover, which is left to the caller.
+    fn prepare(
+        &mut self,
+        session: SessionId,
+        room: u64,
+        tokens: u32,
+    ) -> (Handoff, impl FnOnce(&Rig) + use<>) {
+        let (to, to_lease) = self.destination.take(tokens);
+        let (from, from_lease) = self.source.take(tokens);
+        self.source.status.advance(from.0, from.1, Move::Grant).unwrap();
+        fill(&self.source.memory, &from.2, room);
+        let target = Target { session, slot: to.0, generation: to.1, room: Room(room) };
+        self.source.handle.begin(from.0, from.1, target, &from.2, from_lease);
+        let handoff = Handoff { room: Room(room), tokens, from, to };
+        self.rooms.insert(handoff.room, handoff.clone());
+        let (slot, generation, pages) = handoff.to.clone();
+        let grant = move |rig: &Rig| {
+            let receiver = &rig.destination.handle;
+            receiver.expect(slot, generation, (session, Room(room)), tokens, &pages, to_lease);
+        };
+        (handoff, grant)
     }
 
     pub fn chunk(&self, handoff: &Handoff, tokens: Range<u32>) {
@@ -423,7 +432,7 @@ fn source_side(layout: KvLayout) -> (SourceMover, Side<Sender, SourceCommand>) {
         bell: bell(),
     };
     let pool = PagePool::new(memory.pages);
-    (mover, Side { memory, pool, status, handle, commands, reports: reported, leased: HashMap::new() })
+    (mover, Side { memory, pool, status, handle, commands, reports: reported, reversed: true, leased: HashMap::new() })
 }
 
 fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, DestinationCommand>) {
@@ -448,10 +457,24 @@ fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, Desti
         bell: bell(),
     };
     let pool = PagePool::new(memory.pages);
-    (mover, Side { memory, pool, status, handle, commands, reports: reported, leased: HashMap::new() })
+    (mover, Side { memory, pool, status, handle, commands, reports: reported, reversed: false, leased: HashMap::new() })
 }
 
 impl<H, C> Side<H, C> {
+    /// A slot and pages for a request, leased.
+    fn take(&mut self, tokens: u32) -> ((SlotId, Generation, Vec<PageId>), Lease) {
+        let slot = self.free_slot();
+        let generation = self.status.open(slot);
+        let mut pages = Vec::new();
+        assert!(self.pool.allocate(self.memory.layout.pages_for(tokens), &mut pages));
+        if self.reversed {
+            pages.reverse();
+        }
+        let lease = self.pool.lease(slot, generation, &pages);
+        self.leased.insert(slot, pages.clone());
+        ((slot, generation, pages), lease)
+    }
+
     fn free_slot(&self) -> SlotId {
         let is_free =
             |slot: &SlotId| self.status.load(*slot).state.is_terminal() && !self.leased.contains_key(slot);

@@ -14,6 +14,7 @@ use baton::transfer::transport::{Arrival, DestinationHalf, SourceHalf};
 use baton::wire::message::Token;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -177,7 +178,23 @@ fn template(rig: &Rig) -> Template {
 pub fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    (near, listener.accept().unwrap().0)
+    let far = listener.accept().unwrap().0;
+    [&near, &far].map(narrow);
+    (near, far)
+}
+
+/// Little room in the kernel, so that streams fill up and writes come in parts.
+#[allow(unsafe_code)]
+fn narrow(stream: &TcpStream) {
+    let bytes: libc::c_int = 32 << 10;
+    for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+        // SAFETY: an open socket and a live integer of the length given.
+        let set = unsafe {
+            let value = std::ptr::from_ref(&bytes).cast();
+            libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, value, size_of_val(&bytes) as u32)
+        };
+        assert_eq!(set, 0);
+    }
 }
 
 impl Relay {

@@ -52,6 +52,9 @@ impl Script {
     }
 }
 
+/// Posts that may wait before room for more is made.
+const WAITING: usize = 64;
+
 /// A half on a bad day.
 #[derive(Debug)]
 pub struct Faulty<T> {
@@ -68,7 +71,7 @@ impl<T: SourceHalf> Faulty<T> {
     /// A source's half.
     pub fn source(inner: T, script: Script) -> Faulty<T> {
         let completion = inner.completion();
-        Faulty { inner: Some(inner), script, completion, waiting: VecDeque::new(), steps: 0 }
+        Faulty { inner: Some(inner), script, completion, waiting: VecDeque::with_capacity(WAITING), steps: 0 }
     }
 }
 
@@ -76,7 +79,7 @@ impl<T: DestinationHalf> Faulty<T> {
     /// A destination's half.
     pub fn destination(inner: T, script: Script) -> Faulty<T> {
         let completion = Completion::Immediate;
-        Faulty { inner: Some(inner), script, completion, waiting: VecDeque::new(), steps: 0 }
+        Faulty { inner: Some(inner), script, completion, waiting: VecDeque::with_capacity(WAITING), steps: 0 }
     }
 }
 

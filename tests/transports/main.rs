@@ -1,0 +1,628 @@
+//! One suite over all transports: exact bytes, nothing outside leased pages, aborts and deaths at every
+//! point, stale notices, nonsense.
+
+mod rig;
+mod way;
+
+use baton::cause::Cause;
+use baton::ids::{PageId, SlotId};
+use baton::kv::layout::{KvDtype, KvLayout};
+use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
+use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
+use baton::transfer::mover::Report;
+use baton::transfer::status::State;
+use baton::transfer::transport::{Arrival, Post};
+use rig::{At, Rig, layer_major, page_major};
+use std::io::Write;
+use way::{Kind, pair};
+
+#[global_allocator]
+static ALLOCATOR: SealingAllocator = SealingAllocator;
+
+const SESSION: SessionId = SessionId(0);
+const OTHER: SessionId = SessionId(1);
+/// Every way for bytes, streams also in small parts.
+const KINDS: [Kind; 5] =
+    [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
+/// The ways with a state in between that a step can end in.
+const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
+
+#[test]
+fn bytes_arrive_whole_for_every_pair_of_layouts() {
+    for kind in KINDS {
+        for (from, to) in [(16, 16), (16, 4), (4, 16), (8, 1), (1, 8), (16, 6)] {
+            for (from, to) in [
+                (page_major(from), page_major(to)),
+                (page_major(from), layer_major(to)),
+                (layer_major(from), page_major(to)),
+                (layer_major(from), layer_major(to)),
+            ] {
+                let mut rig = Rig::with_layouts(kind, from, to);
+                for (room, tokens) in [1, 15, 16, 17, 40, 64].into_iter().enumerate() {
+                    let handoff = rig.begin(SESSION, room as u64, tokens);
+                    rig.chunks(&handoff, 16);
+                    rig.until_success(&handoff);
+                }
+                rig.assert_idle();
+            }
+        }
+    }
+}
+
+#[test]
+fn rooms_interleave_and_chunks_come_in_any_sizes() {
+    for kind in KINDS {
+        for reorder in [false, true] {
+            let mut rig = Rig::new(kind);
+            rig.scripts[0].set(|faults| (faults.reorder, faults.delay) = (reorder, u64::from(reorder) * 3));
+            let tokens = [64, 3, 17, 33, 48, 64];
+            let handoffs: Vec<_> =
+                (0..).zip(tokens).map(|(room, tokens)| rig.begin(SESSION, room, tokens)).collect();
+            for start in (0..64).step_by(16) {
+                for handoff in handoffs.iter().filter(|handoff| start < handoff.tokens) {
+                    rig.chunk(handoff, start..(start + 16).min(handoff.tokens));
+                    if start % 32 == 0 {
+                        rig.point();
+                    }
+                }
+            }
+            for handoff in &handoffs {
+                rig.until_success(handoff);
+            }
+            rig.assert_idle();
+        }
+    }
+}
+
+#[test]
+fn frames_and_streams_fill_up_with_large_chunks() {
+    let layout = KvLayout::page_major(16, 8, 8, 64, KvDtype::F16);
+    for lanes in [1, 3] {
+        let mut rig = Rig::with_layouts(Kind::Tcp(lanes), layout, layout);
+        rig.watches = false;
+        // The destination lets 8 MiB wait: the streams are full, and the source waits for room.
+        let handoff = rig.begin(SESSION, 1, 512);
+        rig.chunk(&handoff, 0..512);
+        rig.scripts[1].set(|faults| faults.hold = true);
+        while rig.turn() {}
+        assert_eq!(rig.states(&handoff)[0], State::Transferring);
+        rig.scripts[1].set(|faults| faults.hold = false);
+        rig.until_success(&handoff);
+        rig.watches = true;
+        rig.assert_idle();
+    }
+}
+
+#[test]
+fn a_frame_begun_is_finished_under_its_lease() {
+    let layout = KvLayout::page_major(16, 8, 8, 64, KvDtype::F16);
+    for lanes in [1, 3] {
+        let mut rig = Rig::with_layouts(Kind::Tcp(lanes), layout, layout);
+        rig.watches = false;
+        let handoff = rig.begin(SESSION, 1, 512);
+        rig.chunk(&handoff, 0..512);
+        rig.scripts[1].set(|faults| faults.hold = true);
+        while rig.turn() {}
+        assert!(rig.fail(&handoff, At::Source, Cause::Deadline));
+        rig.turn();
+        assert!(rig.source.leased.contains_key(&handoff.from.0), "its frames are half sent");
+        assert!(rig.fail(&handoff, At::Destination, Cause::Deadline));
+        rig.scripts[1].set(|faults| faults.hold = false);
+        rig.until_failed(&handoff);
+        rig.watches = true;
+        next_room_works(&mut rig, SESSION);
+    }
+}
+
+#[test]
+fn the_fake_transport_moves_nothing() {
+    let mut rig = Rig::new(Kind::Fake);
+    for room in 0..3 {
+        let handoff = rig.begin(SESSION, room, 40);
+        rig.chunks(&handoff, 16);
+        rig.until("success", |rig| {
+            rig.states(&handoff) == [State::Success; 2] && rig.holds_no_lease(&handoff)
+        });
+        rig.release(&handoff);
+    }
+    rig.assert_idle();
+}
+
+/// What a room needs after trouble: the same session or a new one, the same slots and pages.
+fn next_room_works(rig: &mut Rig, session: SessionId) {
+    for (room, tokens) in [(900, 40), (901, 3)] {
+        let handoff = rig.begin(session, room, tokens);
+        rig.chunks(&handoff, 16);
+        rig.until_success(&handoff);
+    }
+    rig.assert_idle();
+}
+
+/// Runs a hand-off `points` points far; whether it ended by itself.
+fn run(rig: &mut Rig, points: usize) -> (rig::Handoff, bool) {
+    let handoff = rig.begin(SESSION, 7, 40);
+    rig.chunks(&handoff, 16);
+    for _ in 0..points {
+        rig.point();
+    }
+    let over = rig.states(&handoff) == [State::Success; 2] && rig.holds_no_lease(&handoff);
+    (handoff, over)
+}
+
+/// At every point: a hand-off is run so far, `trouble` comes, and the next room works in the session that
+/// `trouble` names.
+fn at_every_point(kind: Kind, mut trouble: impl FnMut(&mut Rig, &rig::Handoff) -> SessionId) {
+    for points in 0..2000 {
+        let mut rig = Rig::new(kind);
+        let (handoff, over) = run(&mut rig, points);
+        if over {
+            assert!(points > 3, "nothing was in between");
+            return;
+        }
+        let session = trouble(&mut rig, &handoff);
+        next_room_works(&mut rig, session);
+    }
+    panic!("the hand-off never ended");
+}
+
+#[test]
+fn a_destination_may_cancel_at_every_point_and_no_byte_lands_later() {
+    for kind in STEPPED {
+        at_every_point(kind, |rig, handoff| {
+            let failed = rig.fail(handoff, At::Destination, Cause::ClientGone);
+            // No peer is needed: one step of its own mover ends the lease.
+            rig.step_destination();
+            assert!(!rig.destination.leased.contains_key(&handoff.to.0));
+            rig.reuse(handoff);
+            // The source goes on as long as it has not heard.
+            for _ in 0..7 {
+                rig.turn();
+            }
+            rig.fail(handoff, At::Source, Cause::ClientGone);
+            rig.until("the source's lease ends", |rig| rig.holds_no_lease(handoff));
+            let (_, after) = (failed, rig.states(handoff)[1]);
+            assert_eq!(after, if failed { State::Failed } else { State::Success });
+            rig.release(handoff);
+            SESSION
+        });
+    }
+}
+
+#[test]
+fn a_source_may_cancel_at_every_point_and_its_pages_are_read_no_longer() {
+    for kind in STEPPED {
+        at_every_point(kind, |rig, handoff| {
+            let failed = rig.fail(handoff, At::Source, Cause::Deadline);
+            rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
+            let withdrawn = |(at, report): &(At, Report)| {
+                *at == At::Source && matches!(report, Report::Withdrawn { quiet: true, .. })
+            };
+            assert_eq!(rig.reports.iter().any(withdrawn), failed, "withdrawn is said when asked for");
+            rig.reuse_source(handoff);
+            for _ in 0..7 {
+                rig.turn();
+            }
+            // All had left the source, or the destination hears of it by Status.
+            rig.fail(handoff, At::Destination, Cause::Deadline);
+            rig.until("the destination's lease ends", |rig| rig.holds_no_lease(handoff));
+            rig.reuse(handoff);
+            rig.release(handoff);
+            SESSION
+        });
+    }
+}
+
+#[test]
+fn streams_may_be_cut_at_every_point() {
+    for (kind, lane) in [(STEPPED[1], 0), (STEPPED[2], 0), (STEPPED[2], 2)] {
+        at_every_point(kind, |rig, handoff| {
+            rig.ways[0].relays[lane].cut();
+            rig.until("both sides see it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
+            assert!(rig.holds_no_lease(handoff), "a lost stream ends what it carried at once");
+            rig.reuse(handoff);
+            rig.release(handoff);
+            rig.open_at(0, kind)
+        });
+    }
+}
+
+#[test]
+fn a_session_may_be_closed_at_every_point_from_either_side() {
+    for kind in STEPPED {
+        for at in [At::Source, At::Destination] {
+            at_every_point(kind, |rig, handoff| {
+                rig.close(SESSION, at);
+                rig.turn();
+                let ended = match at {
+                    At::Source => !rig.source.leased.contains_key(&handoff.from.0),
+                    At::Destination => !rig.destination.leased.contains_key(&handoff.to.0),
+                };
+                assert!(ended, "a closed session holds nothing");
+                let other = if at == At::Source { At::Destination } else { At::Source };
+                if kind == Kind::Shm {
+                    // Who has no stream hears it from the control plane.
+                    rig.close(SESSION, other);
+                }
+                rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
+                if kind != Kind::Shm {
+                    rig.until("the other side sees it", |rig| rig.lost(other));
+                }
+                rig.reuse(handoff);
+                rig.release(handoff);
+                rig.open_at(0, kind)
+            });
+        }
+    }
+}
+
+#[test]
+fn a_half_that_fails_or_dies_ends_its_own_session_only() {
+    for kind in [Kind::Tcp(1), Kind::Relayed(3, 170)] {
+        for at in [At::Source, At::Destination] {
+            let script = at as usize;
+            at_every_point(kind, |rig, handoff| {
+                rig.scripts[script].set(|faults| faults.fail_after = Some(0));
+                rig.until("the half is lost", |rig| rig.lost(at));
+                rig.scripts[script].set(|faults| faults.fail_after = None);
+                rig.until("both ends let go", |rig| rig.holds_no_lease(handoff));
+                rig.release(handoff);
+                rig.until("the other side sees it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
+                rig.open_at(0, kind)
+            });
+            at_every_point(kind, |rig, handoff| {
+                let other = if at == At::Source { At::Destination } else { At::Source };
+                rig.scripts[script].set(|faults| faults.dead = true);
+                rig.until("the other side sees it", |rig| rig.lost(other));
+                rig.scripts[script].set(|faults| faults.dead = false);
+                rig.close(SESSION, at);
+                rig.until("both ends let go", |rig| rig.holds_no_lease(handoff));
+                rig.release(handoff);
+                rig.open_at(0, kind)
+            });
+        }
+    }
+}
+
+#[test]
+fn what_was_held_back_lands_nowhere_once_the_lease_has_ended() {
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Relayed(3, 170)] {
+        for destination_holds in [false, true] {
+            let mut rig = Rig::new(kind);
+            let script = rig.scripts[usize::from(destination_holds)].clone();
+            let handoff = rig.begin(SESSION, 1, 40);
+            script.set(|faults| faults.hold = true);
+            rig.chunks(&handoff, 16);
+            for _ in 0..20 {
+                rig.turn();
+            }
+            assert!(rig.fail(&handoff, At::Destination, Cause::Deadline));
+            rig.step_destination();
+            rig.reuse(&handoff);
+            // The same slot and pages, another room.
+            let (_, _, pages) = &handoff.to;
+            rig.destination.pool.release(pages);
+            script.set(|faults| faults.hold = false);
+            let next = rig.begin(SESSION, 2, 40);
+            assert_eq!((next.to.0, &next.to.2), (handoff.to.0, pages), "the same slot and pages");
+            rig.chunks(&next, 16);
+            rig.until("the next room has arrived", |rig| rig.states(&next)[1] == State::Success);
+            rig.fail(&handoff, At::Source, Cause::Deadline);
+            rig.until_success(&next);
+            rig.until("the source has let go", |rig| rig.holds_no_lease(&handoff));
+            rig.source.pool.release(&handoff.from.2);
+            rig.assert_idle();
+        }
+    }
+}
+
+#[test]
+fn frames_of_an_earlier_generation_change_nothing() {
+    for lanes in [1, 3] {
+        let mut rig = Rig::new(Kind::Relayed(lanes, 170));
+        let old = rig.begin(SESSION, 1, 40);
+        rig.chunks(&old, 16);
+        rig.until_success(&old);
+        let recorded: Vec<_> = rig.ways[0].relays.iter().map(|relay| relay.passed.clone()).collect();
+        let new = rig.begin(SESSION, 2, 40);
+        assert_eq!((new.to.0, &new.to.2), (old.to.0, &old.to.2), "the same slot and pages");
+        rig.step_destination();
+        for (relay, bytes) in rig.ways[0].relays.iter_mut().zip(&recorded) {
+            relay.inject(bytes);
+        }
+        for _ in 0..50 {
+            rig.turn();
+        }
+        assert_eq!(rig.states(&new)[1], State::WaitingForInput, "a stale frame was taken in");
+        rig.chunks(&new, 16);
+        rig.until_success(&new);
+        // And once more, when nobody holds the slot.
+        for (relay, bytes) in rig.ways[0].relays.iter_mut().zip(&recorded) {
+            relay.inject(bytes);
+        }
+        next_room_works(&mut rig, SESSION);
+    }
+}
+
+#[test]
+fn a_notice_that_comes_twice_changes_nothing() {
+    // Of several lanes one may repeat itself while another has not ended: out of order, as any nonsense.
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Relayed(1, 170)] {
+        let mut rig = Rig::new(kind);
+        for room in 0..4 {
+            let handoff = rig.begin(SESSION, room, 40);
+            rig.scripts[0].set(|faults| faults.duplicate = 1);
+            rig.chunk(&handoff, 0..40);
+            rig.until_success(&handoff);
+        }
+        next_room_works(&mut rig, SESSION);
+    }
+}
+
+#[test]
+fn a_post_that_vanished_leaves_nothing_behind_but_its_own_room() {
+    for kind in KINDS {
+        let mut rig = Rig::new(kind);
+        let lost = rig.begin(SESSION, 1, 40);
+        rig.scripts[0].set(|faults| faults.drop = 1);
+        rig.chunk(&lost, 0..40);
+        rig.turn();
+        let fine = rig.begin(SESSION, 2, 40);
+        rig.chunks(&fine, 16);
+        rig.until_success(&fine);
+        assert!(
+            rig.fail(&lost, At::Source, Cause::Deadline) && rig.fail(&lost, At::Destination, Cause::Deadline)
+        );
+        rig.until_failed(&lost);
+        next_room_works(&mut rig, SESSION);
+    }
+}
+
+/// What a wrong post is, and whether its room hears of it at once.
+const SPOILT: [(&str, fn(&mut Post), bool); 10] = [
+    ("another generation", |post| post.target.generation.0 += 1, false),
+    ("another room", |post| post.target.room.0 ^= 1, false),
+    ("another slot", |post| post.target.slot = SlotId(5), false),
+    ("a slot that is not there", |post| post.target.slot = SlotId(u32::MAX), false),
+    ("tokens beyond the prompt", |post| post.tokens.end = 48, true),
+    ("tokens that were skipped", |post| post.tokens.start = 16, true),
+    ("too few tokens with the last", |post| post.tokens.end = 39, true),
+    ("no tokens", |post| post.tokens.end = post.tokens.start, true),
+    ("no record with the last", |post| post.last = None, true),
+    ("a record of another room", |post| post.last.as_mut().unwrap().room ^= 1, true),
+];
+
+#[test]
+fn a_wrong_post_harms_its_own_session_at_most() {
+    for kind in KINDS {
+        for (what, spoil, heard) in SPOILT {
+            let mut rig = Rig::new(kind);
+            rig.open(kind);
+            let wrong = rig.begin(SESSION, 1, 40);
+            let fine = rig.begin(OTHER, 2, 40);
+            rig.scripts[0].set(|faults| faults.spoil = Some(spoil));
+            rig.chunk(&wrong, 0..40);
+            rig.step_source();
+            rig.scripts[0].set(|faults| faults.spoil = None);
+            rig.chunks(&fine, 16);
+            rig.until_success(&fine);
+            assert_ne!(rig.states(&wrong)[1], State::Success, "{kind:?}: {what}");
+            if heard {
+                rig.until(what, |rig| rig.states(&wrong)[1] == State::Failed);
+            }
+            rig.fail(&wrong, At::Destination, Cause::Deadline);
+            rig.fail(&wrong, At::Source, Cause::Deadline);
+            rig.until(what, |rig| rig.holds_no_lease(&wrong));
+            rig.release(&wrong);
+            next_room_works(&mut rig, OTHER);
+        }
+    }
+}
+
+#[test]
+fn page_numbers_beyond_the_pool_are_not_followed() {
+    let mut rig = Rig::new(Kind::Shm);
+    let wrong = rig.begin(SESSION, 1, 40);
+    rig.source.memory.lists.store(wrong.from.0, &[PageId(u32::MAX), PageId(32), PageId(0)]);
+    rig.chunk(&wrong, 0..40);
+    rig.until("it is heard", |rig| rig.states(&wrong)[1] == State::Failed);
+    assert!(rig.fail(&wrong, At::Source, Cause::OtherLeg));
+    rig.until_failed(&wrong);
+    next_room_works(&mut rig, SESSION);
+}
+
+/// Every byte of the heads that a source sends, changed; what comes of it stays in the session.
+#[test]
+fn no_byte_of_a_head_is_trusted() {
+    // One page in frames of 300, 300, 300 and 124 bytes, the last with the record.
+    let (frame, last, end) = (48 + 300, 3 * (48 + 300), 4 * 48 + 200 + 1024);
+    for at in (0..48).chain(frame..frame + 48).chain(last..last + 248) {
+        for change in [0x01, 0x80, 0xff] {
+            let mut rig = Rig::new(Kind::Relayed(1, 2000));
+            rig.open(Kind::Shm);
+            rig.ways[0].hold(true);
+            let wrong = rig.begin(SESSION, 1, 3);
+            rig.chunks(&wrong, 16);
+            while rig.step_source() {}
+            let relay = &mut rig.ways[0].relays[0];
+            let mut bytes = relay.take(end);
+            bytes[at] ^= change;
+            relay.inject(&bytes);
+            rig.ways[0].hold(false);
+            let fine = rig.begin(OTHER, 2, 40);
+            rig.chunks(&fine, 16);
+            rig.until_success(&fine);
+            rig.close(SESSION, At::Source);
+            rig.close(SESSION, At::Destination);
+            rig.until("the leases end", |rig| rig.holds_no_lease(&wrong));
+            rig.release(&wrong);
+            next_room_works(&mut rig, OTHER);
+        }
+    }
+}
+
+#[test]
+fn garbage_costs_its_sender_the_session_and_nobody_else_anything() {
+    let mut state = 1u64;
+    let mut random = move || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 56) as u8
+    };
+    for _ in 0..50 {
+        let mut rig = Rig::new(Kind::Relayed(1, 170));
+        rig.open(Kind::Tcp(1));
+        let (wrong, fine) = (rig.begin(SESSION, 1, 40), rig.begin(OTHER, 2, 40));
+        let garbage: Vec<u8> = (0..500).map(|_| random()).collect();
+        rig.ways[0].relays[0].inject(&garbage);
+        rig.chunks(&fine, 16);
+        rig.until_success(&fine);
+        rig.until("the session is lost", |rig| rig.lost(At::Destination) && rig.lost(At::Source));
+        assert_eq!(rig.states(&wrong), [State::Failed; 2]);
+        rig.until_failed(&wrong);
+        next_room_works(&mut rig, OTHER);
+    }
+}
+
+#[test]
+fn a_destination_that_speaks_loses_the_session() {
+    let mut rig = Rig::new(Kind::Tcp(1));
+    let (near, far) = pair();
+    way::open_tcp_source(&mut rig, OTHER, vec![near]);
+    (&far).write_all(b"hello").unwrap();
+    rig.until("it is lost", |rig| rig.lost(At::Source));
+    next_room_works(&mut rig, SESSION);
+}
+
+/// What granted a frame is in the mover's ring before the frame comes, but perhaps not before the mover
+/// has looked into the ring and then reads the stream.
+#[test]
+fn a_frame_that_overtakes_its_grant_is_not_lost() {
+    for kind in [Kind::Tcp(1), Kind::Tcp(3)] {
+        let mut rig = Rig::new(kind);
+        let handoff = rig.begin_overtaken(SESSION, 1, 40);
+        rig.until_success(&handoff);
+        rig.assert_idle();
+    }
+}
+
+/// Done is the peer's word; pages that are still sent from stay leased whatever it says.
+#[test]
+fn done_before_the_last_byte_has_left_ends_no_lease() {
+    let mut rig = Rig::new(Kind::Relayed(1, 170));
+    let handoff = rig.begin(SESSION, 1, 40);
+    rig.chunk(&handoff, 0..40);
+    rig.step_source();
+    let (slot, generation, _) = handoff.from;
+    rig.source.commands.send(SourceCommand::Done { slot, generation }).unwrap();
+    rig.step_source();
+    assert!(rig.source.leased.contains_key(&slot), "the source sends from pages without a lease");
+    rig.until_success(&handoff);
+    rig.assert_idle();
+}
+
+#[test]
+fn a_lane_may_come_late_with_bytes_that_were_read_already() {
+    let mut rig = Rig::new(Kind::Shm);
+    for early in [0, 1, 47, 48, 100, 247, 248, 300, 900] {
+        let far = way::open_tcp_without_lane(&mut rig, OTHER);
+        let handoff = rig.begin(OTHER, 1 + early as u64, 40);
+        rig.chunks(&handoff, 16);
+        for _ in 0..20 {
+            rig.turn();
+        }
+        let mut arrival = way::prove(far, 0, 1);
+        arrival.early = way::read_some(&mut arrival.stream, early);
+        rig.destination.commands.send(DestinationCommand::Join { session: OTHER, arrival }).unwrap();
+        rig.until_success(&handoff);
+        rig.close(OTHER, At::Source);
+        rig.close(OTHER, At::Destination);
+        rig.turn();
+    }
+    rig.assert_idle();
+}
+
+#[test]
+fn a_stream_for_a_lane_that_is_taken_or_not_there_loses_the_session() {
+    for lane in [0, 1] {
+        let mut rig = Rig::new(Kind::Tcp(1));
+        let handoff = rig.begin(SESSION, 1, 40);
+        let arrival = Arrival { lane, stream: pair().0, early: Vec::new() };
+        rig.destination.commands.send(DestinationCommand::Join { session: SESSION, arrival }).unwrap();
+        rig.until("both sides see it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
+        rig.until_failed(&handoff);
+        let session = rig.open_at(0, Kind::Tcp(1));
+        next_room_works(&mut rig, session);
+    }
+}
+
+#[test]
+fn lanes_end_one_by_one_in_the_status_word() {
+    let mut rig = Rig::new(Kind::Relayed(3, 5000));
+    let handoff = rig.begin(SESSION, 1, 40);
+    rig.ways[0].hold(true);
+    rig.chunk(&handoff, 0..40);
+    let mut mask = 0;
+    for lane in [2, 0, 1] {
+        rig.ways[0].relays[lane].hold = false;
+        mask |= 1 << lane;
+        rig.until("the lane ends", |rig| rig.destination.status.load(handoff.to.0).lanes == mask);
+        let state = rig.destination.status.load(handoff.to.0).state;
+        assert_eq!(state, if mask == 0b111 { State::Success } else { State::Transferring });
+    }
+    rig.until_success(&handoff);
+    rig.assert_idle();
+}
+
+/// The one test that seals, as the count is the process's.
+#[test]
+fn movers_neither_allocate_nor_free_while_bytes_move() {
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3)] {
+        let mut rig = Rig::new(kind);
+        for room in 0..20 {
+            let handoff = rig.begin(SESSION, room, 40);
+            rig.chunks(&handoff, 16);
+            for _ in 0..30 {
+                let seal = seal_thread();
+                rig.source_mover.step();
+                rig.destination_mover.step();
+                drop(seal);
+            }
+            if room % 3 == 0 {
+                rig.fail(&handoff, At::Source, Cause::Deadline);
+                rig.fail(&handoff, At::Destination, Cause::Deadline);
+            }
+            rig.until("it ends", |rig| rig.holds_no_lease(&handoff));
+            rig.release(&handoff);
+        }
+        rig.assert_idle();
+    }
+    assert_eq!(violations(), 0);
+    let seal = seal_thread();
+    let allocated = vec![1u8];
+    drop(seal);
+    assert_eq!(violations(), 1, "the allocator does not watch");
+    drop(allocated);
+}
+
+/// A mover parks on its streams: room in one that was full wakes it, and an idle one does not.
+#[test]
+fn streams_wake_a_parked_mover_and_let_an_idle_one_sleep() {
+    use std::time::{Duration, Instant};
+    let layout = KvLayout::page_major(16, 8, 8, 64, KvDtype::F16);
+    let mut rig = Rig::with_layouts(Kind::Tcp(1), layout, layout);
+    rig.watches = false;
+    let idle = |rig: &Rig, nap| {
+        let begun = Instant::now();
+        rig.waits[0].wait(nap);
+        begun.elapsed() >= nap
+    };
+    while rig.turn() {}
+    assert!(idle(&rig, Duration::from_millis(20)), "an idle stream keeps its mover awake");
+    let handoff = rig.begin(SESSION, 1, 512);
+    rig.chunk(&handoff, 0..512);
+    while rig.step_source() {}
+    while rig.step_destination() {}
+    assert!(!idle(&rig, Duration::from_secs(60)), "room in a stream wakes nobody");
+    rig.until_success(&handoff);
+    while rig.turn() {}
+    assert!(idle(&rig, Duration::from_millis(20)), "a drained stream keeps its mover awake");
+}

@@ -1,0 +1,531 @@
+//! Both movers of one pair of workers, stepped by hand, with the test in the place of both schedulers and
+//! of `ctl`. Keeps an image of what the destination's memory must hold.
+
+use crate::way::{Kind, Way};
+use baton::cause::Cause;
+use baton::ids::{Generation, PageId, Room, SlotId};
+use baton::kv::layout::{KeyValue, KvDtype, KvLayout};
+use baton::kv::lease::{Lease, MoverRight};
+use baton::kv::pool::PagePool;
+use baton::kv::region::Region;
+use baton::model::logprobs::{Sampled, TopLogprobs};
+use baton::stdx::bell::Bell;
+use baton::sys::event::WaitSet;
+use baton::transfer::aux::AuxRecord;
+use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
+use baton::transfer::handle::{Receiver, Sender};
+use baton::transfer::mover::Report;
+use baton::transfer::mover::destination::{DestinationLinks, DestinationMover};
+use baton::transfer::mover::source::{SourceLinks, SourceMover};
+use baton::transfer::pages::PageLists;
+use baton::transfer::status::{Move, State, StatusTable};
+use baton::transfer::transport::Memory;
+use baton::transfer::transport::faulty::Script;
+use crossbeam_channel as channel;
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+pub const SLOTS: usize = 8;
+/// Tokens of each pool.
+pub const POOL: u32 = 512;
+/// Turns without an end, each with a nap when nothing moved: far beyond what any transfer here takes.
+const TURNS_MAX: usize = 20_000;
+
+pub fn page_major(page_size: u32) -> KvLayout {
+    KvLayout::page_major(page_size, 2, 2, 4, KvDtype::F16)
+}
+
+/// Every layer, K and V, in a block of its own over all pages, as other engines keep it.
+pub fn layer_major(page_size: u32) -> KvLayout {
+    let ours = page_major(page_size);
+    let head_stride = u64::from(ours.head_dim) * ours.dtype.bytes();
+    let token_stride = head_stride * u64::from(ours.kv_heads);
+    let page_stride = token_stride * u64::from(page_size);
+    let kv_stride = page_stride * u64::from(POOL.div_ceil(page_size));
+    KvLayout { page_stride, layer_stride: kv_stride * 2, kv_stride, head_stride, token_stride, ..ours }
+}
+
+/// One worker.
+pub struct Side<H, C> {
+    pub memory: Memory,
+    pub pool: PagePool,
+    pub status: Arc<StatusTable>,
+    pub handle: H,
+    pub commands: channel::Sender<C>,
+    pub reports: channel::Receiver<Report>,
+    /// Pages are taken from the last, so that runs are cut where the other side has neighbours.
+    reversed: bool,
+    /// What transfers hold.
+    pub leased: HashMap<SlotId, Vec<PageId>>,
+}
+
+/// Which side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum At {
+    Source,
+    Destination,
+}
+
+/// A room and both its slots.
+#[derive(Clone, Debug)]
+pub struct Handoff {
+    pub room: Room,
+    pub tokens: u32,
+    pub from: (SlotId, Generation, Vec<PageId>),
+    pub to: (SlotId, Generation, Vec<PageId>),
+}
+
+pub struct Rig {
+    pub source: Side<Sender, SourceCommand>,
+    pub destination: Side<Receiver, DestinationCommand>,
+    pub source_mover: SourceMover,
+    pub destination_mover: DestinationMover,
+    pub ways: Vec<Way>,
+    /// Where the source's mover would park, and the destination's.
+    pub waits: [Arc<WaitSet>; 2],
+    /// Of the source's half and of the destination's.
+    pub scripts: [Script; 2],
+    /// What the movers said but for Arrived.
+    pub reports: Vec<(At, Report)>,
+    /// The last record that came, by the destination's slot.
+    pub aux: HashMap<SlotId, AuxRecord>,
+    /// Compares the destination's memory after every step.
+    pub watches: bool,
+    rooms: HashMap<Room, Handoff>,
+    kind_moves_nothing: bool,
+    image: Vec<u8>,
+    points: usize,
+}
+
+impl Rig {
+    pub fn new(kind: Kind) -> Rig {
+        Rig::with_layouts(kind, page_major(16), page_major(16))
+    }
+
+    /// A pair of workers with one session.
+    pub fn with_layouts(kind: Kind, from: KvLayout, to: KvLayout) -> Rig {
+        let (source_mover, source) = source_side(from);
+        let (destination_mover, destination) = destination_side(to);
+        let mut rig = Rig {
+            source,
+            destination,
+            source_mover,
+            destination_mover,
+            ways: Vec::new(),
+            waits: std::array::from_fn(|_| Arc::new(WaitSet::new().unwrap())),
+            scripts: [Script::new(), Script::new()],
+            reports: Vec::new(),
+            aux: HashMap::new(),
+            watches: true,
+            rooms: HashMap::new(),
+            kind_moves_nothing: kind == Kind::Fake,
+            image: Vec::new(),
+            points: 0,
+        };
+        let bytes = rig.destination.memory.region.len();
+        let pattern: Vec<u8> = (0..bytes).map(|i| (i * 13 + i / 256) as u8).collect();
+        write(&rig.destination.memory, 0, &pattern);
+        rig.image = pattern;
+        rig.open(kind);
+        rig
+    }
+
+    /// Sets up a session in the place `index`; a former one there is over.
+    pub fn open_at(&mut self, index: usize, kind: Kind) -> SessionId {
+        let session = SessionId(index as u32);
+        let way = Way::open(self, session, kind);
+        if index < self.ways.len() {
+            self.ways[index] = way;
+        } else {
+            self.ways.push(way);
+        }
+        session
+    }
+
+    pub fn open(&mut self, kind: Kind) -> SessionId {
+        self.open_at(self.ways.len(), kind)
+    }
+
+    /// Both legs are here, pages are leased, the source's are full of the room's bytes.
+    pub fn begin(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
+        let (handoff, grant) = self.prepare(session, room, tokens);
+        grant(self);
+        handoff
+    }
+
+    /// As [`Rig::begin`], but the first bytes come to the destination's mover just before its command.
+    pub fn begin_overtaken(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
+        let (handoff, grant) = self.prepare(session, room, tokens);
+        self.chunk(&handoff, 0..tokens);
+        self.step_source();
+        self.step_destination();
+        grant(self);
+        handoff
+    }
+
+    /// All but telling the destination's mover, which is left to the caller.
+    fn prepare(
+        &mut self,
+        session: SessionId,
+        room: u64,
+        tokens: u32,
+    ) -> (Handoff, impl FnOnce(&Rig) + use<>) {
+        let (to, to_lease) = self.destination.take(tokens);
+        let (from, from_lease) = self.source.take(tokens);
+        self.source.status.advance(from.0, from.1, Move::Grant).unwrap();
+        fill(&self.source.memory, &from.2, room);
+        let target = Target { session, slot: to.0, generation: to.1, room: Room(room) };
+        self.source.handle.begin(from.0, from.1, target, &from.2, from_lease);
+        let handoff = Handoff { room: Room(room), tokens, from, to };
+        self.rooms.insert(handoff.room, handoff.clone());
+        let (slot, generation, pages) = handoff.to.clone();
+        let grant = move |rig: &Rig| {
+            let receiver = &rig.destination.handle;
+            receiver.expect(slot, generation, (session, Room(room)), tokens, &pages, to_lease);
+        };
+        (handoff, grant)
+    }
+
+    pub fn chunk(&self, handoff: &Handoff, tokens: Range<u32>) {
+        let first = Sampled { token: handoff.room.0 as u32, logprob: -0.5, top: TopLogprobs::EMPTY };
+        let last = (tokens.end == handoff.tokens).then(|| AuxRecord::new(handoff.room, &first, 0));
+        let (slot, generation, _) = handoff.from;
+        self.source.handle.chunk(slot, generation, tokens, last);
+    }
+
+    /// All chunks, `size` tokens each.
+    pub fn chunks(&self, handoff: &Handoff, size: u32) {
+        for start in (0..handoff.tokens).step_by(size as usize) {
+            self.chunk(handoff, start..(start + size).min(handoff.tokens));
+        }
+    }
+
+    /// A third of a turn: the source's mover, the network, the destination's mover.
+    pub fn point(&mut self) -> bool {
+        self.points += 1;
+        match self.points % 3 {
+            1 => self.step_source(),
+            2 => self.ways.iter_mut().fold(false, |moved, way| moved | way.step()),
+            _ => self.step_destination(),
+        }
+    }
+
+    pub fn turn(&mut self) -> bool {
+        (0..3).fold(false, |moved, _| moved | self.point())
+    }
+
+    pub fn step_source(&mut self) -> bool {
+        let moved = self.source_mover.step();
+        self.collect();
+        moved
+    }
+
+    pub fn step_destination(&mut self) -> bool {
+        let moved = self.destination_mover.step();
+        self.collect();
+        self.assert_image();
+        moved
+    }
+
+    #[track_caller]
+    pub fn until(&mut self, what: &str, mut done: impl FnMut(&Rig) -> bool) {
+        for _ in 0..TURNS_MAX {
+            if done(self) {
+                return;
+            }
+            if !self.turn() {
+                std::thread::sleep(std::time::Duration::from_micros(20));
+            }
+        }
+        panic!("never: {what}; reports {:?}", self.reports);
+    }
+
+    /// Both sides have Success, all leases are back and every byte is where it belongs.
+    #[track_caller]
+    pub fn until_success(&mut self, handoff: &Handoff) {
+        self.until("success", |rig| {
+            rig.states(handoff) == [State::Success; 2] && rig.holds_no_lease(handoff)
+        });
+        let aux = self.aux[&handoff.to.0];
+        assert!(aux.belongs_to(handoff.room, handoff.to.1));
+        assert_eq!(aux.first().token, handoff.room.0 as u32);
+        self.release(handoff);
+    }
+
+    /// The room has failed on both sides and its leases are back.
+    #[track_caller]
+    pub fn until_failed(&mut self, handoff: &Handoff) {
+        self.until("failure", |rig| rig.states(handoff) == [State::Failed; 2] && rig.holds_no_lease(handoff));
+        self.release(handoff);
+    }
+
+    /// At the source and at the destination.
+    pub fn states(&self, handoff: &Handoff) -> [State; 2] {
+        [self.source.status.load(handoff.from.0).state, self.destination.status.load(handoff.to.0).state]
+    }
+
+    pub fn holds_no_lease(&self, handoff: &Handoff) -> bool {
+        !self.source.leased.contains_key(&handoff.from.0)
+            && !self.destination.leased.contains_key(&handoff.to.0)
+    }
+
+    /// As a deadline, a client gone or the other side's Abort do it.
+    pub fn fail(&self, handoff: &Handoff, at: At, cause: Cause) -> bool {
+        match at {
+            At::Source => self.source.handle.fail(handoff.from.0, handoff.from.1, cause),
+            At::Destination => self.destination.handle.fail(handoff.to.0, handoff.to.1, cause),
+        }
+    }
+
+    pub fn close(&self, session: SessionId, at: At) {
+        match at {
+            At::Source => self.source.commands.send(SourceCommand::Close { session }).unwrap(),
+            At::Destination => self.destination.commands.send(DestinationCommand::Close { session }).unwrap(),
+        }
+    }
+
+    /// Gives the destination's pages of a room that is over to somebody else, who writes them.
+    pub fn reuse(&mut self, handoff: &Handoff) {
+        assert!(!self.destination.leased.contains_key(&handoff.to.0), "still leased");
+        fill(&self.destination.memory, &handoff.to.2, 0xdead);
+        self.resync(&handoff.to.2);
+    }
+
+    /// The same at the source.
+    pub fn reuse_source(&mut self, handoff: &Handoff) {
+        assert!(!self.source.leased.contains_key(&handoff.from.0), "still leased");
+        fill(&self.source.memory, &handoff.from.2, 0xbeef);
+    }
+
+    pub fn release(&mut self, handoff: &Handoff) {
+        self.source.pool.release(&handoff.from.2);
+        self.destination.pool.release(&handoff.to.2);
+    }
+
+    /// Every lease and page has come back.
+    #[track_caller]
+    pub fn assert_idle(&mut self) {
+        self.assert_image();
+        self.source.pool.invariants();
+        self.destination.pool.invariants();
+        assert_eq!(self.source.pool.counts().free, self.source.memory.pages);
+        assert_eq!(self.destination.pool.counts().free, self.destination.memory.pages);
+    }
+
+    pub fn lost(&self, at: At) -> bool {
+        self.reports.iter().any(|(side, report)| *side == at && matches!(report, Report::Lost { .. }))
+    }
+
+    /// Takes in ends and reports; plays `ctl` where a source must hear that it was pulled from.
+    fn collect(&mut self) {
+        while let Some(end) = self.source.handle.poll_end() {
+            let pages = self.source.leased.remove(&end.ended.slot()).expect("a lease ends once");
+            self.source.pool.end(end.ended, &pages);
+        }
+        while let Some(end) = self.destination.handle.poll_end() {
+            let slot = end.ended.slot();
+            let pages = self.destination.leased.remove(&slot).expect("a lease ends once");
+            self.destination.pool.end(end.ended, &pages);
+            match end.aux {
+                Some(aux) => {
+                    self.aux.insert(slot, aux);
+                    self.expect_bytes(Room(aux.room));
+                }
+                // What landed under the lease stands, but no more is to come.
+                None => self.resync(&pages),
+            }
+        }
+        while let Ok(report) = self.source.reports.try_recv() {
+            self.reports.push((At::Source, report));
+        }
+        while let Ok(report) = self.destination.reports.try_recv() {
+            match report {
+                Report::Arrived { room, .. } => self.arrived(room),
+                other => self.reports.push((At::Destination, other)),
+            }
+        }
+    }
+
+    fn arrived(&self, room: Room) {
+        let (slot, generation, _) = self.rooms[&room].from;
+        self.source.commands.send(SourceCommand::Done { slot, generation }).unwrap();
+    }
+
+    /// What the destination's pages must hold now.
+    fn expect_bytes(&mut self, room: Room) {
+        let Handoff { tokens, to: (_, _, pages), .. } = &self.rooms[&room];
+        if self.kind_moves_nothing {
+            return;
+        }
+        // Whole tiles move.
+        let tile = gcd(self.source.memory.layout.page_size, self.destination.memory.layout.page_size);
+        let layout = &self.destination.memory.layout;
+        for (token, element, at) in elements(layout, pages, tokens.next_multiple_of(tile)) {
+            let bytes = (layout.head_dim as usize) * layout.dtype.bytes() as usize;
+            for (i, byte) in self.image[at..at + bytes].iter_mut().enumerate() {
+                *byte = value(room.0, token, element, i);
+            }
+        }
+    }
+
+    /// Takes over what these pages hold.
+    fn resync(&mut self, pages: &[PageId]) {
+        let memory = &self.destination.memory;
+        let now = read(memory);
+        let bytes = (memory.layout.head_dim as usize) * memory.layout.dtype.bytes() as usize;
+        let tokens = pages.len() as u32 * memory.layout.page_size;
+        for (_, _, at) in elements(&memory.layout, pages, tokens) {
+            self.image[at..at + bytes].copy_from_slice(&now[at..at + bytes]);
+        }
+    }
+
+    /// Outside the pages that transfers hold not one byte is other than it must be.
+    #[track_caller]
+    pub fn assert_image(&mut self) {
+        if !self.watches {
+            return;
+        }
+        let leased: Vec<_> = self.destination.leased.values().flatten().copied().collect();
+        self.resync(&leased);
+        let now = read(&self.destination.memory);
+        if now != self.image {
+            let at = (0..now.len()).find(|&at| now[at] != self.image[at]).unwrap_or_default();
+            let wrong = (at..now.len()).filter(|&at| now[at] != self.image[at]).count();
+            panic!("{wrong} bytes are wrong, the first at {at}");
+        }
+    }
+}
+
+fn channels<C>() -> (channel::Sender<C>, channel::Receiver<C>) {
+    channel::bounded(1024)
+}
+
+fn bell() -> Arc<Bell> {
+    Arc::new(Bell::new(|| ()))
+}
+
+fn memory(layout: KvLayout) -> Memory {
+    let pages = POOL.div_ceil(layout.page_size);
+    let bytes = u64::from(pages) * layout.page_bytes();
+    Memory {
+        region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()),
+        layout,
+        pages,
+        lists: Arc::new(PageLists::new(SLOTS, POOL as usize).unwrap()),
+    }
+}
+
+fn source_side(layout: KvLayout) -> (SourceMover, Side<Sender, SourceCommand>) {
+    let (memory, status) = (memory(layout), Arc::new(StatusTable::new(SLOTS)));
+    let (commands, ring) = channels();
+    let (ends, ended) = channels();
+    let (reports, reported) = channels();
+    let links =
+        SourceLinks { commands: ring, ends, reports, engine: bell(), ctl: bell(), status: status.clone() };
+    let mover = SourceMover::new(links, memory.clone(), 4, MoverRight::for_mover_thread());
+    let handle = Sender {
+        status: status.clone(),
+        pages: memory.lists.clone(),
+        commands: commands.clone(),
+        ends: ended,
+        bell: bell(),
+    };
+    let pool = PagePool::new(memory.pages);
+    (mover, Side { memory, pool, status, handle, commands, reports: reported, reversed: true, leased: HashMap::new() })
+}
+
+fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, DestinationCommand>) {
+    let (memory, status) = (memory(layout), Arc::new(StatusTable::new(SLOTS)));
+    let (commands, ring) = channels();
+    let (ends, ended) = channels();
+    let (reports, reported) = channels();
+    let links = DestinationLinks {
+        commands: ring,
+        ends,
+        reports,
+        engine: bell(),
+        ctl: bell(),
+        status: status.clone(),
+    };
+    let mover = DestinationMover::new(links, memory.clone(), 4, MoverRight::for_mover_thread());
+    let handle = Receiver {
+        status: status.clone(),
+        pages: memory.lists.clone(),
+        commands: commands.clone(),
+        ends: ended,
+        bell: bell(),
+    };
+    let pool = PagePool::new(memory.pages);
+    (mover, Side { memory, pool, status, handle, commands, reports: reported, reversed: false, leased: HashMap::new() })
+}
+
+impl<H, C> Side<H, C> {
+    /// A slot and pages for a request, leased.
+    fn take(&mut self, tokens: u32) -> ((SlotId, Generation, Vec<PageId>), Lease) {
+        let slot = self.free_slot();
+        let generation = self.status.open(slot);
+        let mut pages = Vec::new();
+        assert!(self.pool.allocate(self.memory.layout.pages_for(tokens), &mut pages));
+        if self.reversed {
+            pages.reverse();
+        }
+        let lease = self.pool.lease(slot, generation, &pages);
+        self.leased.insert(slot, pages.clone());
+        ((slot, generation, pages), lease)
+    }
+
+    fn free_slot(&self) -> SlotId {
+        let is_free =
+            |slot: &SlotId| self.status.load(*slot).state.is_terminal() && !self.leased.contains_key(slot);
+        (0..SLOTS as u32).map(SlotId).find(is_free).expect("a slot is free")
+    }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// (token, which head of it, offset in the region) of the first `tokens` tokens of a list of pages.
+fn elements(layout: &KvLayout, pages: &[PageId], tokens: u32) -> impl Iterator<Item = (u32, u32, usize)> {
+    let heads = layout.kv_heads;
+    let per_token = layout.layers * 2 * heads;
+    (0..tokens * per_token).map(move |i| {
+        let (token, element) = (i / per_token, i % per_token);
+        let (layer, which, head) = (element / (2 * heads), element / heads % 2, element % heads);
+        let which = if which == 0 { KeyValue::Key } else { KeyValue::Value };
+        let page = pages[(token / layout.page_size) as usize];
+        (token, element, layout.offset(page, layer, which, head, token % layout.page_size) as usize)
+    })
+}
+
+/// A byte of a room's KV.
+fn value(room: u64, token: u32, element: u32, byte: usize) -> u8 {
+    let seed = room ^ u64::from(token) << 32 ^ u64::from(element) << 16 ^ byte as u64;
+    (seed.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+}
+
+/// Fills whole pages with a room's KV.
+fn fill(memory: &Memory, pages: &[PageId], room: u64) {
+    let bytes = (memory.layout.head_dim as usize) * memory.layout.dtype.bytes() as usize;
+    for (token, element, at) in elements(&memory.layout, pages, pages.len() as u32 * memory.layout.page_size)
+    {
+        let head: Vec<u8> = (0..bytes).map(|i| value(room, token, element, i)).collect();
+        write(memory, at, &head);
+    }
+}
+
+#[allow(unsafe_code)]
+fn write(memory: &Memory, at: usize, bytes: &[u8]) {
+    assert!(at + bytes.len() <= memory.region.len());
+    // SAFETY: inside the region; no other thread runs.
+    unsafe { memory.region.base().add(at).as_ptr().copy_from(bytes.as_ptr(), bytes.len()) };
+}
+
+#[allow(unsafe_code)]
+fn read(memory: &Memory) -> Vec<u8> {
+    let mut bytes = vec![0; memory.region.len()];
+    // SAFETY: inside the region; no other thread runs.
+    unsafe { memory.region.base().as_ptr().copy_to(bytes.as_mut_ptr(), bytes.len()) };
+    bytes
+}

@@ -1,0 +1,255 @@
+//! Sets sessions up, as `ctl` would, and stands between their ends: a relay passes a stream on a few bytes
+//! at a time, holds it, cuts it, remembers it, adds to it.
+
+use crate::rig::{Rig, SLOTS};
+use baton::ids::SessionGeneration;
+use baton::sys::event::EventCounter;
+use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
+use baton::transfer::plan::Template;
+use baton::transfer::transport::fake::Fake;
+use baton::transfer::transport::faulty::Faulty;
+use baton::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
+use baton::transfer::transport::tcp::{FRAME_MAX, Preamble, TcpDestination, TcpSource};
+use baton::transfer::transport::{Arrival, DestinationHalf, SourceHalf};
+use baton::wire::message::Token;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::time::Duration;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Shm,
+    /// So many lanes.
+    Tcp(usize),
+    /// So many lanes with short frames, through relays that pass so many bytes at a time.
+    Relayed(usize, usize),
+    Fake,
+}
+
+/// What lies between the ends of a session.
+#[derive(Default)]
+pub struct Way {
+    pub relays: Vec<Relay>,
+}
+
+pub struct Relay {
+    ends: Option<(TcpStream, TcpStream)>,
+    bytes: usize,
+    pub hold: bool,
+    /// All that went by, after the preamble.
+    pub passed: Vec<u8>,
+}
+
+/// Short enough that a chunk takes several.
+const SHORT_FRAME: u64 = 300;
+
+impl Way {
+    pub fn open(rig: &mut Rig, session: SessionId, kind: Kind) -> Way {
+        let template = template(rig);
+        match kind {
+            Kind::Shm => Way::shm(rig, session, template),
+            Kind::Fake => {
+                open_source(rig, session, Fake);
+                open_destination(rig, session, Fake);
+                Way::default()
+            }
+            Kind::Tcp(lanes) => Way::tcp(rig, session, template, lanes, None),
+            Kind::Relayed(lanes, bytes) => Way::tcp(rig, session, template, lanes, Some(bytes)),
+        }
+    }
+
+    fn shm(rig: &mut Rig, session: SessionId, template: Template) -> Way {
+        let memory = &rig.source.memory;
+        let (ring, cursor) = (ShmRing::new().unwrap(), ShmCursor::new().unwrap());
+        let shown = cursor.descriptors(&EventCounter::new().unwrap()).unwrap();
+        let descriptors = ring.descriptors(memory).unwrap();
+        let shape = PeerShape {
+            pool_bytes: memory.region.len() as u64,
+            pages: memory.pages,
+            lists: memory.lists.shape(),
+        };
+        let page_size = memory.layout.page_size;
+        let destination = cursor.connect(descriptors, &shape, page_size, template).unwrap();
+        let source = ring.connect(shown).unwrap();
+        open_source(rig, session, source);
+        open_destination(rig, session, destination);
+        Way::default()
+    }
+
+    fn tcp(
+        rig: &mut Rig,
+        session: SessionId,
+        template: Template,
+        lanes: usize,
+        relayed: Option<usize>,
+    ) -> Way {
+        let (mut dialled, mut accepted, mut relays) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..lanes {
+            let (near, far) = pair();
+            dialled.push(near);
+            accepted.push(match relayed {
+                None => far,
+                Some(bytes) => {
+                    let (down, end) = pair();
+                    far.set_nonblocking(true).unwrap();
+                    down.set_nonblocking(true).unwrap();
+                    relays.push(Relay { ends: Some((far, down)), bytes, hold: false, passed: Vec::new() });
+                    end
+                }
+            });
+        }
+        let id = (Token([7; 16]), SessionGeneration(5));
+        let source = TcpSource::new(dialled, id, template.clone(), SLOTS, rig.waits[0].clone()).unwrap();
+        let frame = relayed.map_or(FRAME_MAX, |_| SHORT_FRAME);
+        open_source(rig, session, source.with_frames_of(frame));
+        open_destination(rig, session, TcpDestination::new(template, lanes, SLOTS, rig.waits[1].clone()));
+        for (lane, stream) in accepted.into_iter().enumerate() {
+            if let Some(relay) = relays.get_mut(lane) {
+                relay.pass_preamble();
+            }
+            let arrival = prove(stream, lane, lanes);
+            rig.destination.commands.send(DestinationCommand::Join { session, arrival }).unwrap();
+        }
+        rig.step_destination();
+        Way { relays }
+    }
+
+    pub fn step(&mut self) -> bool {
+        self.relays.iter_mut().fold(false, |moved, relay| moved | relay.step())
+    }
+
+    pub fn hold(&mut self, hold: bool) {
+        self.relays.iter_mut().for_each(|relay| relay.hold = hold);
+    }
+}
+
+/// What `ctl` does with a stream on the data port.
+pub fn prove(mut stream: TcpStream, lane: usize, lanes: usize) -> Arrival {
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let mut bytes = [0; Preamble::BYTES];
+    stream.read_exact(&mut bytes).unwrap();
+    let preamble = Preamble::parse(&bytes).unwrap();
+    let (token, session) = (Token([7; 16]), SessionGeneration(5));
+    assert_eq!(preamble, Preamble { token, session, lane: lane as u16, lanes: lanes as u16 });
+    Arrival { lane: lane as u16, stream, early: Vec::new() }
+}
+
+pub fn open_source(rig: &mut Rig, session: SessionId, half: impl SourceHalf + 'static) {
+    let binding = Box::new(Faulty::source(half, rig.scripts[0].clone()));
+    rig.source.commands.send(SourceCommand::Open { session, binding }).unwrap();
+    rig.step_source();
+}
+
+pub fn open_destination(rig: &mut Rig, session: SessionId, half: impl DestinationHalf + 'static) {
+    let binding = Box::new(Faulty::destination(half, rig.scripts[1].clone()));
+    let generation = SessionGeneration(5);
+    rig.destination.commands.send(DestinationCommand::Open { session, generation, binding }).unwrap();
+    rig.step_destination();
+}
+
+/// A source's half over streams that nobody has proven.
+pub fn open_tcp_source(rig: &mut Rig, session: SessionId, streams: Vec<TcpStream>) {
+    let id = (Token([7; 16]), SessionGeneration(5));
+    let half = TcpSource::new(streams, id, template(rig), SLOTS, rig.waits[0].clone()).unwrap();
+    open_source(rig, session, half);
+}
+
+/// A session of one lane, whose stream has not been read.
+pub fn open_tcp_without_lane(rig: &mut Rig, session: SessionId) -> TcpStream {
+    let (near, far) = pair();
+    open_tcp_source(rig, session, vec![near]);
+    let half = TcpDestination::new(template(rig), 1, SLOTS, rig.waits[1].clone());
+    open_destination(rig, session, half);
+    far
+}
+
+pub fn read_some(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
+    let mut read = vec![0; bytes];
+    stream.read_exact(&mut read).unwrap();
+    read
+}
+
+fn template(rig: &Rig) -> Template {
+    Template::new(&rig.source.memory.layout, &rig.destination.memory.layout).unwrap()
+}
+
+/// Both ends of a loopback connection.
+pub fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let far = listener.accept().unwrap().0;
+    [&near, &far].map(narrow);
+    (near, far)
+}
+
+/// Little room in the kernel, so that streams fill up and writes come in parts.
+#[allow(unsafe_code)]
+fn narrow(stream: &TcpStream) {
+    let bytes: libc::c_int = 32 << 10;
+    for option in [libc::SO_SNDBUF, libc::SO_RCVBUF] {
+        // SAFETY: an open socket and a live integer of the length given.
+        let set = unsafe {
+            let value = std::ptr::from_ref(&bytes).cast();
+            libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, value, size_of_val(&bytes) as u32)
+        };
+        assert_eq!(set, 0);
+    }
+}
+
+impl Relay {
+    fn step(&mut self) -> bool {
+        if self.hold {
+            return false;
+        }
+        let Some((up, down)) = &mut self.ends else { return false };
+        let mut bytes = vec![0; self.bytes];
+        let moved = match up.read(&mut bytes) {
+            Ok(read @ 1..) => {
+                self.passed.extend(&bytes[..read]);
+                down.write_all(&bytes[..read]).is_ok().then_some(true)
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let closed = down.read(&mut [0]).err().map(|error| error.kind());
+                (closed == Some(ErrorKind::WouldBlock)).then_some(false)
+            }
+            _ => None,
+        };
+        moved.unwrap_or_else(|| {
+            self.cut();
+            true
+        })
+    }
+
+    /// Both streams close.
+    pub fn cut(&mut self) {
+        self.ends = None;
+    }
+
+    /// Bytes from nowhere, to the destination.
+    pub fn inject(&mut self, bytes: &[u8]) {
+        if let Some((_, down)) = &mut self.ends {
+            // The destination may have hung up on what came before.
+            let _ = down.write_all(bytes);
+        }
+    }
+
+    /// What the source has sent, instead of passing it.
+    pub fn take(&mut self, bytes: usize) -> Vec<u8> {
+        let (up, _) = self.ends.as_mut().unwrap();
+        up.set_nonblocking(false).unwrap();
+        let taken = read_some(up, bytes);
+        up.set_nonblocking(true).unwrap();
+        taken
+    }
+
+    fn pass_preamble(&mut self) {
+        let (up, down) = self.ends.as_mut().unwrap();
+        up.set_nonblocking(false).unwrap();
+        up.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        let mut preamble = [0; Preamble::BYTES];
+        up.read_exact(&mut preamble).unwrap();
+        down.write_all(&preamble).unwrap();
+        up.set_nonblocking(true).unwrap();
+    }
+}

@@ -92,7 +92,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
-    let mut process = Process::new(&loaded, ctl.clone())?;
+    let mut process = Process::new(&loaded, &config.worker.model.served_names[0], ctl.clone())?;
     let placement = match config.layout {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
         WorkerLayout::Split { prefill, decode, .. } => Placement::Split {
@@ -220,7 +220,7 @@ struct Process {
 }
 
 impl Process {
-    fn new(loaded: &Loaded, ctl: Arc<Bell>) -> Result<Process, RoleError> {
+    fn new(loaded: &Loaded, model_name: &str, ctl: Arc<Bell>) -> Result<Process, RoleError> {
         let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
         let unpark = engine_thread.clone();
         let engine_bell = Arc::new(Bell::new(move || {
@@ -241,7 +241,7 @@ impl Process {
             ctl,
             registry: Registry::default(),
             watched: Vec::new(),
-            model_name: String::new(),
+            model_name: model_name.to_owned(),
         })
     }
 

@@ -5,6 +5,7 @@
 //! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role`.
 
 pub mod cause;
+pub mod cluster;
 pub mod config;
 pub mod doctor;
 pub mod front;

@@ -194,3 +194,23 @@ pub const DUMMY_LAYERS_MAX: usize = 1024;
 /// Elements of its largest tensor, which is held in memory; embeddings of the largest published models
 /// have two thousand million.
 pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
+/// Unix connections that pass descriptors, at a time; each lives for milliseconds.
+pub const PASSING_CONNECTIONS_MAX: usize = 64;
+/// From a control connection's first byte to its proof.
+pub const PEER_PROOF_TIME_MAX: Duration = Duration::from_secs(1);
+/// How often a quiet link is asked for a sign of life.
+pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
+/// How long a link may be silent before its peer counts as dead: four PINGs.
+pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(2);
+/// Control connections accepted at a time: decode workers of a large cluster.
+pub const CONTROL_CONNECTIONS_MAX: usize = 1024;
+/// Bytes of a registry's answer; a topology takes some 500.
+pub const REGISTRY_ANSWER_MAX: usize = 64 << 10;
+/// Ranks of one prefill worker in its registry.
+pub const REGISTRY_RANKS_MAX: usize = 4096;
+/// Rooms whose data-parallel rank is remembered, and for how long: SGLang's figure.
+pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
+/// See [`REGISTRY_ROOMS_MAX`].
+pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
+/// How long an engine's progress counter may stand still: many times the longest layer of a forward pass.
+pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);

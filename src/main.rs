@@ -37,10 +37,10 @@ fn main() -> ExitCode {
 fn run(command: &Command) -> ExitCode {
     let ended = match command {
         Command::Serve(config) => role::serve(config),
-        Command::Prefill(_) | Command::Decode(_) | Command::Router(_) => {
-            eprintln!(
-                "error: this version has `baton serve` alone; separate processes come with a later one"
-            );
+        Command::Prefill(config) => role::prefill(config),
+        Command::Decode(config) => role::decode(config),
+        Command::Router(_) => {
+            eprintln!("error: `baton router` comes with a later version");
             return ExitCode::FAILURE;
         }
     };

@@ -3,20 +3,28 @@
 //! `serve`: `ctl` (this thread), one `engine` that steps all workers with a team of compute threads, one
 //! `move`, one `tok`. No logic here: a role is what exists and who is connected to whom.
 
-use crate::config::resolved::{self, ServeConfig, Transfer, WorkerConfig, WorkerLayout};
+use crate::cluster::registry::{Registration, Registry};
+use crate::config::resolved::{
+    self, ChunkConfig, DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerConfig,
+    WorkerLayout,
+};
+use crate::front::bootstrap::Bootstrap;
+use crate::front::directory::Directory;
 use crate::front::generations::{Generations, Placement, Terms};
-use crate::front::handoff::{Handoff, Member, Offer, Role};
+use crate::front::handoff::{Handoff, Member, Offer, Role, random};
 use crate::front::openai::Sampling;
-use crate::front::routes::{About, Routes};
+use crate::front::passing::Passing;
+use crate::front::peers::{self, Peers};
+use crate::front::routes::{About, Mode, Routes};
 use crate::front::service::{End, Service};
 use crate::front::telemetry::{Telemetry, Watched};
 use crate::front::text::{Text, TextQueue};
 use crate::front::worker::{Ring, Worker};
-use crate::ids::WorkerId;
+use crate::ids::{Peer, WorkerId};
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
-use crate::limits::{SESSIONS_MAX, TOKENISE_QUEUE_MAX};
+use crate::limits::{CONTROL_CONNECTIONS_MAX, SESSIONS_MAX, TOKENISE_QUEUE_MAX};
 use crate::model::config::{Architecture, ModelConfig};
 use crate::model::forward::cpu::{CpuModel, CpuOptions};
 use crate::model::open::{LoadFormat, ModelFiles};
@@ -25,11 +33,11 @@ use crate::model::weights::LoadError;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::obs::metrics::{EngineType, WorkerMetrics};
-use crate::obs::registry::Registry;
+use crate::obs::registry as figures;
 use crate::sched::config::SchedConfig;
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::{self, Engine};
-use crate::sched::mail::Mail;
+use crate::sched::mail::{Mail, events_per_turn};
 use crate::sched::mailbox::Command;
 use crate::sched::mixed::MixedWorker;
 use crate::sched::prefill::PrefillWorker;
@@ -46,11 +54,13 @@ use crate::transfer::mover::{Mover, Waiter};
 use crate::transfer::pages::PageLists;
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::wire::message::{Fingerprint, HostId, Transport};
+use crate::wire::auth::ClusterKey;
+use crate::wire::message::{self as wire, Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
@@ -88,11 +98,21 @@ impl From<LoadError> for RoleError {
 /// Serves a model in this process until it is told to stop.
 pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
-    let loaded = Loaded::open(&config.worker, config)?;
+    let transports = match config.layout {
+        WorkerLayout::Mixed => Vec::new(),
+        WorkerLayout::Split { transfer: Transfer::Auto | Transfer::Shm, .. } => vec![Transport::Shm],
+        WorkerLayout::Split { transfer: Transfer::Fake, .. } => vec![Transport::Fake],
+        WorkerLayout::Split { transfer: Transfer::Tcp, .. } => {
+            let reason =
+                "tcp between workers of one process is not supported; use shm, or separate processes";
+            return Err(RoleError::Config("--transfer", reason.into()));
+        }
+    };
+    let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
     let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
-    let mut process = Process::new(&loaded, &config.worker.model.served_names[0], ctl.clone())?;
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let placement = match config.layout {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
         WorkerLayout::Split { prefill, decode, .. } => Placement::Split {
@@ -100,17 +120,131 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
             decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
         },
     };
-    let running = process.start(loaded, &config.worker, placement, reactor, ctl)?;
-    let address = running.service.address();
+    let running = process.start(
+        loaded,
+        &config.worker,
+        placement,
+        About::mode_of(EngineType::Unified),
+        reactor,
+        ctl,
+    )?;
+    running.announce_ready(&config.worker, begun);
+    running.run()
+}
+
+/// Reads prompts for decode workers of other processes.
+pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
+    let begun = Instant::now();
+    let transports = transports(config.handoff.transfer)?;
+    let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
+    let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let waker = reactor.waker();
+    let ctl = Arc::new(Bell::new(move || waker.wake()));
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
+    let placement = Placement::Prefill(process.add_prefill(&loaded)?);
+    let host = config.worker.front.host;
+    let listen = |reactor: &mut Reactor, port: u16, what: &'static str| {
+        let address = SocketAddr::new(host, port);
+        let listener = reactor.listen(&address.into(), CONTROL_CONNECTIONS_MAX);
+        listener.map_err(|error| RoleError::Io(what, error))
+    };
+    let control = listen(&mut reactor, config.control_port, "cannot listen on the control port")?;
+    let registry = listen(&mut reactor, config.bootstrap_port, "cannot listen on the bootstrap port")?;
+    let control_port = reactor.local_address(control).map_or(0, |address| address.port());
+    let bootstrap_port = reactor.local_address(registry).map_or(0, |address| address.port());
+    let mut passing = Passing::default();
+    passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
+    let registration = registration(config, &loaded, control_port);
+    let mode = Mode { bootstrap_port: Some(bootstrap_port), ..About::mode_of(EngineType::Prefill) };
+    let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
+    let mut table = Registry::default();
+    table.register(registration).map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
+    let key = config.handoff.cluster_key.clone();
+    let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
+    let peers = Peers::new(identity, Some(control), Directory::new(Vec::new()), passing);
+    running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
     event!(
         Info,
         "ctl",
-        "ready",
-        address = address.map_or("?".into(), |address| address.to_string()),
-        model = config.worker.model.served_names[0],
-        seconds = format!("{:.2}", begun.elapsed().as_secs_f64()),
+        "control links are taken",
+        control_port = control_port,
+        bootstrap_port = bootstrap_port
     );
+    running.announce_ready(&config.worker, begun);
     running.run()
+}
+
+/// Takes over from prefill workers of other processes.
+pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
+    let begun = Instant::now();
+    let transports = transports(config.handoff.transfer)?;
+    let fake_always = transports == [Transport::Fake];
+    let loaded = Loaded::open(&config.worker, None, transports)?;
+    let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let waker = reactor.waker();
+    let ctl = Arc::new(Bell::new(move || waker.wake()));
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
+    let fake_bootstrap = config.handoff.fake_bootstrap || fake_always;
+    let worker = process.add_decode(&loaded)?;
+    let placement = Placement::Decode { worker, fake_bootstrap, fake_always };
+    let mode = About::mode_of(EngineType::Decode);
+    let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
+    let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff)?;
+    let directory = Directory::new(config.bootstrap_allow.clone());
+    running.service.join(Peers::new(identity, None, directory, Passing::default()), None);
+    running.announce_ready(&config.worker, begun);
+    running.run()
+}
+
+/// Which transports a worker offers or takes, best first.
+fn transports(asked: Transfer) -> Result<Vec<Transport>, RoleError> {
+    match asked {
+        Transfer::Auto | Transfer::Shm => Ok(vec![Transport::Shm]),
+        Transfer::Fake => Ok(vec![Transport::Fake]),
+        Transfer::Tcp => Err(RoleError::Config("--transfer", "tcp is not supported by this version".into())),
+    }
+}
+
+/// What the registry tells of this worker.
+fn registration(config: &PrefillConfig, loaded: &Loaded, control_port: u16) -> Registration {
+    let front = &config.worker.front;
+    let rank_ip = config.handoff.advertise_host.clone().unwrap_or_else(|| front.host.to_string());
+    Registration {
+        attn_tp_size: 1,
+        attn_tp_rank: 0,
+        attn_cp_size: 1,
+        attn_cp_rank: 0,
+        attn_dp_size: 1,
+        attn_dp_rank: 0,
+        pp_size: 1,
+        pp_rank: 0,
+        system_dp_size: 1,
+        system_dp_rank: 0,
+        rank_ip,
+        rank_port: control_port,
+        page_size: loaded.layout.page_size,
+        kv_cache_dtype: loaded.layout.dtype.name().into(),
+        load_balance_method: "follow_bootstrap_room".into(),
+        decode_allocation_policy: "early".into(),
+        prefill_http_port: Some(front.port),
+        control_host: config.handoff.advertise_host.clone(),
+        control_port: Some(control_port),
+    }
+}
+
+/// Who this process is to its peers: named by its address and role, with a fresh incarnation.
+fn peer_identity(
+    role: wire::Role,
+    address: Option<SocketAddr>,
+    handoff: &HandoffConfig,
+) -> Result<peers::Identity, RoleError> {
+    let name = format!("{role:?} {address:?} {:?}", handoff.advertise_host);
+    let digest = Sha256::digest(name.as_bytes());
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    let key = handoff.cluster_key.as_ref().map(|key| ClusterKey::new(key.bytes())).transpose();
+    let key = key.map_err(|_| RoleError::Config("--cluster-key-file", "the key is too short".into()))?;
+    Ok(peers::Identity { peer: Peer { id, incarnation: random() }, role, key })
 }
 
 /// A model in memory and what follows from it.
@@ -127,7 +261,12 @@ struct Loaded {
 }
 
 impl Loaded {
-    fn open(worker: &WorkerConfig, config: &ServeConfig) -> Result<Loaded, RoleError> {
+    /// `chunks` is of roles that read prompts.
+    fn open(
+        worker: &WorkerConfig,
+        chunks: Option<ChunkConfig>,
+        transports: Vec<Transport>,
+    ) -> Result<Loaded, RoleError> {
         let format = match worker.model.load_format {
             resolved::LoadFormat::Auto => LoadFormat::Auto,
             resolved::LoadFormat::Dummy => LoadFormat::Dummy,
@@ -147,9 +286,9 @@ impl Loaded {
         }
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
-            max_prefill_tokens: config.chunks.max_prefill_tokens,
-            chunked_prefill_size: config.chunks.chunked_prefill_size,
-            chunk_ms: config.chunks.chunk_ms,
+            max_prefill_tokens: chunks.map_or(1, |chunks| chunks.max_prefill_tokens),
+            chunked_prefill_size: chunks.map_or(1, |chunks| chunks.chunked_prefill_size),
+            chunk_ms: chunks.map_or(0, |chunks| chunks.chunk_ms),
             page_size: worker.kv.page_size,
             context: context as u32,
             vocab: model.vocab as u32,
@@ -183,12 +322,6 @@ impl Loaded {
         );
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
         let slots = (worker.max_running_requests + worker.max_queued_requests) as usize;
-        let transports = match config.layout {
-            WorkerLayout::Mixed => Vec::new(),
-            WorkerLayout::Split { transfer: Transfer::Auto | Transfer::Shm, .. } => vec![Transport::Shm],
-            WorkerLayout::Split { transfer: Transfer::Fake, .. } => vec![Transport::Fake],
-            WorkerLayout::Split { transfer: Transfer::Tcp, .. } => vec![Transport::Tcp],
-        };
         let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
         Ok(Loaded { files, forward, sched, layout, pages, slots, fingerprint, transports, spin })
     }
@@ -200,6 +333,7 @@ impl Loaded {
             pages: self.pages,
             pool_bytes: memory.region.len() as u64,
             slots: self.slots as u32,
+            host: host_id(),
         }
     }
 }
@@ -214,13 +348,13 @@ struct Process {
     engine_bell: Arc<Bell>,
     engine_thread: Arc<OnceLock<Thread>>,
     ctl: Arc<Bell>,
-    registry: Registry,
+    registry: figures::Registry,
     watched: Vec<Watched>,
     model_name: String,
 }
 
 impl Process {
-    fn new(loaded: &Loaded, model_name: &str, ctl: Arc<Bell>) -> Result<Process, RoleError> {
+    fn new(loaded: &Loaded, config: &WorkerConfig, ctl: Arc<Bell>) -> Result<Process, RoleError> {
         let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
         let unpark = engine_thread.clone();
         let engine_bell = Arc::new(Bell::new(move || {
@@ -239,9 +373,9 @@ impl Process {
             engine_bell,
             engine_thread,
             ctl,
-            registry: Registry::default(),
+            registry: figures::Registry::default(),
             watched: Vec::new(),
-            model_name: model_name.to_owned(),
+            model_name: config.model.served_names[0].clone(),
         })
     }
 
@@ -356,21 +490,24 @@ impl Process {
         loaded: Loaded,
         config: &WorkerConfig,
         placement: Placement,
+        mode: Mode,
         reactor: Reactor,
         ctl: Arc<Bell>,
     ) -> Result<Running, RoleError> {
         let stop = Arc::new(AtomicBool::new(false));
         let (events, events_in) =
-            channel::bounded(event_ring(&loaded.sched, loaded.slots * self.members.len()));
+            channel::bounded(event_ring(loaded.slots * self.members.len()));
         let mail = Mail::new(self.engine_commands.1, events, ctl.clone());
         let io = |error| RoleError::Io("cannot start a thread", error);
         let Loaded { files, forward, sched, layout, pages, transports, spin, .. } = loaded;
         let mut threads = Vec::new();
+        let progress;
         {
             let (workers, bell, stop, cell) =
                 (self.workers, self.engine_bell.clone(), stop.clone(), self.engine_thread);
             let spins = if spin { ENGINE_SPINS } else { 0 };
             let mut engine = Engine::new(&sched, workers, Box::new(forward), mail, Box::new(Instant::now));
+            progress = engine.progress().clone();
             threads.push(
                 thread::Builder::new()
                     .name("engine".into())
@@ -393,7 +530,7 @@ impl Process {
         }
         let text = Arc::new(Text { tokenizer: files.tokenizer, chat: files.chat_template.ok() });
         let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
-        let handoff = Handoff::new(self.members, Offer { transports, host: host_id() });
+        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data: None });
         let terms = Terms {
             names: config.model.served_names.clone(),
             context: sched.context as usize,
@@ -402,14 +539,21 @@ impl Process {
         };
         let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
         let generations = Generations::new(terms, text, queue, handoff, metrics);
-        let about =
-            about(config, &files.config, &files.sampling, &sched, pages as usize * layout.page_size as usize);
+        let pool_tokens = pages as usize * layout.page_size as usize;
+        let about = about(config, &files.config, &files.sampling, &sched, pool_tokens, mode);
         let telemetry = Telemetry::new(self.registry, self.watched);
         let routes = Routes::new(about, config.front.api_keys.clone(), telemetry);
         let address = config.front.address();
-        let service =
-            Service::new(reactor, address, generations, routes, vec![events_in], ctl, Instant::now())
-                .map_err(|error| RoleError::Io("cannot listen for HTTP", error))?;
+        let service = Service::new(
+            reactor,
+            address,
+            generations,
+            routes,
+            (vec![events_in], progress),
+            ctl,
+            Instant::now(),
+        )
+        .map_err(|error| RoleError::Io("cannot listen for HTTP", error))?;
         Ok(Running { service, stop, bells: vec![self.engine_bell, mover_bell], threads })
     }
 }
@@ -426,6 +570,17 @@ struct Running {
 }
 
 impl Running {
+    fn announce_ready(&self, config: &WorkerConfig, begun: Instant) {
+        event!(
+            Info,
+            "ctl",
+            "ready",
+            address = self.service.address().map_or("?".into(), |address| address.to_string()),
+            model = config.model.served_names[0],
+            seconds = format!("{:.2}", begun.elapsed().as_secs_f64()),
+        );
+    }
+
     fn run(self) -> Result<End, RoleError> {
         let ended = self.service.run().map_err(|error| RoleError::Io("the reactor failed", error));
         self.stop.store(true, Ordering::Release);
@@ -446,10 +601,9 @@ fn mover_ring(slots: usize) -> usize {
     slots * 4 + SESSIONS_MAX + 64
 }
 
-/// A step's tokens and every slot's Finished and Released at once, twice over, so that `ctl` may be a turn
-/// behind.
-fn event_ring(sched: &SchedConfig, slots: usize) -> usize {
-    2 * (sched.max_running * 2 + slots * 4) + 64
+/// What one turn may tell, twice over, so that `ctl` may be a turn behind.
+fn event_ring(slots: usize) -> usize {
+    2 * events_per_turn(slots)
 }
 
 fn kv_memory(memory: &Memory) -> KvMemory {
@@ -487,9 +641,12 @@ fn fingerprint(files: &ModelFiles, kernels: &str) -> Fingerprint {
     }
 }
 
-/// The kernel's boot id: the same in all processes of one running host.
+/// The kernel's boot id and the network namespace: the same in all processes that can pass each other
+/// descriptors over an abstract unix socket.
 fn host_id() -> HostId {
-    let id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let mut id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    id.extend_from_slice(namespace.as_os_str().as_encoded_bytes());
     let digest = Sha256::digest(&id);
     let mut host = [0; 16];
     host.copy_from_slice(&digest[..16]);
@@ -502,6 +659,7 @@ fn about(
     advised: &crate::model::hf::config::SamplingDefaults,
     sched: &SchedConfig,
     pool_tokens: usize,
+    mode: Mode,
 ) -> About {
     let (model_type, architecture) = match model.architecture {
         Architecture::Llama => ("llama", "LlamaForCausalLM"),
@@ -513,8 +671,8 @@ fn about(
         model_path: config.model.path.display().to_string(),
         model_type,
         architectures: vec![architecture.into()],
-        mode: "null",
-        bootstrap_port: None,
+        mode: mode.name,
+        bootstrap_port: mode.bootstrap_port,
         pool_tokens,
         page_size: sched.page_size as usize,
         max_running: sched.max_running,

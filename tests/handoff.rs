@@ -82,6 +82,7 @@ fn identity(memory: &Memory) -> Identity {
         pages: memory.pages,
         pool_bytes: memory.region.len() as u64,
         slots: SLOTS as u32,
+        host: HostId([7; 16]),
     }
 }
 
@@ -178,7 +179,8 @@ impl Cluster {
             memory: destination,
             commands: engines[1].1.clone(),
         };
-        let handoff = Handoff::new(members, Offer { transports: vec![transport], host: HostId([7; 16]) });
+        let handoff =
+            Handoff::new(members, Offer { transports: vec![transport], host: HostId([7; 16]), data: None });
         Cluster { handoff, mover, prefill, decode, now: Instant::now() }
     }
 

@@ -6,14 +6,16 @@
 //! Not here: HTTP framing (`connections`), the hand-off's protocol (`handoff`).
 
 use crate::cause::Cause;
+use crate::config::resolved::BOOTSTRAP_PORT;
 use crate::front::connections::{Answer, Connections};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
-use crate::front::handoff::{Handoff, Source, prompt_of, room_of};
+use crate::front::handoff::{self, Handoff, Source, prompt_of, room_of};
 use crate::front::openai::render::{Renderer, Timings};
-use crate::front::openai::{ApiError, GenerateRequest};
+use crate::front::openai::{ApiError, Bootstrap, GenerateRequest};
 use crate::front::text::{Job, Text, TextQueue, Tokenised, prompt_param};
 use crate::ids::{RequestId, Room, WorkerId};
 use crate::limits::REQUEST_TIME_MAX;
+use crate::model::logprobs::Sampled;
 use crate::model::sampler::SamplingParams;
 use crate::net::{ConnId, Reactor};
 use crate::obs::metrics::{Stages, WorkerMetrics};
@@ -36,7 +38,21 @@ pub enum Placement {
     },
     /// One worker, no hand-off.
     Mixed(Vec<WorkerId>),
+    /// This process reads prompts for decode workers elsewhere; a router names the room.
+    Prefill(WorkerId),
+    /// This process takes over from prefill workers elsewhere; a router names them and the room.
+    Decode {
+        /// The worker.
+        worker: WorkerId,
+        /// Whether the bootstrap host 2.2.2.2 is the fake source.
+        fake_bootstrap: bool,
+        /// Every source is the fake one.
+        fake_always: bool,
+    },
 }
+
+/// SGLang's name for a prefill worker that is none.
+const FAKE_HOST: &str = "2.2.2.2";
 
 /// What is true of the model and the process for every request.
 #[derive(Clone, Debug)]
@@ -78,6 +94,8 @@ enum Part {
     Prefill,
     /// Its tokens are the answer.
     Visible,
+    /// Its token is the answer once its KV is with the destination.
+    Held,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,6 +109,8 @@ struct Leg {
     finished: bool,
     /// When its last token came.
     last_token: Option<Instant>,
+    /// The token of a `Held` leg.
+    held: Option<Sampled>,
 }
 
 /// All requests for text of this process.
@@ -170,6 +190,11 @@ impl Generations {
     /// Requests that are not answered or still hold a slot.
     pub fn is_idle(&self) -> bool {
         self.live.is_empty() && self.legs.is_empty()
+    }
+
+    /// The workers and their protocol, to be told of other processes.
+    pub fn handoff_mut(&mut self) -> &mut Handoff {
+        &mut self.handoff
     }
 
     /// The workers and their protocol.
@@ -258,6 +283,9 @@ impl Generations {
                 let Some(leg) = self.legs.get_mut(&request) else { return };
                 if let Some(last) = leg.last_token.replace(way.now) {
                     self.metrics[leg.worker.index()].next_token(way.now.saturating_duration_since(last));
+                }
+                if leg.part == Part::Held {
+                    leg.held = Some(sampled);
                 }
                 let leg = *leg;
                 if leg.part == Part::Visible {
@@ -367,6 +395,21 @@ impl Generations {
     ) -> Result<(), ApiError> {
         self.turn += 1;
         match self.terms.placement.clone() {
+            Placement::Prefill(worker) => {
+                let met = self.bootstrap(exchange, choice)?;
+                let request = self.request(exchange, sample, worker, met.room, ids, Some(1))?;
+                self.start(exchange, choice, Part::Held, request, None, None, now);
+            }
+            Placement::Decode { worker, fake_bootstrap, fake_always } => {
+                let met = self.bootstrap(exchange, choice)?;
+                let host = met.host.unwrap_or_else(|| "127.0.0.1".into());
+                let source = match fake_always || (fake_bootstrap && host == FAKE_HOST) {
+                    true => Source::Fake,
+                    false => Source::Remote { host, port: met.port.unwrap_or(BOOTSTRAP_PORT) },
+                };
+                let request = self.request(exchange, sample, worker, met.room, ids, None)?;
+                self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
+            }
             Placement::Mixed(workers) => {
                 let worker = self.roomiest(&workers)?;
                 let request = self.request(exchange, sample, worker, Room(0), ids, None)?;
@@ -391,6 +434,18 @@ impl Generations {
             }
         }
         Ok(())
+    }
+
+    /// Where the two legs of a choice meet, as the router said.
+    fn bootstrap(&self, exchange: u64, choice: usize) -> Result<Bootstrap, ApiError> {
+        let live = self.live.get(&exchange);
+        let met = live.and_then(|live| live.request.bootstrap.as_ref()?.get(choice).cloned());
+        met.ok_or_else(|| {
+            ApiError::invalid(
+                "bootstrap_room",
+                "is needed: this worker takes part in a hand-off and serves no request alone",
+            )
+        })
     }
 
     /// The worker with most free slots; of equals, in turn.
@@ -460,7 +515,17 @@ impl Generations {
         let (id, worker) = (request.id, request.worker);
         self.legs.insert(
             id,
-            Leg { exchange, choice, part, worker, slot, partner, finished: false, last_token: None },
+            Leg {
+                exchange,
+                choice,
+                part,
+                worker,
+                slot,
+                partner,
+                finished: false,
+                last_token: None,
+                held: None,
+            },
         );
         if let Some(live) = self.live.get_mut(&exchange) {
             live.legs.push(id);
@@ -468,7 +533,7 @@ impl Generations {
         self.handoff.submit(request, source, now);
     }
 
-    fn token(&mut self, leg: &Leg, sampled: &crate::model::logprobs::Sampled, way: &mut Way<'_>) {
+    fn token(&mut self, leg: &Leg, sampled: &Sampled, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let Some(exchange) = live.exchange.as_mut() else { return };
         let mut out = Vec::new();
@@ -509,8 +574,12 @@ impl Generations {
         let times = &mut live.timings[leg.choice];
         match leg.part {
             Part::Prefill => times.prefill = Some(*stamps),
-            Part::Visible => times.decode = Some(*stamps),
+            Part::Visible | Part::Held => times.decode = Some(*stamps),
         }
+        if let (Some(sampled), None) = (leg.held, failure) {
+            self.token(&leg, &sampled, way);
+        }
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         match (leg.part, failure) {
             (Part::Prefill, None) => {}
             // Before its last post, prefill's failure is decode's as well; later it is decode's to find out.
@@ -519,8 +588,8 @@ impl Generations {
                     self.end_partner(&leg, cause);
                 }
             }
-            (Part::Visible, None) => self.end_choice(&leg, outcome, cached, way),
-            (Part::Visible, Some(cause)) => {
+            (Part::Visible | Part::Held, None) => self.end_choice(&leg, outcome, cached, way),
+            (Part::Visible | Part::Held, Some(cause)) => {
                 self.end_partner(&leg, cause);
                 let ended =
                     self.live.get(&leg.exchange).is_some_and(|live| live.timings[leg.choice].ended.is_some());
@@ -644,7 +713,7 @@ impl Generations {
 
     fn first_timings(&self, live: &Live) -> Timings {
         let first =
-            live.legs.iter().filter_map(|leg| self.legs.get(leg)).find(|leg| leg.part == Part::Visible);
+            live.legs.iter().filter_map(|leg| self.legs.get(leg)).find(|leg| leg.part != Part::Prefill);
         first.map(|leg| self.timings(leg)).unwrap_or_default()
     }
 
@@ -733,8 +802,5 @@ fn error_of(cause: Cause) -> ApiError {
 
 /// 64 bits for rooms and seeds.
 fn random() -> u64 {
-    let mut bytes = [0; 8];
-    // The kernel's generator does not fail once it is seeded; a constant seed then is still a valid one.
-    let _ = getrandom::fill(&mut bytes);
-    u64::from_le_bytes(bytes)
+    u64::from_le_bytes(handoff::random())
 }

@@ -8,6 +8,8 @@ use crate::cause::Cause;
 use crate::front::worker::{DestinationRing, Reports, SourceRing, Worker};
 use crate::ids::{Room, SessionGeneration, WorkerId};
 use crate::kv::layout::KvLayout;
+use crate::net::ConnId;
+use crate::obs::log::event;
 use crate::sched::mailbox::Command;
 use crate::sched::request::Request;
 use crate::sys::event::EventCounter;
@@ -17,11 +19,14 @@ use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::manager::source::{self, SourceEffects, SourceManager};
 use crate::transfer::plan::Template;
-use crate::transfer::transport::fake::Fake;
 use crate::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
+use crate::transfer::transport::{DestinationBinding, SourceBinding, fake::Fake};
 use crate::wire::Multipart;
-use crate::wire::message::{HostId, Message, Rank, RegionLengths, ShmGrant, SocketName, Token, Transport};
+use crate::wire::message::{
+    HostId, Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
+};
 use std::collections::{HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::time::Instant;
 
 /// Where a decode worker reaches a prefill worker.
@@ -29,6 +34,15 @@ use std::time::Instant;
 pub enum Source {
     /// A worker of this process.
     Local(WorkerId),
+    /// Nobody: the transport is fake, and so is its source.
+    Fake,
+    /// A worker whose registry answers at this host and port.
+    Remote {
+        /// As in `bootstrap_host`.
+        host: String,
+        /// As in `bootstrap_port`.
+        port: u16,
+    },
 }
 
 /// A control connection.
@@ -41,6 +55,8 @@ pub enum Link {
         /// Decode.
         destination: WorkerId,
     },
+    /// To another process.
+    Remote(ConnId),
 }
 
 /// A worker with its role.
@@ -82,17 +98,68 @@ pub struct Member {
 enum Wish {
     Send { from: WorkerId, link: Link, message: Multipart },
     Dial { from: WorkerId, source: Source },
-    BindSource { worker: WorkerId, link: Link, session: SessionId, transport: Transport },
-    BindDestination { worker: WorkerId, link: Link, session: SessionId, shape: Shape, template: Template },
+    HangUp { link: Link },
+    BindSource { link: Link, session: SourceSession },
+    BindDestination { link: Link, session: DestinationSession },
+    Grant { worker: WorkerId, session: SessionId, token: Token },
 }
 
-/// What a destination was told of its source.
+/// A source's session whose transport is to be set up.
 #[derive(Debug)]
-struct Shape {
-    transport: Transport,
-    layout: KvLayout,
-    pages: u32,
-    generation: SessionGeneration,
+pub struct SourceSession {
+    /// The prefill worker.
+    pub worker: WorkerId,
+    /// The session.
+    pub session: SessionId,
+    /// As the destination counts it.
+    pub generation: SessionGeneration,
+    /// How bytes are to move.
+    pub transport: Transport,
+    /// What the destination offers.
+    pub rank: Rank,
+    /// Where they go.
+    pub template: Template,
+}
+
+/// A destination's session whose transport is to be set up.
+#[derive(Debug)]
+pub struct DestinationSession {
+    /// The decode worker.
+    pub worker: WorkerId,
+    /// The session.
+    pub session: SessionId,
+    /// As this worker counts it.
+    pub generation: SessionGeneration,
+    /// How bytes are to move.
+    pub transport: Transport,
+    /// The source's half.
+    pub rank: Rank,
+    /// Where KV lies at the source.
+    pub layout: KvLayout,
+    /// Pages of the source's pool.
+    pub pages: u32,
+    /// Where the bytes come to.
+    pub template: Template,
+}
+
+/// What is to be done for links to other processes.
+#[derive(Debug)]
+pub enum Remote {
+    /// Send a message (not sealed yet).
+    Send(ConnId, Multipart),
+    /// Open a link to the prefill worker at this registry.
+    Dial {
+        /// The decode worker.
+        worker: WorkerId,
+        /// Whom.
+        source: Source,
+    },
+    /// Close a link.
+    HangUp(ConnId),
+    /// Set up a source's half; [`Handoff::bound_source`] follows.
+    BindSource(ConnId, SourceSession),
+    /// Set up a destination's half; [`Handoff::bound_destination`] follows.
+    BindDestination(ConnId, DestinationSession),
 }
 
 /// All workers of this process and the links between them and to others.
@@ -104,6 +171,10 @@ pub struct Handoff {
     rings: HashMap<(WorkerId, SessionId), ShmRing>,
     /// Source sessions by the link they were announced on.
     bound: HashMap<Link, (WorkerId, SessionId)>,
+    /// Which session the holder of a token may open lanes of.
+    tokens: HashMap<[u8; 16], (WorkerId, SessionId)>,
+    remote: VecDeque<Remote>,
+    pumping: bool,
     offer: Offer,
 }
 
@@ -114,12 +185,23 @@ pub struct Offer {
     pub transports: Vec<Transport>,
     /// This host, for shm.
     pub host: HostId,
+    /// Where lanes of tcp are accepted.
+    pub data: Option<SocketAddr>,
 }
 
 impl Handoff {
     /// A process with these workers, in order of their ids.
     pub fn new(members: Vec<Member>, offer: Offer) -> Handoff {
-        Handoff { members, wishes: VecDeque::new(), rings: HashMap::new(), bound: HashMap::new(), offer }
+        Handoff {
+            members,
+            wishes: VecDeque::new(),
+            rings: HashMap::new(),
+            bound: HashMap::new(),
+            tokens: HashMap::new(),
+            remote: VecDeque::new(),
+            pumping: false,
+            offer,
+        }
     }
 
     /// The workers, in order of their ids.
@@ -179,7 +261,7 @@ impl Handoff {
         if let Err(cause) = entered {
             self.members[id.index()].worker.abort(slot, cause);
         }
-        self.pump(now);
+        self.settle(now);
     }
 
     /// The scheduler of a decode worker has leased pages: Destination leaves.
@@ -193,7 +275,7 @@ impl Handoff {
         let pages: Vec<_> = (0..pages).map(|index| worker.lists().page(slot.id, index)).collect();
         let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
         manager.expecting(slot, tenant.prompt, &pages, tenant.deadline, now, effects);
-        self.pump(now);
+        self.settle(now);
     }
 
     /// The scheduler has ended a request.
@@ -209,7 +291,7 @@ impl Handoff {
             }
             Role::Mixed => {}
         }
-        self.pump(now);
+        self.settle(now);
     }
 
     /// The scheduler has given a request back.
@@ -245,7 +327,7 @@ impl Handoff {
                     }
                     Role::Mixed => {}
                 }
-                self.pump(now);
+                self.settle(now);
             }
         }
         busy
@@ -269,40 +351,223 @@ impl Handoff {
                 Role::Mixed => {}
             }
         }
-        self.pump(now);
+        self.settle(now);
     }
 
     fn pump(&mut self, now: Instant) {
         while let Some(wish) = self.wishes.pop_front() {
             match wish {
-                Wish::Send { from, link, message } => self.deliver(from, link, &message, now),
-                Wish::Dial { from, source } => self.dial(from, &source, now),
-                Wish::BindSource { worker, link, session, transport } => {
-                    self.bound.insert(link, (worker, session));
-                    self.bind_source(worker, session, transport);
+                // A link to oneself leads to the fake source, which takes every session and reads nothing.
+                Wish::Send { from, link: Link::Local { source, destination }, message }
+                    if source == destination =>
+                {
+                    self.take_fake(from, &message, now);
                 }
-                Wish::BindDestination { worker, link, session, shape, template } => {
-                    let outcome = self.bind_destination(worker, link, session, &shape, template);
-                    self.bound_destination(worker, session, outcome, now);
+                Wish::Send { from, link: Link::Local { source, destination }, message } => {
+                    let to = if from == source { destination } else { source };
+                    let Ok(Some(message)) = Message::decode(message.parts(), None) else {
+                        debug_assert!(false, "a message of our own does not decode");
+                        continue;
+                    };
+                    self.give(to, Link::Local { source, destination }, &message, now);
+                }
+                Wish::Send { link: Link::Remote(conn), message, .. } => {
+                    self.remote.push_back(Remote::Send(conn, message));
+                }
+                // Workers of one process need no handshake: they were started together.
+                Wish::Dial { from, source: Source::Local(at) } => {
+                    self.link_up(
+                        from,
+                        &Source::Local(at),
+                        Link::Local { source: at, destination: from },
+                        now,
+                    );
+                }
+                Wish::Dial { from, source: Source::Fake } => {
+                    self.link_up(from, &Source::Fake, Link::Local { source: from, destination: from }, now);
+                }
+                Wish::Dial { from: worker, source } => self.remote.push_back(Remote::Dial { worker, source }),
+                Wish::HangUp { link: Link::Local { .. } } => {}
+                Wish::HangUp { link: Link::Remote(conn) } => self.remote.push_back(Remote::HangUp(conn)),
+                Wish::BindSource { link, session } => {
+                    self.bound.insert(link, (session.worker, session.session));
+                    match link {
+                        Link::Local { .. } => self.bind_source(&session),
+                        Link::Remote(conn) => self.remote.push_back(Remote::BindSource(conn, session)),
+                    }
+                }
+                Wish::BindDestination { link: Link::Remote(conn), session } => {
+                    self.remote.push_back(Remote::BindDestination(conn, session));
+                }
+                Wish::BindDestination { link, session } => {
+                    let (worker, id) = (session.worker, session.session);
+                    let half = self.bind_destination(link, &session);
+                    self.bound_destination(worker, id, session.generation, half, now);
+                }
+                Wish::Grant { worker, session, token } => {
+                    self.tokens.retain(|_, held| *held != (worker, session));
+                    self.tokens.insert(token.0, (worker, session));
                 }
             }
         }
     }
 
-    fn deliver(&mut self, from: WorkerId, link: Link, message: &Multipart, now: Instant) {
-        let Link::Local { source, destination } = link;
-        let to = if from == source { destination } else { source };
-        let Ok(Some(message)) = Message::decode(message.parts(), None) else {
-            debug_assert!(false, "a message of our own does not decode");
+    /// What is to be done for links to other processes.
+    pub fn poll_remote(&mut self) -> Option<Remote> {
+        self.remote.pop_front()
+    }
+
+    /// What destinations of this process offer.
+    pub fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    /// Wakes a decode worker's mover.
+    pub fn doorbell(&self, id: WorkerId) -> Option<&EventCounter> {
+        match &self.members[id.index()].role {
+            Role::Decode { doorbell, .. } => Some(doorbell),
+            Role::Prefill { .. } | Role::Mixed => None,
+        }
+    }
+
+    /// The session that the holder of a token may open lanes of.
+    pub fn session_of(&self, token: &[u8; 16]) -> Option<(WorkerId, SessionId)> {
+        self.tokens.get(token).copied()
+    }
+
+    /// A link that was dialled is open and proven.
+    pub fn link_up(&mut self, id: WorkerId, source: &Source, link: Link, now: Instant) {
+        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
+        else {
             return;
         };
+        manager.link_up(
+            source,
+            link,
+            now,
+            &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
+        );
+        self.settle(now);
+    }
+
+    /// A prefill worker could not be reached or proven.
+    pub fn dial_failed(&mut self, id: WorkerId, source: &Source, now: Instant) {
+        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
+        else {
+            return;
+        };
+        manager.dial_failed(
+            source,
+            now,
+            &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
+        );
+        self.settle(now);
+    }
+
+    /// A link to another process is dead.
+    pub fn link_down(&mut self, conn: ConnId, now: Instant) {
+        let link = Link::Remote(conn);
+        self.bound.remove(&link);
+        for Member { worker, role, .. } in &mut self.members {
+            let wishes = &mut self.wishes;
+            match role {
+                Role::Prefill { manager, mover } => {
+                    manager.link_down(link, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                }
+                Role::Decode { manager, mover, .. } => {
+                    manager.link_down(link, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                }
+                Role::Mixed => {}
+            }
+        }
+        self.settle(now);
+    }
+
+    /// A message has come from another process. It is for the one worker that talks to others.
+    pub fn receive(&mut self, conn: ConnId, message: &Message<'_>, now: Instant) {
+        self.give(WorkerId(0), Link::Remote(conn), message, now);
+        self.settle(now);
+    }
+
+    /// A source's half of a transport stands, except for what `open` brings later, or cannot be set up.
+    pub fn bound_source(
+        &mut self,
+        id: WorkerId,
+        session: SessionId,
+        outcome: Result<Rank, String>,
+        now: Instant,
+    ) {
+        let Member { worker, role: Role::Prefill { manager, mover }, .. } = &mut self.members[id.index()]
+        else {
+            return;
+        };
+        manager.bound(
+            session,
+            outcome,
+            &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
+        );
+        self.settle(now);
+    }
+
+    /// Gives a source's mover its half.
+    pub fn open_source(&mut self, id: WorkerId, session: SessionId, binding: Box<SourceBinding>) {
+        if let Role::Prefill { mover, .. } = &mut self.members[id.index()].role {
+            mover.send(SourceCommand::Open { session, binding });
+        }
+    }
+
+    /// Commands for a decode worker's mover that come with its transports.
+    pub fn destination_mover(&mut self, id: WorkerId) -> Option<&mut DestinationRing> {
+        match &mut self.members[id.index()].role {
+            Role::Decode { mover, .. } => Some(mover),
+            Role::Prefill { .. } | Role::Mixed => None,
+        }
+    }
+
+    /// A destination's half of a transport stands, or cannot be set up.
+    pub fn bound_destination(
+        &mut self,
+        id: WorkerId,
+        session: SessionId,
+        generation: SessionGeneration,
+        half: Result<Box<DestinationBinding>, String>,
+        now: Instant,
+    ) {
+        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
+        else {
+            return;
+        };
+        let outcome =
+            half.map(|binding| mover.send(DestinationCommand::Open { session, generation, binding }));
+        if let Err(why) = &outcome {
+            event!(Warn, "handoff", "a session could not be set up", worker = id, why = why);
+        }
+        manager.bound(
+            session,
+            outcome,
+            now,
+            &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
+        );
+        self.settle(now);
+    }
+
+    /// Does what the last call made necessary, unless that is under way.
+    fn settle(&mut self, now: Instant) {
+        if !self.pumping {
+            self.pumping = true;
+            self.pump(now);
+            self.pumping = false;
+        }
+    }
+
+    fn give(&mut self, to: WorkerId, link: Link, message: &Message<'_>, now: Instant) {
         let Member { worker, role, .. } = &mut self.members[to.index()];
         let wishes = &mut self.wishes;
         match role {
             Role::Prefill { manager, mover } => {
                 manager.receive(
                     link,
-                    &message,
+                    message,
                     now,
                     &mut Effects { worker, mover, wishes, offer: &self.offer },
                 );
@@ -310,7 +575,7 @@ impl Handoff {
             Role::Decode { manager, mover, .. } => {
                 manager.receive(
                     link,
-                    &message,
+                    message,
                     now,
                     &mut Effects { worker, mover, wishes, offer: &self.offer },
                 );
@@ -319,20 +584,21 @@ impl Handoff {
         }
     }
 
-    /// Workers of one process need no handshake: they were started together.
-    fn dial(&mut self, from: WorkerId, source: &Source, now: Instant) {
-        let Source::Local(at) = source;
-        let link = Link::Local { source: *at, destination: from };
-        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } =
-            &mut self.members[from.index()]
-        else {
-            return;
+    fn take_fake(&mut self, from: WorkerId, message: &Multipart, now: Instant) {
+        let Ok(Some(Message::Announce(announce))) = Message::decode(message.parts(), None) else { return };
+        let worker = self.worker(from);
+        let welcome = Welcome {
+            session: announce.session,
+            transport: Transport::Fake,
+            kv: announce.kv,
+            ranks: vec![rank(worker, &[Transport::Fake], &self.offer, None)],
         };
-        let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
-        manager.link_up(source, link, now, effects);
+        let link = Link::Local { source: from, destination: from };
+        self.give(from, link, &Message::Welcome(Box::new(welcome)), now);
     }
 
-    fn bind_source(&mut self, id: WorkerId, session: SessionId, transport: Transport) {
+    fn bind_source(&mut self, session: &SourceSession) {
+        let SourceSession { worker: id, session, transport, .. } = *session;
         let ring = match transport {
             Transport::Shm => ShmRing::new().map(Some).map_err(|error| error.to_string()),
             Transport::Fake => Ok(None),
@@ -347,85 +613,48 @@ impl Handoff {
                 Some(ring) => drop(self.rings.insert((id, session), ring)),
                 None => mover.send(SourceCommand::Open { session, binding: Box::new(Fake) }),
             }
-            rank(worker, &[transport], self.offer.host)
+            rank(worker, &[transport], &self.offer, None)
         });
-        manager.bound(
-            session,
-            outcome,
-            &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
-        );
+        let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
+        manager.bound(session, outcome, effects);
     }
 
     fn bind_destination(
         &mut self,
-        id: WorkerId,
         link: Link,
-        session: SessionId,
-        shape: &Shape,
-        template: Template,
-    ) -> Result<(), String> {
-        let generation = shape.generation;
-        if shape.transport == Transport::Fake {
-            self.open_destination(
-                id,
-                DestinationCommand::Open { session, generation, binding: Box::new(Fake) },
-            );
-            return Ok(());
+        asked: &DestinationSession,
+    ) -> Result<Box<DestinationBinding>, String> {
+        if asked.transport == Transport::Fake {
+            return Ok(Box::new(Fake));
         }
         let key = self.bound.get(&link).copied().ok_or("the source's session is gone")?;
         let ring = self.rings.remove(&key).ok_or("the source's session is gone")?;
         let text = |error: std::io::Error| error.to_string();
         let cursor = ShmCursor::new().map_err(text)?;
-        let Role::Decode { doorbell, .. } = &self.members[id.index()].role else {
+        let Role::Decode { doorbell, .. } = &self.members[asked.worker.index()].role else {
             return Err("not a decode worker".into());
         };
         let shown = cursor.descriptors(doorbell).map_err(text)?;
         let memory = &self.members[key.0.index()].worker.memory;
         let peer = PeerShape {
             pool_bytes: memory.region.len() as u64,
-            pages: shape.pages,
+            pages: asked.pages,
             lists: memory.lists.shape(),
         };
         let descriptors = ring.descriptors(memory).map_err(text)?;
-        let half = cursor.connect(descriptors, &peer, shape.layout.page_size, template).map_err(text)?;
+        let template = asked.template.clone();
+        let half = cursor.connect(descriptors, &peer, asked.layout.page_size, template).map_err(text)?;
         let source_half = ring.connect(shown).map_err(text)?;
-        if let Role::Prefill { mover, .. } = &mut self.members[key.0.index()].role {
-            mover.send(SourceCommand::Open { session: key.1, binding: Box::new(source_half) });
-        }
-        self.open_destination(id, DestinationCommand::Open { session, generation, binding: Box::new(half) });
-        Ok(())
-    }
-
-    fn open_destination(&mut self, id: WorkerId, command: DestinationCommand) {
-        if let Role::Decode { mover, .. } = &mut self.members[id.index()].role {
-            mover.send(command);
-        }
-    }
-
-    fn bound_destination(
-        &mut self,
-        id: WorkerId,
-        session: SessionId,
-        outcome: Result<(), String>,
-        now: Instant,
-    ) {
-        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
-        else {
-            return;
-        };
-        manager.bound(
-            session,
-            outcome,
-            now,
-            &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
-        );
+        self.open_source(key.0, key.1, Box::new(source_half));
+        Ok(Box::new(half))
     }
 }
 
-/// What one worker shows of itself in a session.
-fn rank(worker: &Worker, transports: &[Transport], host: HostId) -> Rank {
+/// What one worker shows of itself in a session. `lanes` lets the other side open lanes of tcp.
+pub fn rank(worker: &Worker, transports: &[Transport], offer: &Offer, lanes: Option<TcpGrant>) -> Rank {
     let shm = transports.contains(&Transport::Shm).then(|| ShmGrant {
-        host,
+        host: offer.host,
+        // Inside a process, and in an offer, there is nothing to dial yet.
         socket: SocketName::new(b"-").expect("one byte fits"),
         token: Token([0; 16]),
     });
@@ -433,7 +662,7 @@ fn rank(worker: &Worker, transports: &[Transport], host: HostId) -> Rank {
         regions: RegionLengths { kv: worker.memory.region.len() as u64, aux: 0, notice: 0 },
         lanes: 1,
         shm,
-        tcp: None,
+        tcp: lanes,
         fake: transports.contains(&Transport::Fake),
     }
 }
@@ -468,8 +697,15 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
     }
 
     fn bind(&mut self, link: Link, session: SessionId, how: source::Binding<'_>) {
-        let worker = self.worker.id;
-        self.wishes.push_back(Wish::BindSource { worker, link, session, transport: how.transport });
+        let session = SourceSession {
+            worker: self.worker.id,
+            session,
+            generation: how.announce.session,
+            transport: how.transport,
+            rank: how.announce.ranks[0],
+            template: how.template,
+        };
+        self.wishes.push_back(Wish::BindSource { link, session });
     }
 
     fn granted(&mut self, slot: Slot, target: Target) {
@@ -482,7 +718,7 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
     }
 
     fn refused(&mut self, link: Link, mismatch: &Mismatch) {
-        eprintln!("session refused on {link:?}: {mismatch}");
+        event!(Warn, "handoff", "session refused", link = format!("{link:?}"), why = mismatch);
     }
 }
 
@@ -499,21 +735,33 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
         self.wishes.push_back(Wish::Dial { from: self.worker.id, source: source.clone() });
     }
 
-    fn hang_up(&mut self, _link: Link) {}
+    fn hang_up(&mut self, link: Link) {
+        self.wishes.push_back(Wish::HangUp { link });
+    }
 
-    fn offer(&mut self, _session: SessionId, _source: &Source) -> Rank {
-        rank(self.worker, &self.offer.transports, self.offer.host)
+    fn offer(&mut self, session: SessionId, _source: &Source) -> Rank {
+        let transports = &self.offer.transports;
+        let lanes = self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
+            let token = Token(random());
+            self.wishes.push_back(Wish::Grant { worker: self.worker.id, session, token });
+            TcpGrant { address, token }
+        });
+        rank(self.worker, transports, self.offer, lanes)
     }
 
     fn bind(&mut self, link: Link, session: SessionId, how: destination::Binding<'_>) {
-        let shape = Shape {
+        let Some(&rank) = how.welcome.ranks.first() else { return };
+        let session = DestinationSession {
+            worker: self.worker.id,
+            session,
+            generation: how.welcome.session,
             transport: how.welcome.transport,
+            rank,
             layout: how.layout,
             pages: how.welcome.kv.pages,
-            generation: how.welcome.session,
+            template: how.template,
         };
-        let worker = self.worker.id;
-        self.wishes.push_back(Wish::BindDestination { worker, link, session, shape, template: how.template });
+        self.wishes.push_back(Wish::BindDestination { link, session });
     }
 
     fn ready(&mut self, slot: Slot, session: SessionId) {
@@ -526,7 +774,7 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
     }
 
     fn refused(&mut self, source: &Source, mismatch: &Mismatch) {
-        eprintln!("session with {source:?} refused: {mismatch}");
+        event!(Warn, "handoff", "session refused", source = format!("{source:?}"), why = mismatch);
     }
 }
 
@@ -538,4 +786,12 @@ pub fn prompt_of(ids: &[u32]) -> Prompt {
 /// A room for a new attempt: 63 random bits.
 pub fn room_of(random: u64) -> Room {
     Room(random >> 1)
+}
+
+/// Bytes nobody can guess.
+pub fn random<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    // The kernel's generator does not fail once it is seeded.
+    let _ = getrandom::fill(&mut bytes);
+    bytes
 }

@@ -1,11 +1,15 @@
 //! HTTP and OpenAI at the edge, and the services that join sockets to the pure cores.
 
+pub mod bootstrap;
 pub mod connections;
+pub mod directory;
 pub mod exchange;
 pub mod generations;
 pub mod handoff;
 pub mod http;
 pub mod openai;
+pub mod passing;
+pub mod peers;
 pub mod routes;
 pub mod service;
 pub mod telemetry;

@@ -14,6 +14,7 @@ use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion
 use crate::front::telemetry::Telemetry;
 use crate::net::ConnId;
 use crate::obs::log::event;
+use crate::obs::metrics::EngineType;
 use serde::Serialize;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -42,6 +43,27 @@ pub struct About {
     pub started: u64,
 }
 
+/// The role of a process as SGLang's interface names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Mode {
+    /// `null`, `prefill` or `decode`.
+    pub name: &'static str,
+    /// Port of the registry, where there is one.
+    pub bootstrap_port: Option<u16>,
+}
+
+impl About {
+    /// The mode of a role.
+    pub fn mode_of(role: EngineType) -> Mode {
+        let name = match role {
+            EngineType::Unified => "null",
+            EngineType::Prefill => "prefill",
+            EngineType::Decode => "decode",
+        };
+        Mode { name, bootstrap_port: None }
+    }
+}
+
 /// The table of paths.
 #[derive(Debug)]
 pub struct Routes {
@@ -49,6 +71,7 @@ pub struct Routes {
     keys: Vec<Secret>,
     telemetry: Telemetry,
     draining: bool,
+    hanging: bool,
     /// Names for requests that come without.
     next_id: u64,
     /// Unknown fields are logged once each, up to a bound.
@@ -63,7 +86,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 impl Routes {
     /// Everything is open but what `keys` guard.
     pub fn new(about: About, keys: Vec<Secret>, telemetry: Telemetry) -> Routes {
-        Routes { about, keys, telemetry, draining: false, next_id: 0, unknown: Vec::new() }
+        Routes { about, keys, telemetry, draining: false, hanging: false, next_id: 0, unknown: Vec::new() }
     }
 
     /// No new requests for text.
@@ -71,9 +94,12 @@ impl Routes {
         self.draining = true;
     }
 
-    /// The counters behind `/metrics`.
-    pub fn telemetry(&mut self) -> &mut Telemetry {
-        &mut self.telemetry
+    /// Whether the engine hangs.
+    pub fn set_hanging(&mut self, hanging: bool) {
+        if hanging != self.hanging {
+            event!(Error, "ctl", "the engine hangs, or moves again", hangs = hanging);
+        }
+        self.hanging = hanging;
     }
 
     /// Answers a request, or begins to.
@@ -126,6 +152,7 @@ impl Routes {
                 self.generate(conn, parsed, id, generations, way)
             }
             (Get | Head, "/health" | "/ping" | "/liveness") => {
+                self.alive()?;
                 way.answer(
                     conn,
                     &Answer { status: 200, media: "text/plain", body: b"OK", retry_after: None },
@@ -288,7 +315,12 @@ impl Routes {
         json(conn, &DetokenizeAnswer { prompt: &prompt }, way)
     }
 
+    fn alive(&self) -> Result<(), ApiError> {
+        if self.hanging { Err(ApiError::new(503, "hanging", "the engine makes no progress")) } else { Ok(()) }
+    }
+
     fn admitting(&self) -> Result<(), ApiError> {
+        self.alive()?;
         if self.draining { Err(ApiError::new(503, "draining", "the server is draining")) } else { Ok(()) }
     }
 

@@ -3,10 +3,12 @@
 //! Thread: `ctl`. Parks in the reactor alone; everybody who has news rings its bell. Not here: what a request
 //! means (`generations`), small endpoints (`routes`).
 
+use crate::front::bootstrap::Bootstrap;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::generations::{Generations, Way};
+use crate::front::peers::Peers;
 use crate::front::routes::Routes;
-use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
+use crate::limits::{DRAIN_TIME_MAX, ENGINE_STILL_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::sched::mailbox;
@@ -15,6 +17,7 @@ use crossbeam_channel::Receiver;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often overdue things are looked for.
@@ -28,10 +31,32 @@ pub struct Service {
     connections: Connections,
     generations: Generations,
     routes: Routes,
+    peers: Option<Peers>,
+    bootstrap: Option<Bootstrap>,
     events: Vec<Receiver<mailbox::Event>>,
+    progress: Progress,
     bell: Arc<Bell>,
     draining: Option<Instant>,
     next_tick: Instant,
+}
+
+/// An engine's count of turns and layers, and when it last moved.
+#[derive(Debug)]
+struct Progress {
+    count: Arc<AtomicU64>,
+    seen: u64,
+    moved: Instant,
+}
+
+impl Progress {
+    /// Whether the engine hangs: a busy one moves with each layer, an idle one with each look for work.
+    fn stands_still(&mut self, now: Instant) -> bool {
+        let count = self.count.load(Ordering::Relaxed);
+        if count != self.seen {
+            (self.seen, self.moved) = (count, now);
+        }
+        now.saturating_duration_since(self.moved) > ENGINE_STILL_MAX
+    }
 }
 
 /// Why the loop ended.
@@ -50,7 +75,7 @@ impl Service {
         address: SocketAddr,
         generations: Generations,
         routes: Routes,
-        events: Vec<Receiver<mailbox::Event>>,
+        (events, progress): (Vec<Receiver<mailbox::Event>>, Arc<AtomicU64>),
         bell: Arc<Bell>,
         now: Instant,
     ) -> io::Result<Service> {
@@ -62,11 +87,25 @@ impl Service {
             connections: Connections::default(),
             generations,
             routes,
+            peers: None,
+            bootstrap: None,
             events,
+            progress: Progress { count: progress, seen: 0, moved: now },
             bell,
             draining: None,
             next_tick: now + TICK,
         })
+    }
+
+    /// Takes part in a cluster: links to workers of other processes, and a registry on a prefill worker.
+    pub fn join(&mut self, peers: Peers, bootstrap: Option<Bootstrap>) {
+        self.peers = Some(peers);
+        self.bootstrap = bootstrap;
+    }
+
+    /// Sockets, to listen on further ports.
+    pub fn reactor(&mut self) -> &mut Reactor {
+        &mut self.reactor
     }
 
     /// Where it listens.
@@ -99,7 +138,7 @@ impl Service {
                     return Some(end);
                 }
             } else {
-                self.connections.handle(&mut self.reactor, event, now);
+                self.dispatch(event, now);
             }
         }
         self.serve(now);
@@ -112,12 +151,44 @@ impl Service {
         self.generations.turn(&mut way);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
-            self.generations.expire(now);
-            self.connections.expire(&mut self.reactor, now);
+            self.tick(now);
         }
         // Answers may have let pipelined requests in.
         self.serve(now);
+        if let Some(peers) = &mut self.peers {
+            peers.serve(&mut self.reactor, self.generations.handoff_mut(), now);
+        }
         self.drained(now)
+    }
+
+    fn dispatch(&mut self, event: Event, now: Instant) {
+        let handoff = self.generations.handoff_mut();
+        match (&mut self.peers, &mut self.bootstrap) {
+            (Some(peers), _) if peers.owns(&event) => peers.handle(event, &mut self.reactor, handoff, now),
+            (_, Some(bootstrap)) if bootstrap.owns(&event) => bootstrap.handle(event, &mut self.reactor, now),
+            _ => self.connections.handle(&mut self.reactor, event, now),
+        }
+    }
+
+    /// A hung engine makes the worker look dead, to routers and to peers.
+    fn watch(&mut self, now: Instant) {
+        let hangs = self.progress.stands_still(now);
+        self.routes.set_hanging(hangs);
+        if let Some(peers) = &mut self.peers {
+            peers.answer_pings(!hangs);
+        }
+    }
+
+    fn tick(&mut self, now: Instant) {
+        self.watch(now);
+        self.generations.expire(now);
+        self.connections.expire(&mut self.reactor, now);
+        if let Some(peers) = &mut self.peers {
+            peers.expire(&mut self.reactor, self.generations.handoff_mut(), now);
+        }
+        if let Some(bootstrap) = &mut self.bootstrap {
+            bootstrap.expire(&mut self.reactor, now);
+        }
     }
 
     fn serve(&mut self, now: Instant) {

@@ -90,6 +90,12 @@ impl Runner {
         logits
     }
 
+    /// A step and nothing besides; the batch stays.
+    pub fn step_only(&mut self) -> StepEnd {
+        let kv = KvPool { region: &self.region, layout: &self.layout };
+        self.model.step(&self.batch, kv, &mut |_| ControlFlow::Continue(()))
+    }
+
     /// Stops when layer `last` is done.
     pub fn step_until(&mut self, last: u32) -> (StepEnd, u32) {
         let kv = KvPool { region: &self.region, layout: &self.layout };

@@ -3,7 +3,9 @@
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::plan::Template;
-use crate::wire::message::{Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Refusal, RegionLengths};
+use crate::wire::message::{
+    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, Refusal, RegionLengths,
+};
 
 /// This worker's half of the comparison.
 #[derive(Clone, Debug)]
@@ -18,6 +20,8 @@ pub struct Identity {
     pub pool_bytes: u64,
     /// Slots of the status table.
     pub slots: u32,
+    /// The host: only there shm can be set up.
+    pub host: HostId,
 }
 
 /// Why two workers do not fit: the field and both values, as told to both sides.

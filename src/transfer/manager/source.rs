@@ -244,7 +244,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 
     fn choose(&self, announce: &Announce) -> Result<Transport, Mismatch> {
-        let offered = |transport: Transport| announce.ranks.iter().all(|rank| rank.offers(transport));
+        let here = |rank: &Rank| rank.shm.is_some_and(|grant| grant.host == self.identity.host);
+        let offered = |transport: Transport| match transport {
+            Transport::Shm => announce.ranks.iter().all(here),
+            Transport::Tcp | Transport::Fake => announce.ranks.iter().all(|rank| rank.offers(transport)),
+        };
         self.allowed.iter().copied().find(|&transport| offered(transport)).ok_or_else(|| {
             let all = [Transport::Shm, Transport::Tcp, Transport::Fake];
             let theirs: Vec<_> = all.into_iter().filter(|&transport| offered(transport)).collect();

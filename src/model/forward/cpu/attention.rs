@@ -3,6 +3,8 @@
 //! The context is cut at absolute positions into segments. Inside a segment: scores with tokens as
 //! lanes, their maximum, exponentials, and one sequential sum over tokens; then segments are folded
 //! in order. Invariant: none of this depends on chunk, batch, page size or who computes it.
+// Register indices are the point of these loops.
+#![allow(clippy::needless_range_loop)]
 
 use super::paged::Strip;
 use super::parts::Window;

@@ -143,7 +143,7 @@ impl<'a> Loader<'a> {
     fn matrix(&mut self, name: &str, rows: usize, columns: usize) -> Result<Matrix, LoadError> {
         let view = self.tensor(name, rows, columns)?;
         let (block, _) = view.dtype.block();
-        if columns % block != 0 {
+        if !columns.is_multiple_of(block) {
             let expected = format!("rows of a multiple of {block} elements for {:?}", view.dtype);
             return Err(self.wrong(name, expected, columns));
         }

@@ -2,6 +2,8 @@
 //!
 //! Invariant: an output is one chain of operations over its columns in order, the same whether its
 //! row is computed alone or with others.
+// Register indices are the point of these loops.
+#![allow(clippy::needless_range_loop)]
 
 use super::block::{Block, Levels, Minimum, Numbers, Scales};
 use super::matrix::{Matrix, Weights, for_weights};
@@ -95,7 +97,7 @@ impl Kernel for Multiply<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(mut self, s: S) {
-        debug_assert!(self.rows.start % PANEL == 0 && self.to.rows() == self.rows.len());
+        debug_assert!(self.rows.start.is_multiple_of(PANEL) && self.to.rows() == self.rows.len());
         for index in 0..self.to.columns() / LANES {
             let group = self.group + index;
             let (matrix, inside) = self.linear.find(group);

@@ -125,10 +125,10 @@ impl Crew<'_> {
         // Rows are shared out only where there are too few groups to go round.
         let bands: [Range<usize>; BLOCK_TOKENS / 64] =
             std::array::from_fn(|i| (i * 64).min(count)..(i * 64 + 64).min(count));
-        let whole = [0..count];
+        let whole = 0..count;
         let bands = match groups < 8 * self.team.threads() && count > 64 {
             true => &bands[..count.div_ceil(64)],
-            false => &whole[..],
+            false => std::slice::from_ref(&whole),
         };
         // Few rows are bound by memory: long runs. Many are bound by compute: an even end.
         let tasks = self.team.threads() * if count <= 4 { 8 } else { 32 };

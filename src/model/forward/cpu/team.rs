@@ -33,6 +33,7 @@ struct Shared {
     caller: UnsafeCell<Option<Thread>>,
     panicked: AtomicBool,
     stop: AtomicBool,
+    started: AtomicUsize,
     asleep: Vec<AtomicBool>,
 }
 
@@ -59,6 +60,7 @@ impl Team {
             caller: UnsafeCell::new(None),
             panicked: AtomicBool::new(false),
             stop: AtomicBool::new(false),
+            started: AtomicUsize::new(0),
             asleep: (0..helpers).map(|_| AtomicBool::new(false)).collect(),
         });
         let mut team = Team { shared: shared.clone(), helpers: Vec::with_capacity(helpers) };
@@ -69,9 +71,14 @@ impl Team {
                 if let Some(id) = core {
                     core_affinity::set_for_current(core_affinity::CoreId { id });
                 }
+                shared.started.fetch_add(1, SeqCst);
                 help(&shared, index);
             })?;
             team.helpers.push(helper);
+        }
+        // A thread allocates while it starts; from here on none does.
+        while team.shared.started.load(SeqCst) < helpers {
+            thread::yield_now();
         }
         Ok(team)
     }
@@ -211,10 +218,11 @@ impl Shared {
         // SAFETY: a joined helper may read what the caller wrote before opening the phase.
         let caller = unsafe { &*self.caller.get() }.clone();
         let state = self.state.fetch_sub(1, SeqCst) - 1;
-        if state & CLOSED != 0 && state & (CLOSED - 1) == 0 && self.caller_waits.load(SeqCst) {
-            if let Some(caller) = caller {
-                caller.unpark();
-            }
+        if state & (PHASE - 1) == CLOSED
+            && self.caller_waits.load(SeqCst)
+            && let Some(caller) = caller
+        {
+            caller.unpark();
         }
     }
 }

@@ -1,0 +1,184 @@
+//! The registry's HTTP face, on the bootstrap port of a prefill worker.
+//!
+//! Thread: `ctl`. Routes, fields and codes of SGLang's bootstrap server (`cluster::registry` keeps the table).
+//! Writes carry proof of the cluster key where there is one: `x-baton-proof`, the HMAC-SHA-256 of the body in hex.
+
+use crate::cluster::registry::{RankId, Refusal, Registration, Registry};
+use crate::config::secret::Secret;
+use crate::front::connections::{Answer, Connections, Incoming, JSON};
+use crate::front::http::{Method, Request};
+use crate::net::{ConnId, Event, ListenerId, Reactor};
+use hmac::{Hmac, KeyInit, Mac};
+use serde::Deserialize;
+use sha2::Sha256;
+use std::time::Instant;
+
+/// The registry and its connections.
+#[derive(Debug)]
+pub struct Bootstrap {
+    listener: ListenerId,
+    connections: Connections,
+    registry: Registry,
+    key: Option<Secret>,
+}
+
+struct Reply {
+    status: u16,
+    media: &'static str,
+    body: Vec<u8>,
+}
+
+impl Bootstrap {
+    /// Serves `registry` on `listener`; writes prove `key`.
+    pub fn new(listener: ListenerId, registry: Registry, key: Option<Secret>) -> Bootstrap {
+        Bootstrap { listener, connections: Connections::default(), registry, key }
+    }
+
+    /// Whether an event is of one of these connections.
+    pub fn owns(&self, event: &Event) -> bool {
+        match *event {
+            Event::Accepted { listener, .. } => listener == self.listener,
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => self.connections.owns(conn),
+            Event::Woken | Event::Terminate => false,
+        }
+    }
+
+    /// Takes an event of one of these connections and answers what is whole.
+    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, now: Instant) {
+        self.connections.handle(reactor, event, now);
+        while let Some(incoming) = self.connections.poll() {
+            if let Incoming::Request(conn, request) = incoming {
+                self.serve(conn, &request, reactor, now);
+            }
+        }
+    }
+
+    /// Closes what is overdue.
+    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
+        self.connections.expire(reactor, now);
+    }
+
+    fn serve(&mut self, conn: ConnId, request: &Request, reactor: &mut Reactor, now: Instant) {
+        let Reply { status, media, body } = self.reply(request, now);
+        let answer = Answer { status, media, body: &body, retry_after: None };
+        self.connections.answer(reactor, conn, &answer, now);
+    }
+
+    fn reply(&mut self, request: &Request, now: Instant) -> Reply {
+        use Method::{Get, Post, Put};
+        match (request.head.method, request.head.path()) {
+            (Get, "/health") => text(200, "OK"),
+            (Get, "/route") => self.route(request),
+            (Put, "/route") => self.write(request, |registry, body| {
+                let rank: Registration = parse(body)?;
+                registry.register(rank).map_err(refusal)?;
+                Ok(text(200, "OK"))
+            }),
+            (Post, "/register_dp_rank") => self.write(request, |registry, body| {
+                let asked: Placement = parse(body)?;
+                registry.place(asked.bootstrap_room, asked.dp_rank, now);
+                Ok(text(200, "OK"))
+            }),
+            (Post, "/query_dp_ranks") => match parse::<Rooms>(&request.body) {
+                Ok(asked) => {
+                    let placed = self.registry.placed(&asked.bootstrap_rooms, now);
+                    let ranks: serde_json::Map<_, _> =
+                        placed.into_iter().map(|(room, rank)| (room.to_string(), rank.into())).collect();
+                    json(&ranks)
+                }
+                Err(reply) => reply,
+            },
+            (_, "/route" | "/health" | "/register_dp_rank" | "/query_dp_ranks") => {
+                text(405, "Method not allowed")
+            }
+            _ => text(404, "Not found"),
+        }
+    }
+
+    fn route(&self, request: &Request) -> Reply {
+        let mut asked = [None::<i64>; 4];
+        const NAMES: [&str; 4] = ["prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"];
+        for (name, value) in request.head.query_pairs() {
+            if let Some(index) = NAMES.iter().position(|known| *known == name) {
+                asked[index] = value.parse().ok();
+            }
+        }
+        let [Some(dp), Some(cp), Some(tp), Some(pp)] = asked else {
+            return text(400, "Missing or malformed rank parameters.");
+        };
+        if [dp, cp, tp, pp] == [-1; 4] {
+            return self.registry.topology().map_or_else(refusal, |topology| json(&topology));
+        }
+        let rank = |value: i64| u32::try_from(value).unwrap_or(u32::MAX);
+        let id = RankId { dp: rank(dp), cp: rank(cp), tp: rank(tp), pp: rank(pp) };
+        self.registry.rank(id).map_or_else(refusal, |rank| {
+            json(&serde_json::json!({ "rank_ip": rank.rank_ip, "rank_port": rank.rank_port }))
+        })
+    }
+
+    fn write(
+        &mut self,
+        request: &Request,
+        action: impl FnOnce(&mut Registry, &[u8]) -> Result<Reply, Reply>,
+    ) -> Reply {
+        if !self.proven(request) {
+            return text(401, "Writes to this registry need the cluster key's proof.");
+        }
+        action(&mut self.registry, &request.body).unwrap_or_else(|reply| reply)
+    }
+
+    fn proven(&self, request: &Request) -> bool {
+        let Some(key) = &self.key else { return true };
+        let Some(shown) = request.head.headers.get("x-baton-proof").and_then(from_hex) else { return false };
+        let mac = Hmac::<Sha256>::new_from_slice(key.bytes());
+        mac.is_ok_and(|mac| mac.chain_update(&request.body).verify_slice(&shown).is_ok())
+    }
+}
+
+#[derive(Deserialize)]
+struct Placement {
+    bootstrap_room: u64,
+    dp_rank: u32,
+}
+
+#[derive(Deserialize)]
+struct Rooms {
+    bootstrap_rooms: Vec<u64>,
+}
+
+fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Reply> {
+    serde_json::from_slice(body).map_err(|error| text(400, &error.to_string()))
+}
+
+fn refusal(refusal: Refusal) -> Reply {
+    match refusal {
+        Refusal::Contradiction(what) => text(400, &what),
+        Refusal::NotReady(count) => {
+            text(503, &format!("Prefill server not fully registered yet ({count} workers registered)."))
+        }
+        Refusal::UnknownRank => text(404, "Unknown rank."),
+    }
+}
+
+fn text(status: u16, body: &str) -> Reply {
+    Reply { status, media: "text/plain", body: body.as_bytes().to_vec() }
+}
+
+fn json(body: &impl serde::Serialize) -> Reply {
+    match serde_json::to_vec(body) {
+        Ok(body) => Reply { status: 200, media: JSON, body },
+        Err(error) => text(500, &error.to_string()),
+    }
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let digits = text.as_bytes();
+    if !digits.len().is_multiple_of(2) {
+        return None;
+    }
+    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+}

@@ -1,0 +1,256 @@
+//! Shows memory to a peer on the same host: descriptors over an abstract unix socket, in exchange for a token
+//! that only a proven peer was told.
+//!
+//! ```text
+//!  source: Welcome{socket, token} ─▶ destination connects ─▶ token + {cursor, doorbell}
+//!          {pool, page lists, ring} + their shapes ─▶ destination maps them, both movers get their halves
+//! ```
+//! Thread: `ctl`. Bounded: by sessions, and by a deadline for each connection.
+
+use crate::front::handoff::{DestinationSession, Handoff, SourceSession, random, rank};
+use crate::limits::{PASSING_CONNECTIONS_MAX, SESSION_SETUP_DEADLINE};
+use crate::net::{Address, ConnId, Event, ListenerId, Reactor};
+use crate::transfer::pages::Shape;
+use crate::transfer::transport::DestinationBinding;
+use crate::transfer::transport::shm::{
+    DestinationDescriptors, PeerShape, ShmCursor, ShmRing, SourceDescriptors,
+};
+use crate::wire::message::{Rank, ShmGrant, SocketName, Token, Transport};
+use bytemuck::{Pod, Zeroable};
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Instant;
+
+/// What a source says with its descriptors.
+#[derive(Clone, Copy, Debug, Pod, Zeroable)]
+#[repr(C)]
+struct Shown {
+    pool_bytes: u64,
+    slots: u32,
+    capacity: u32,
+}
+
+const TOKEN_BYTES: usize = 16;
+
+/// A source's session whose destination has not called yet.
+#[derive(Debug)]
+struct Pending {
+    control: ConnId,
+    session: SourceSession,
+    ring: ShmRing,
+}
+
+/// A destination's session that waits for its source's descriptors.
+#[derive(Debug)]
+struct Calling {
+    control: ConnId,
+    session: DestinationSession,
+    cursor: ShmCursor,
+}
+
+/// All exchanges under way.
+#[derive(Debug, Default)]
+pub struct Passing {
+    listener: Option<(ListenerId, SocketName)>,
+    pending: HashMap<[u8; TOKEN_BYTES], Pending>,
+    calling: HashMap<ConnId, Calling>,
+    /// Callers that have not shown their token yet.
+    callers: HashMap<ConnId, Instant>,
+}
+
+impl Passing {
+    /// Listens under a name nobody can guess, for sources.
+    pub fn listen(&mut self, reactor: &mut Reactor) -> io::Result<()> {
+        let secret: [u8; 12] = random();
+        let name: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
+        let name = format!("baton-{name}");
+        let listener =
+            reactor.listen(&Address::Abstract(name.clone().into_bytes()), PASSING_CONNECTIONS_MAX)?;
+        let socket = SocketName::new(name.as_bytes()).ok_or(io::ErrorKind::InvalidInput)?;
+        self.listener = Some((listener, socket));
+        Ok(())
+    }
+
+    /// Whether an event is of one of these connections.
+    pub fn owns(&self, event: &Event) -> bool {
+        let conn = match *event {
+            Event::Accepted { listener, .. } => {
+                return self.listener.is_some_and(|(own, _)| own == listener);
+            }
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => conn,
+            Event::Woken | Event::Terminate => return false,
+        };
+        self.calling.contains_key(&conn) || self.callers.contains_key(&conn)
+    }
+
+    /// Prepares a source's half; gives what Welcome says.
+    pub fn offer(
+        &mut self,
+        control: ConnId,
+        session: SourceSession,
+        handoff: &Handoff,
+    ) -> Result<Rank, String> {
+        let (_, socket) = self.listener.ok_or("this worker does not show its memory")?;
+        let token: [u8; TOKEN_BYTES] = random();
+        let ring = ShmRing::new().map_err(|error| error.to_string())?;
+        let mut rank = rank(handoff.worker(session.worker), &[Transport::Shm], handoff.offer(), None);
+        rank.shm = Some(ShmGrant { host: handoff.offer().host, socket, token: Token(token) });
+        // A new session on the same link replaces what the old one left.
+        self.pending.retain(|_, pending| pending.control != control);
+        self.pending.insert(token, Pending { control, session, ring });
+        Ok(rank)
+    }
+
+    /// Calls the source of a destination's session.
+    pub fn call(
+        &mut self,
+        control: ConnId,
+        session: DestinationSession,
+        reactor: &mut Reactor,
+        now: Instant,
+    ) -> Result<(), String> {
+        let grant = session.rank.shm.ok_or("the source names no socket")?;
+        let cursor = ShmCursor::new().map_err(|error| error.to_string())?;
+        let address = Address::Abstract(grant.socket.as_bytes().to_vec());
+        let deadline = now + SESSION_SETUP_DEADLINE;
+        let conn = reactor.connect(&address, deadline).map_err(|reason| reason.to_string())?;
+        self.calling.insert(conn, Calling { control, session, cursor });
+        Ok(())
+    }
+
+    /// A link is dead: what was to be set up for it is dropped.
+    pub fn link_down(&mut self, control: ConnId, reactor: &mut Reactor) {
+        self.pending.retain(|_, pending| pending.control != control);
+        let dead: Vec<ConnId> =
+            self.calling.iter().filter(|(_, call)| call.control == control).map(|(&conn, _)| conn).collect();
+        for conn in dead {
+            self.calling.remove(&conn);
+            reactor.close(conn);
+        }
+    }
+
+    /// Takes an event of one of these connections.
+    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        match event {
+            Event::Accepted { conn, .. } => drop(self.callers.insert(conn, now + SESSION_SETUP_DEADLINE)),
+            Event::Connected(conn) => self.show_cursor(conn, reactor, handoff, now),
+            Event::Received(conn) if self.callers.contains_key(&conn) => self.answer(conn, reactor, handoff),
+            Event::Received(conn) => self.receive(conn, reactor, handoff, now),
+            Event::Eof(conn) => {
+                reactor.close(conn);
+                self.ended(conn, handoff, now);
+            }
+            Event::Closed { conn, .. } => self.ended(conn, handoff, now),
+            Event::Drained(_) | Event::Woken | Event::Terminate => {}
+        }
+    }
+
+    /// Closes callers that show nothing.
+    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
+        self.callers.retain(|&conn, until| {
+            let in_time = *until > now;
+            if !in_time {
+                reactor.close(conn);
+            }
+            in_time
+        });
+    }
+
+    fn ended(&mut self, conn: ConnId, handoff: &mut Handoff, now: Instant) {
+        self.callers.remove(&conn);
+        if let Some(Calling { session, .. }) = self.calling.remove(&conn) {
+            let why = Err("the source closed its socket".to_string());
+            handoff.bound_destination(session.worker, session.session, session.generation, why, now);
+        }
+    }
+
+    fn show_cursor(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let Some(call) = self.calling.get(&conn) else { return };
+        let token = call.session.rank.shm.map_or([0; TOKEN_BYTES], |grant| grant.token.0);
+        let shown = handoff.doorbell(call.session.worker).map(|doorbell| call.cursor.descriptors(doorbell));
+        let Some(Ok(DestinationDescriptors { cursor, doorbell })) = shown else {
+            reactor.close(conn);
+            return self.ended(conn, handoff, now);
+        };
+        if reactor.send_descriptors(conn, &token, &[cursor.as_fd(), doorbell.as_fd()]).is_err() {
+            reactor.close(conn);
+            self.ended(conn, handoff, now);
+        }
+    }
+
+    /// A destination has called: its token decides what it is shown.
+    fn answer(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff) {
+        let Some(token) = reactor.received(conn).get(..TOKEN_BYTES) else { return };
+        let token: [u8; TOKEN_BYTES] = token.try_into().expect("sixteen bytes");
+        self.callers.remove(&conn);
+        let descriptors = reactor.take_descriptors(conn);
+        let Some(pending) = self.pending.remove(&token) else { return reactor.close(conn) };
+        if exchange(conn, pending, descriptors, reactor, handoff).is_none() {
+            reactor.close(conn);
+        }
+    }
+
+    /// The source has answered: maps what it shows.
+    fn receive(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let Some(shown) = reactor.received(conn).get(..size_of::<Shown>()) else { return };
+        let shown: Shown = bytemuck::pod_read_unaligned(shown);
+        let descriptors = reactor.take_descriptors(conn);
+        reactor.close(conn);
+        let Some(call) = self.calling.remove(&conn) else { return };
+        let (worker, session, generation) =
+            (call.session.worker, call.session.session, call.session.generation);
+        let half = connect(call, &shown, descriptors);
+        handoff.bound_destination(worker, session, generation, half, now);
+    }
+}
+
+/// Gives the source's mover its half and the destination its descriptors.
+fn exchange(
+    conn: ConnId,
+    pending: Pending,
+    descriptors: Vec<OwnedFd>,
+    reactor: &mut Reactor,
+    handoff: &mut Handoff,
+) -> Option<()> {
+    let [cursor, doorbell] = <[OwnedFd; 2]>::try_from(descriptors).ok()?;
+    let Pending { session, ring, .. } = pending;
+    let memory = handoff.worker(session.worker).memory.clone();
+    let Shape { slots, capacity } = memory.lists.shape();
+    let shown = Shown { pool_bytes: memory.region.len() as u64, slots, capacity };
+    let SourceDescriptors { pool, lists, ring: offers } = ring.descriptors(&memory).ok()?;
+    let half = ring.connect(DestinationDescriptors { cursor, doorbell }).ok()?;
+    handoff.open_source(session.worker, session.session, Box::new(half));
+    let shown_to = [pool.as_fd(), lists.as_fd(), offers.as_fd()];
+    reactor.send_descriptors(conn, bytemuck::bytes_of(&shown), &shown_to).ok()?;
+    reactor.close_after_flush(conn);
+    Some(())
+}
+
+fn connect(
+    call: Calling,
+    shown: &Shown,
+    descriptors: Vec<OwnedFd>,
+) -> Result<Box<DestinationBinding>, String> {
+    let Calling { session, cursor, .. } = call;
+    let [pool, lists, ring] = <[OwnedFd; 3]>::try_from(descriptors)
+        .map_err(|_| "the source did not show its memory".to_string())?;
+    if shown.pool_bytes != session.rank.regions.kv {
+        return Err(format!(
+            "the source shows a pool of {} bytes, welcomed {}",
+            shown.pool_bytes, session.rank.regions.kv
+        ));
+    }
+    let peer = PeerShape {
+        pool_bytes: shown.pool_bytes,
+        pages: session.pages,
+        lists: Shape { slots: shown.slots, capacity: shown.capacity },
+    };
+    let from = SourceDescriptors { pool, lists, ring };
+    let half = cursor.connect(from, &peer, session.layout.page_size, session.template);
+    half.map(|half| Box::new(half) as Box<DestinationBinding>).map_err(|error| error.to_string())
+}

@@ -1,0 +1,390 @@
+//! Control links to workers of other processes: dialled by decode, accepted by prefill; ZMTP, Hello, Proof,
+//! then the hand-off's messages.
+//!
+//! Thread: `ctl`. Owns: links and their deadlines, the look-up of prefill workers (`directory`), the passing
+//! of descriptors (`passing`) and of lanes (`lanes`). A link that has not proven itself within a second, or
+//! is silent for too long, is closed; a closed link is a dead peer at once.
+
+use crate::front::directory::{Directory, Found};
+use crate::front::handoff::{Handoff, Link as LinkName, Remote, Source, random};
+use crate::front::passing::Passing;
+use crate::ids::{Peer, WorkerId};
+use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX, SESSION_SETUP_DEADLINE};
+use crate::net::{ConnId, Event, ListenerId, Reactor};
+use crate::obs::log::event;
+use crate::wire::Multipart;
+use crate::wire::auth::{ClusterKey, Side};
+use crate::wire::link::{self, Link};
+use crate::wire::message::{Hello, Message, Role, Transport};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// Who this worker is to its peers.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Name and incarnation.
+    pub peer: Peer,
+    /// What it does.
+    pub role: Role,
+    /// What peers must prove to know.
+    pub key: Option<ClusterKey>,
+}
+
+/// A connection that carries a link.
+#[derive(Debug)]
+struct Peering {
+    link: Link,
+    /// Whom we dialled, and for which decode worker.
+    dialled: Option<(WorkerId, Source)>,
+    address: Option<SocketAddr>,
+    who: Option<(Peer, u64)>,
+    heard: Instant,
+    next_ping: Instant,
+}
+
+/// All links of this process.
+#[derive(Debug)]
+pub struct Peers {
+    own: Identity,
+    control: Option<ListenerId>,
+    links: HashMap<ConnId, Peering>,
+    directory: Directory,
+    passing: Passing,
+    connections: u64,
+}
+
+impl Peers {
+    /// No links yet. `control` is where decode workers dial.
+    pub fn new(own: Identity, control: Option<ListenerId>, directory: Directory, passing: Passing) -> Peers {
+        Peers { own, control, links: HashMap::new(), directory, passing, connections: 0 }
+    }
+
+    /// Whether PINGs are answered: a hung worker looks dead, a busy one does not.
+    pub fn answer_pings(&mut self, answer: bool) {
+        for peering in self.links.values_mut() {
+            peering.link.answer_pings(answer);
+        }
+    }
+
+    /// Whether an event is of one of these connections.
+    pub fn owns(&self, event: &Event) -> bool {
+        let own = match *event {
+            Event::Accepted { listener, .. } => self.control == Some(listener),
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => self.links.contains_key(&conn),
+            Event::Woken | Event::Terminate => false,
+        };
+        own || self.directory.owns(event) || self.passing.owns(event)
+    }
+
+    /// Takes an event of one of these connections.
+    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        if self.passing.owns(&event) {
+            return self.passing.handle(event, reactor, handoff, now);
+        }
+        if self.directory.owns(&event) {
+            if let Some(found) = self.directory.handle(event, reactor, now) {
+                self.found(found, reactor, handoff, now);
+            }
+            return;
+        }
+        match event {
+            Event::Accepted { conn, peer, .. } => {
+                let link = Link::new(Side::Acceptor, self.hello(), self.own.key.clone());
+                self.add(conn, link, None, peer, now);
+            }
+            Event::Connected(conn) => self.flush(conn, reactor, handoff, now),
+            Event::Received(conn) => self.receive(conn, reactor, handoff, now),
+            Event::Eof(conn) => {
+                reactor.close(conn);
+                self.down(conn, "closed by the peer", reactor, handoff, now);
+            }
+            Event::Closed { conn, reason } => self.down(conn, &reason.to_string(), reactor, handoff, now),
+            Event::Drained(_) | Event::Woken | Event::Terminate => {}
+        }
+    }
+
+    /// Does what the managers want done for links to other processes.
+    pub fn serve(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        while let Some(remote) = handoff.poll_remote() {
+            match remote {
+                Remote::Send(conn, message) => self.send(conn, &message, reactor, handoff, now),
+                Remote::Dial { worker, source } => {
+                    if let Some(found) = self.directory.look_up(worker, source, reactor, now) {
+                        self.found(found, reactor, handoff, now);
+                    }
+                }
+                Remote::HangUp(conn) => {
+                    self.links.remove(&conn);
+                    self.passing.link_down(conn, reactor);
+                    reactor.close_after_flush(conn);
+                }
+                Remote::BindSource(conn, session) => {
+                    let (worker, id) = (session.worker, session.session);
+                    let outcome = match session.transport {
+                        Transport::Shm => self.passing.offer(conn, session, handoff),
+                        other => Err(format!("{other:?} cannot be set up between processes by this version")),
+                    };
+                    handoff.bound_source(worker, id, outcome, now);
+                }
+                Remote::BindDestination(conn, session) => {
+                    let (worker, id, generation) = (session.worker, session.session, session.generation);
+                    let outcome = match session.transport {
+                        Transport::Shm => self.passing.call(conn, session, reactor, now),
+                        other => Err(format!("{other:?} cannot be set up between processes by this version")),
+                    };
+                    if let Err(why) = outcome {
+                        handoff.bound_destination(worker, id, generation, Err(why), now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Closes what is overdue and keeps the rest warm.
+    pub fn expire(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        self.passing.expire(reactor, now);
+        for found in self.directory.expire(reactor, now) {
+            self.found(found, reactor, handoff, now);
+        }
+        let mut late = Vec::new();
+        let mut due = Vec::new();
+        for (&conn, peering) in &mut self.links {
+            let open = peering.who.is_some();
+            let limit = if open { PEER_SILENCE_MAX } else { PEER_PROOF_TIME_MAX };
+            if now.saturating_duration_since(peering.heard) > limit {
+                late.push((conn, open));
+            } else if open && now >= peering.next_ping {
+                peering.next_ping = now + PEER_PING_EVERY;
+                // A link too full for a PING has other trouble, which silence will tell.
+                let _ = peering.link.ping(0, 0);
+                due.push(conn);
+            }
+        }
+        for (conn, open) in late {
+            reactor.close(conn);
+            self.down(
+                conn,
+                if open { "silent for too long" } else { "did not prove itself in time" },
+                reactor,
+                handoff,
+                now,
+            );
+        }
+        for conn in due {
+            self.flush(conn, reactor, handoff, now);
+        }
+    }
+
+    fn hello(&mut self) -> Hello {
+        self.connections += 1;
+        let version = |index: usize| {
+            env!("CARGO_PKG_VERSION").split('.').nth(index).and_then(|part| part.parse().ok()).unwrap_or(0)
+        };
+        Hello {
+            peer: self.own.peer,
+            connection: self.connections,
+            capabilities: 0,
+            software: [version(0), version(1), version(2)],
+            ranks: 1,
+            role: self.own.role,
+            nonce: random(),
+        }
+    }
+
+    fn add(
+        &mut self,
+        conn: ConnId,
+        link: Link,
+        dialled: Option<(WorkerId, Source)>,
+        address: Option<SocketAddr>,
+        now: Instant,
+    ) {
+        let peering =
+            Peering { link, dialled, address, who: None, heard: now, next_ping: now + PEER_PING_EVERY };
+        self.links.insert(conn, peering);
+    }
+
+    /// The registry has answered, or not: dials the control address.
+    fn found(&mut self, found: Found, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let Found { worker, source, control } = found;
+        let dialled = control.and_then(|address| {
+            let conn = reactor.connect(&address.into(), now + SESSION_SETUP_DEADLINE);
+            conn.map(|conn| (conn, address)).map_err(|reason| reason.to_string())
+        });
+        match dialled {
+            Ok((conn, address)) => {
+                let link = Link::new(Side::Dialer, self.hello(), self.own.key.clone());
+                self.add(conn, link, Some((worker, source)), Some(address), now);
+            }
+            Err(why) => {
+                event!(
+                    Warn,
+                    "peers",
+                    "prefill worker cannot be reached",
+                    source = format!("{source:?}"),
+                    why = why
+                );
+                handoff.dial_failed(worker, &source, now);
+            }
+        }
+    }
+
+    fn receive(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        match self.take_in(conn, reactor, handoff, now) {
+            Ok(()) => self.flush(conn, reactor, handoff, now),
+            Err(why) => {
+                reactor.close(conn);
+                self.down(conn, &why, reactor, handoff, now);
+            }
+        }
+    }
+
+    fn take_in(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) -> Result<(), String> {
+        loop {
+            let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
+            peering.heard = now;
+            let used =
+                peering.link.handle_input(reactor.received(conn)).map_err(|error| error.to_string())?;
+            reactor.consume(conn, used);
+            let mut opened = None;
+            let mut more = used > 0;
+            match peering.link.poll_event().map_err(|error| error.to_string())? {
+                Some(link::Event::Open(hello)) => opened = Some(*hello),
+                Some(link::Event::Message(message)) => {
+                    // Before it is known to be the newest connection of its peer nothing is heard from it.
+                    if peering.who.is_some() {
+                        handoff.receive(conn, &message, now);
+                    }
+                }
+                Some(link::Event::Pong { .. }) => {}
+                None => more = used > 0 && !reactor.received(conn).is_empty(),
+            }
+            if let Some(hello) = opened {
+                self.open(conn, &hello, reactor, handoff, now)?;
+            }
+            if !more {
+                return Ok(());
+            }
+        }
+    }
+
+    /// The peer is known: of its connections the newest counts.
+    fn open(
+        &mut self,
+        conn: ConnId,
+        hello: &Hello,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) -> Result<(), String> {
+        let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
+        let wanted = match self.own.role {
+            Role::Decode => Role::Prefill,
+            Role::Prefill | Role::Mixed => Role::Decode,
+        };
+        if hello.role != wanted {
+            return Err(format!("expected a {wanted:?} worker, found {:?}", hello.role));
+        }
+        peering.who = Some((hello.peer, hello.connection));
+        let dialled = peering.dialled.clone();
+        if let Some((worker, source)) = dialled {
+            event!(Info, "peers", "link to a prefill worker stands", source = format!("{source:?}"));
+            handoff.link_up(worker, &source, LinkName::Remote(conn), now);
+            return Ok(());
+        }
+        event!(Info, "peers", "a decode worker has linked", address = display(peering.address));
+        let older: Vec<ConnId> = self
+            .links
+            .iter()
+            .filter(|(other, peering)| {
+                **other != conn
+                    && peering.dialled.is_none()
+                    && peering.who.is_some_and(|(peer, _)| peer.id == hello.peer.id)
+            })
+            .map(|(&conn, _)| conn)
+            .collect();
+        for other in older {
+            let newer =
+                self.links.get(&other).and_then(|peering| peering.who).is_some_and(|(peer, number)| {
+                    peer.incarnation == hello.peer.incarnation && number > hello.connection
+                });
+            if newer {
+                return Err("an older connection of a peer that has a newer one".into());
+            }
+            reactor.close(other);
+            self.down(other, "replaced by a newer connection", reactor, handoff, now);
+        }
+        Ok(())
+    }
+
+    fn send(
+        &mut self,
+        conn: ConnId,
+        message: &Multipart,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
+        let Some(peering) = self.links.get_mut(&conn) else { return };
+        let Ok(Some(message)) = Message::decode(message.parts(), None) else {
+            debug_assert!(false, "a message of our own does not decode");
+            return;
+        };
+        match peering.link.send(&message) {
+            Ok(()) => self.flush(conn, reactor, handoff, now),
+            Err(error) => {
+                reactor.close(conn);
+                self.down(conn, &error.to_string(), reactor, handoff, now);
+            }
+        }
+    }
+
+    fn flush(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let Some(peering) = self.links.get_mut(&conn) else { return };
+        let bytes = peering.link.transmit();
+        if bytes.is_empty() {
+            return;
+        }
+        let count = bytes.len();
+        match reactor.send(conn, bytes) {
+            Ok(()) => peering.link.transmitted(count),
+            Err(error) => {
+                reactor.close(conn);
+                self.down(conn, &error.to_string(), reactor, handoff, now);
+            }
+        }
+    }
+
+    fn down(&mut self, conn: ConnId, why: &str, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let Some(peering) = self.links.remove(&conn) else { return };
+        event!(Warn, "peers", "link is down", address = display(peering.address), why = why);
+        self.passing.link_down(conn, reactor);
+        match &peering.dialled {
+            // Never open: nobody knows it by its link.
+            Some((worker, source)) if peering.who.is_none() => {
+                self.directory.forget(source);
+                handoff.dial_failed(*worker, source, now);
+            }
+            Some((_, source)) => {
+                self.directory.forget(source);
+                handoff.link_down(conn, now);
+            }
+            None => handoff.link_down(conn, now),
+        }
+    }
+}
+
+fn display(address: Option<SocketAddr>) -> String {
+    address.map_or("?".into(), |address| address.to_string())
+}

@@ -1,0 +1,204 @@
+//! Prefill and decode as processes of their own, on one host: same tokens as in one process, and either may
+//! die at any time without harm to the other.
+
+mod process;
+
+use process::{PATIENCE, Process, post};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
+const COMMON: [&str; 8] =
+    ["--port", "0", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
+
+fn start(command: &str, more: &[&str]) -> Process {
+    let mut args = vec![command, MODEL];
+    args.extend(COMMON);
+    args.extend(more);
+    Process::start(&args)
+}
+
+fn prefill(more: &[&str]) -> Process {
+    let mut args = vec!["--bootstrap-port", "0"];
+    args.extend(more);
+    start("prefill", &args)
+}
+
+/// A prompt that differs by `salt`, long enough for several pages and chunks.
+fn body(salt: u32, tokens: u32, max_tokens: u32) -> Value {
+    let prompt: Vec<u32> = (0..tokens).map(|i| 10 + (i * 7 + salt * 13) % 300).collect();
+    json!({
+        "prompt": prompt, "max_tokens": max_tokens, "temperature": 0.7, "seed": salt, "ignore_eos": true,
+        "logprobs": 3, "return_token_ids": true,
+    })
+}
+
+fn with_room(mut body: Value, prefill: &Process, room: u64) -> String {
+    body["bootstrap_host"] = json!("127.0.0.1");
+    body["bootstrap_port"] = json!(prefill.bootstrap_port);
+    body["bootstrap_room"] = json!(room);
+    body.to_string()
+}
+
+/// Both legs at once, as a router sends them.
+fn dual(prefill: SocketAddr, decode: SocketAddr, body: String) -> ((u16, String), (u16, String)) {
+    let same = body.clone();
+    let reader = thread::spawn(move || post(prefill, "/v1/completions", &same));
+    let answer = post(decode, "/v1/completions", &body);
+    (reader.join().unwrap(), answer)
+}
+
+fn choices(answer: &(u16, String)) -> Value {
+    assert_eq!(answer.0, 200, "{}", answer.1);
+    let answer: Value = serde_json::from_str(&answer.1).unwrap();
+    answer["choices"].clone()
+}
+
+#[test]
+fn two_processes_say_what_one_says_bit_for_bit() {
+    let mixed = start("serve", &["--mixed"]);
+    let split = start("serve", &["--chunked-prefill-size", "16"]);
+    let prefill = prefill(&["--chunked-prefill-size", "32", "--page-size", "8"]);
+    let decode = start("decode", &["--page-size", "16"]);
+    let mut running = Vec::new();
+    for salt in 0..6 {
+        let body = body(salt, 5 + salt * 29, 12);
+        let expected = choices(&mixed.post("/v1/completions", &body.to_string()));
+        assert_eq!(expected, choices(&split.post("/v1/completions", &body.to_string())));
+        let (from, to) = (prefill.address, decode.address);
+        let sent = with_room(body, &prefill, salt.into());
+        running.push((expected, thread::spawn(move || dual(from, to, sent))));
+    }
+    for (expected, legs) in running {
+        let (reader, writer) = legs.join().unwrap();
+        assert_eq!(choices(&writer), expected);
+        let first = &choices(&reader)[0];
+        assert_eq!(first["token_ids"][0], expected[0]["token_ids"][0], "prefill tells the first token");
+        assert_eq!(first["finish_reason"], "length");
+    }
+    prefill.await_idle();
+    decode.await_idle();
+    assert!(prefill.metric("baton_request_failures_total") == 0.0);
+}
+
+#[test]
+fn a_prefill_worker_that_dies_fails_its_requests_and_comes_back() {
+    let mut old = prefill(&[]);
+    let decode = start("decode", &[]);
+    let port = old.bootstrap_port.to_string();
+    let answer = dual(old.address, decode.address, with_room(body(1, 40, 4), &old, 1)).1;
+    let expected = choices(&answer);
+    // The decode leg alone: its prefill leg never comes, then the worker dies.
+    let (to, sent) = (decode.address, with_room(body(2, 40, 4), &old, 2));
+    let waiting = thread::spawn(move || post(to, "/v1/completions", &sent));
+    thread::sleep(Duration::from_millis(300));
+    let begun = Instant::now();
+    old.kill();
+    let (status, text) = waiting.join().unwrap();
+    assert_eq!(status, 502, "{text}");
+    assert!(begun.elapsed() < PATIENCE);
+    decode.await_idle();
+    // Under the same registry port, but as a new incarnation.
+    let new = start("prefill", &["--bootstrap-port", &port]);
+    thread::sleep(Duration::from_millis(1200));
+    let again = dual(new.address, decode.address, with_room(body(1, 40, 4), &new, 3)).1;
+    assert_eq!(choices(&again), expected);
+    decode.await_idle();
+    new.await_idle();
+}
+
+#[test]
+fn a_decode_worker_that_dies_frees_prefill() {
+    let prefill = prefill(&["--chunked-prefill-size", "16"]);
+    let mut old = start("decode", &[]);
+    let _ = dual(prefill.address, old.address, with_room(body(1, 40, 4), &prefill, 1));
+    // Many long prompts are under way when it dies.
+    let legs: Vec<_> = (0..4)
+        .map(|i| {
+            let (from, to) = (prefill.address, old.address);
+            let sent = with_room(body(i, 200, 200), &prefill, 10 + u64::from(i));
+            thread::spawn(move || dual(from, to, sent))
+        })
+        .collect();
+    thread::sleep(Duration::from_millis(30));
+    old.kill();
+    for leg in legs {
+        let _ = leg.join().unwrap();
+    }
+    prefill.await_idle();
+    let new = start("decode", &[]);
+    let answer = dual(prefill.address, new.address, with_room(body(1, 40, 4), &prefill, 50)).1;
+    choices(&answer);
+    prefill.await_idle();
+    new.await_idle();
+}
+
+#[test]
+fn legs_that_never_meet_and_clients_that_leave_leak_nothing() {
+    let prefill = prefill(&[]);
+    let decode = start("decode", &[]);
+    for i in 0..5 {
+        for address in [prefill.address, decode.address] {
+            let body = with_room(
+                body(i, 60, 8),
+                &prefill,
+                1000 + u64::from(i) + u64::from(address == decode.address) * 100,
+            );
+            let head =
+                format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n", body.len());
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
+            thread::sleep(Duration::from_millis(20));
+            drop(stream);
+        }
+    }
+    prefill.await_idle();
+    decode.await_idle();
+    choices(&dual(prefill.address, decode.address, with_room(body(9, 60, 8), &prefill, 5)).1);
+}
+
+#[test]
+fn workers_that_do_not_fit_say_which_field_differs() {
+    let prefill = prefill(&[]);
+    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-f32");
+    let decode = Process::start(&["decode", other, "--port", "0", "--kv-memory", "8MiB", "--threads", "1"]);
+    let (status, _) = decode.post("/v1/completions", &with_room(body(1, 20, 4), &prefill, 1));
+    assert_eq!(status, 502);
+    decode.await_idle();
+}
+
+#[test]
+fn the_fake_source_serves_decode_alone() {
+    let decode = start("decode", &["--transfer", "fake"]);
+    for room in 0..20 {
+        let mut body = body(room, 30, 6);
+        body["bootstrap_host"] = json!("2.2.2.2");
+        body["bootstrap_room"] = json!(room);
+        let answer = decode.post("/v1/completions", &body.to_string());
+        assert_eq!(choices(&answer)[0]["token_ids"].as_array().unwrap().len(), 6);
+    }
+    decode.await_idle();
+}
+
+#[test]
+fn the_registry_answers_as_sglangs() {
+    let prefill = prefill(&[]);
+    let registry = SocketAddr::new(prefill.address.ip(), prefill.bootstrap_port);
+    let get = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(registry).unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n");
+        std::io::Write::write_all(&mut stream, request.as_bytes()).unwrap();
+        let mut answer = String::new();
+        std::io::Read::read_to_string(&mut stream, &mut answer).unwrap();
+        answer
+    };
+    let all = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+    let topology = get(&format!("/route?{all}"));
+    assert!(topology.starts_with("HTTP/1.1 200") && topology.contains("\"attn_tp_size\":1"), "{topology}");
+    assert!(get(&format!("/route?{}", all.replace("-1", "0"))).contains("\"rank_port\""));
+    assert!(get(&format!("/route?{}", all.replace("-1", "7"))).starts_with("HTTP/1.1 404"));
+    assert!(get("/route").starts_with("HTTP/1.1 400"));
+    assert!(get("/health").ends_with("OK"));
+}

@@ -38,7 +38,7 @@ use crate::obs::registry as figures;
 use crate::sched::config::SchedConfig;
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::{self, Engine};
-use crate::sched::mail::Mail;
+use crate::sched::mail::{Mail, events_per_turn};
 use crate::sched::mailbox::Command;
 use crate::sched::mixed::MixedWorker;
 use crate::sched::prefill::PrefillWorker;
@@ -509,7 +509,7 @@ impl Process {
     ) -> Result<Running, RoleError> {
         let stop = Arc::new(AtomicBool::new(false));
         let (events, events_in) =
-            channel::bounded(event_ring(&loaded.sched, loaded.slots * self.members.len()));
+            channel::bounded(event_ring(loaded.slots * self.members.len()));
         let mail = Mail::new(self.engine_commands.1, events, ctl.clone());
         let io = |error| RoleError::Io("cannot start a thread", error);
         let Loaded { files, forward, sched, layout, pages, transports, data, spin, .. } = loaded;
@@ -617,10 +617,9 @@ fn mover_ring(slots: usize) -> usize {
     slots * 4 + SESSIONS_MAX + 64
 }
 
-/// A step's tokens and every slot's Finished and Released at once, twice over, so that `ctl` may be a turn
-/// behind.
-fn event_ring(sched: &SchedConfig, slots: usize) -> usize {
-    2 * (sched.max_running * 2 + slots * 4) + 64
+/// What one turn may tell, twice over, so that `ctl` may be a turn behind.
+fn event_ring(slots: usize) -> usize {
+    2 * events_per_turn(slots)
 }
 
 fn kv_memory(memory: &Memory) -> KvMemory {

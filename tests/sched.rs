@@ -364,7 +364,7 @@ fn pages_of_an_ended_transfer_wait_for_its_lease() {
     rig.abort(legs.prefill.unwrap());
     (0..5).for_each(|_| _ = rig.turn());
     assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(Outcome::Failed(Cause::ClientGone)));
-    assert_eq!(rig.stats(FIRST).pages_leased.load(Relaxed), 10);
+    assert_eq!(rig.stats(FIRST).pages().leased, 10);
     assert!(!rig.told[&legs.prefill.unwrap()].released);
     rig.mover.as_mut().unwrap().speed = 1;
     rig.finish();

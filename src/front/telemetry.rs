@@ -51,9 +51,13 @@ impl Telemetry {
         let sum = |figure: fn(&WorkerStats) -> &AtomicU32| -> u32 {
             self.workers.iter().map(|worker| get(figure(&worker.stats))).sum()
         };
-        let tokens = |worker: &Watched, pages: u32| u64::from(pages) * u64::from(worker.page_size);
-        let used: u64 = self.workers.iter().map(|worker| tokens(worker, worker.taken())).sum();
-        let total: u64 = self.workers.iter().map(|worker| tokens(worker, worker.total())).sum();
+        let (mut used, mut total) = (0, 0);
+        for worker in &self.workers {
+            let pages = worker.stats.pages();
+            let tokens = |pages: u32| u64::from(pages) * u64::from(worker.page_size);
+            used += tokens(pages.in_use + pages.leased);
+            total += tokens(pages.total());
+        }
         let running = sum(|stats| &stats.running);
         let waiting = sum(|stats| &stats.waiting) + sum(|stats| &stats.bootstrapping);
         let moving = sum(|stats| &stats.transferring) + sum(|stats| &stats.arrived);
@@ -82,14 +86,6 @@ impl Telemetry {
 }
 
 impl Watched {
-    fn taken(&self) -> u32 {
-        get(&self.stats.pages_in_use) + get(&self.stats.pages_leased)
-    }
-
-    fn total(&self) -> u32 {
-        self.taken() + get(&self.stats.pages_free) + get(&self.stats.pages_cached)
-    }
-
     fn refresh(&self) {
         let stats = &*self.stats;
         let count = |figure: &AtomicU32| get(figure) as usize;
@@ -108,11 +104,12 @@ impl Watched {
             EngineType::Unified => depths.queued = count(&stats.waiting),
         }
         self.metrics.set_depths(depths);
+        let pages = stats.pages();
         self.metrics.set_pages(PageCounts {
-            free: count(&stats.pages_free),
-            cached: count(&stats.pages_cached),
-            in_use: count(&stats.pages_in_use),
-            leased: count(&stats.pages_leased),
+            free: pages.free as usize,
+            cached: pages.cached as usize,
+            in_use: pages.in_use as usize,
+            leased: pages.leased as usize,
         });
         self.metrics.prompt_tokens.raise_to(stats.prompt_tokens_total.load(Ordering::Relaxed));
         self.metrics.generation_tokens.raise_to(stats.generated_tokens_total.load(Ordering::Relaxed));

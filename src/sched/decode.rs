@@ -76,13 +76,13 @@ impl DecodeWorker {
             id,
             config,
             pool: PagePool::new(kv.pages),
+            stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
             receiver,
             slots: Slots::new(slots),
             line: Line::new(slots),
             arrived: Line::new(slots),
             running: Running::new(config.max_running),
-            stats: Arc::default(),
         }
     }
 

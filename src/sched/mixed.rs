@@ -50,11 +50,11 @@ impl MixedWorker {
             id,
             config,
             pool: PagePool::new(kv.pages),
+            stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
             slots: Slots::new(slots),
             chunks: Chunks::new(config, slots),
             running: Running::new(config.max_running),
-            stats: Arc::default(),
         }
     }
 

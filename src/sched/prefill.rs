@@ -70,11 +70,11 @@ impl PrefillWorker {
             id,
             config,
             pool: PagePool::new(kv.pages),
+            stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
             sender,
             slots: Slots::new(slots),
             chunks: Chunks::new(config, slots),
-            stats: Arc::default(),
         }
     }
 

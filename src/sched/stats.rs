@@ -1,20 +1,15 @@
-//! What a worker tells of itself: single numbers, written by the engine each turn and read by `ctl` at any
-//! time. They need not fit together to the last one.
+//! What a worker tells of itself: numbers written by the engine each turn and read by `ctl` at any time.
+//! Page counts are of one instant, as their sum is promised; the rest need not fit together to the last one.
 
 use crate::kv::pool::PageCounts;
+use crate::obs::registry::GaugeGroup;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// Figures of one worker.
 #[derive(Debug, Default)]
 pub struct WorkerStats {
-    /// Pages that nobody holds.
-    pub pages_free: AtomicU32,
-    /// Pages kept for their content.
-    pub pages_cached: AtomicU32,
-    /// Pages of requests.
-    pub pages_in_use: AtomicU32,
-    /// Pages without a request that a transfer may still touch.
-    pub pages_leased: AtomicU32,
+    /// In the order of [`PageCounts`].
+    pages: GaugeGroup<4>,
     /// Requests whose other side has not been heard of: bootstrap queue, or waiting for a session.
     pub bootstrapping: AtomicU32,
     /// Requests that wait for pages or for their turn: waiting queue of prefill and mixed, preallocation
@@ -49,12 +44,22 @@ pub(in crate::sched) struct Census {
 }
 
 impl WorkerStats {
+    /// Of a worker without requests, whose pages are all free.
+    pub fn new(pages: u32) -> WorkerStats {
+        let stats = WorkerStats::default();
+        stats.pages.set([pages.into(), 0, 0, 0]);
+        stats
+    }
+
+    /// Pages of the pool by state, all of one instant.
+    pub fn pages(&self) -> PageCounts {
+        let [free, cached, in_use, leased] = self.pages.values().map(|count| count as u32);
+        PageCounts { free, cached, in_use, leased }
+    }
+
     pub(in crate::sched) fn publish(&self, pages: PageCounts, census: Census) {
         let set = |gauge: &AtomicU32, value| gauge.store(value, Ordering::Relaxed);
-        set(&self.pages_free, pages.free);
-        set(&self.pages_cached, pages.cached);
-        set(&self.pages_in_use, pages.in_use);
-        set(&self.pages_leased, pages.leased);
+        self.pages.set([pages.free, pages.cached, pages.in_use, pages.leased].map(u64::from));
         set(&self.bootstrapping, census.bootstrapping);
         set(&self.waiting, census.waiting);
         set(&self.transferring, census.transferring);

@@ -444,7 +444,7 @@ impl Rig {
         assert_eq!(self.turn(), Activity::Idle);
         for front in &self.fronts {
             let stats = &front.stats;
-            assert_eq!(stats.pages_free.load(Relaxed), front.pages, "{stats:?}");
+            assert_eq!(stats.pages().free, front.pages, "{stats:?}");
             for queue in [
                 &stats.bootstrapping,
                 &stats.waiting,

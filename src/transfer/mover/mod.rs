@@ -10,6 +10,7 @@ pub mod source;
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId};
 use crate::stdx::bell::Bell;
+use crate::stdx::seal::seal_thread;
 use crate::sys::event::{EventCounter, Interest, WaitSet};
 use crate::transfer::command::SessionId;
 use destination::DestinationMover;
@@ -88,6 +89,7 @@ impl Mover {
 
     /// The thread function: turns until `stop`, parked when there is nothing to do.
     pub fn run(mut self, waiter: &Waiter, stop: &AtomicBool) {
+        let _seal = seal_thread();
         let mut idle = 0;
         while !stop.load(Ordering::Relaxed) {
             if self.step() {

@@ -1,0 +1,395 @@
+//! Every endpoint and field of the outer interface, streamed and not.
+
+use crate::server::Server;
+use baton::front::http::Method;
+use serde_json::{Value, json};
+
+/// A body with these fields besides.
+fn with(mut body: Value, more: Value) -> Value {
+    body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    body
+}
+
+fn completion(more: Value) -> Value {
+    with(json!({"prompt": [17, 309, 11, 40], "max_tokens": 40, "temperature": 0, "ignore_eos": true}), more)
+}
+
+fn chat(more: Value) -> Value {
+    let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
+    with(json!({"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": true}), more)
+}
+
+fn list(value: &Value) -> &Vec<Value> {
+    value.as_array().unwrap_or_else(|| panic!("no list: {value}"))
+}
+
+fn texts(value: &Value) -> Vec<&str> {
+    list(value).iter().map(|text| text.as_str().unwrap()).collect()
+}
+
+#[test]
+fn completions_take_prompts_in_all_forms() {
+    let server = Server::start(&[]);
+    let ask = |body: Value| server.post("/v1/completions", &body).ok();
+    let ids = server.post("/tokenize", &json!({"prompt": "Hello, world"})).ok()["tokens"].clone();
+    let prompt_ids = json!({"return_token_ids": true});
+    let text = ask(with(completion(json!({"prompt": "Hello, world"})), prompt_ids.clone()));
+    let as_ids = ask(with(completion(json!({"prompt": ids})), prompt_ids.clone()));
+    assert_eq!(text["choices"], as_ids["choices"]);
+    assert_eq!(text["choices"][0]["prompt_token_ids"], ids);
+    let several = ask(with(completion(json!({"prompt": ["Hello, world", "Good bye", "Hello, world"]})), prompt_ids.clone()));
+    let choices = list(&several["choices"]);
+    assert_eq!(choices.len(), 3);
+    for (index, choice) in choices.iter().enumerate() {
+        assert_eq!(choice["index"], index);
+        assert_eq!(choice["text"] == text["choices"][0]["text"], index != 1);
+    }
+    let lists = ask(with(completion(json!({"prompt": [ids, [5], ids]})), prompt_ids));
+    assert_eq!(lists["choices"][2]["token_ids"], choices[2]["token_ids"]);
+    assert_eq!(lists["choices"][1]["prompt_token_ids"], json!([5]));
+    let count = list(&ids).len() as u64;
+    assert_eq!(lists["usage"], json!({"prompt_tokens": 2 * count + 1, "completion_tokens": 120,
+        "total_tokens": 2 * count + 121, "prompt_tokens_details": {"cached_tokens": 0}}));
+    for answer in [&text, &several] {
+        assert_eq!(answer["object"], "text_completion");
+        assert_eq!(answer["model"], "tiny");
+        assert!(answer["id"].as_str().unwrap().starts_with("cmpl-") && answer["created"].as_u64().unwrap() > 1_600_000_000);
+    }
+    let own = ask(completion(json!({"model": "tiny"})));
+    assert_eq!(own["choices"][0]["finish_reason"], "length");
+    assert_eq!(list(&ask(json!({"prompt": "a", "ignore_eos": true, "return_token_ids": true}))["choices"][0]["token_ids"]).len(), 16);
+}
+
+#[test]
+fn samples_differ_and_seeds_repeat() {
+    let server = Server::start(&[]);
+    for (path, body, text) in [
+        ("/v1/completions", completion(json!({"temperature": 1.3, "n": 4, "seed": 5})), "/text"),
+        ("/v1/chat/completions", chat(json!({"temperature": 1.3, "n": 4, "seed": 5})), "/message/content"),
+    ] {
+        let ask = |body: &Value| server.post(path, body).ok();
+        let answer = ask(&body);
+        let texts: Vec<&str> =
+            list(&answer["choices"]).iter().map(|choice| choice.pointer(text).unwrap().as_str().unwrap()).collect();
+        assert_eq!(texts.len(), 4);
+        for (i, a) in texts.iter().enumerate() {
+            assert_eq!(answer["choices"][i]["index"], i);
+            assert!(texts[..i].iter().all(|b| a != b), "{texts:?}");
+        }
+        // The prompt is counted once.
+        let one = ask(&with(body.clone(), json!({"n": 1})));
+        assert_eq!(answer["usage"]["prompt_tokens"], one["usage"]["prompt_tokens"]);
+        assert_eq!(answer["usage"]["completion_tokens"], 160);
+        assert_eq!(ask(&body)["choices"], answer["choices"]);
+        let other = with(body.clone(), json!({"seed": 6}));
+        assert_ne!(ask(&other)["choices"], answer["choices"]);
+        let unseeded = with(body.clone(), json!({"seed": null}));
+        assert_ne!(ask(&unseeded)["choices"], ask(&unseeded)["choices"]);
+    }
+}
+
+#[test]
+fn an_echo_comes_first() {
+    let server = Server::start(&[]);
+    let plain = server.post("/v1/completions", &completion(json!({"prompt": "Hello"}))).ok();
+    let body = completion(json!({"prompt": "Hello", "echo": true}));
+    let text = format!("Hello{}", plain["choices"][0]["text"].as_str().unwrap());
+    assert_eq!(server.post("/v1/completions", &body).ok()["choices"][0]["text"], text);
+    let events = server.post("/v1/completions", &with(body, json!({"stream": true}))).events();
+    assert_eq!(joined(&events, "/text"), text);
+}
+
+/// The texts of a stream's only choice, one after the other.
+fn joined(events: &[Value], text: &str) -> String {
+    let pieces = events.iter().filter_map(|event| event.pointer(&format!("/choices/0{text}"))?.as_str());
+    pieces.collect()
+}
+
+#[test]
+fn stop_strings_end_the_text_before_them() {
+    let server = Server::start(&[]);
+    let ask = |more: Value| server.post("/v1/completions", &completion(more)).ok()["choices"][0].clone();
+    let whole = ask(json!({"logprobs": 0, "return_token_ids": true}));
+    let text = whole["text"].as_str().unwrap();
+    let tokens = texts(&whole["logprobs"]["tokens"]);
+    let plain = |token: &str| !token.is_empty() && token.chars().all(|c| c.is_ascii_graphic() || c == ' ');
+    // The end of one token and the start of the next, which the text does not hold before.
+    let across = tokens.windows(2).filter(|pair| pair.iter().all(|token| plain(token)));
+    let across: Vec<String> =
+        across.map(|pair| format!("{}{}", &pair[0][pair[0].len() - 1..], &pair[1][..1])).collect();
+    assert!(across.len() > 2, "the model says nothing to stop at: {tokens:?}");
+    let inside = tokens.iter().find(|token| plain(token) && token.len() > 1).map(|token| token[1..].to_owned());
+    for stop in across.iter().chain(&inside) {
+        let expected = &text[..text.find(stop.as_str()).unwrap()];
+        for stop in [json!(stop), json!(["never said", stop])] {
+            let body = json!({"stop": stop});
+            let choice = ask(body.clone());
+            assert_eq!(choice["text"], expected);
+            assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), stop.get(1).unwrap_or(&stop)));
+            let body = completion(with(body, json!({"stream": true})));
+            let events = server.post("/v1/completions", &body).events();
+            assert_eq!(joined(&events, "/text"), expected, "some of {stop} was streamed");
+            assert_eq!(events.last().unwrap()["choices"][0]["finish_reason"], "stop");
+        }
+    }
+    let never = ask(json!({"stop": "never said", "logprobs": 0, "return_token_ids": true}));
+    assert_eq!(never, whole);
+    server.wait_until_idle();
+}
+
+#[test]
+fn stop_ids_and_the_end_of_sequence_end_it() {
+    let server = Server::start(&[]);
+    let ask = |more: Value| {
+        let body = completion(with(json!({"return_token_ids": true}), more));
+        server.post("/v1/completions", &body).ok()["choices"][0].clone()
+    };
+    let whole = ask(json!({}));
+    let ids = list(&whole["token_ids"]);
+    let stop = &ids[9];
+    let end = ids.iter().position(|id| id == stop).unwrap();
+    let choice = ask(json!({"stop_token_ids": [stop]}));
+    assert_eq!(list(&choice["token_ids"])[..], ids[..=end]);
+    assert_eq!((&choice["finish_reason"], &choice["stop_reason"]), (&json!("stop"), stop));
+    assert!(whole["text"].as_str().unwrap().starts_with(choice["text"].as_str().unwrap()));
+    // So hot that each id is as likely as any other: an end of sequence (2) comes within 400.
+    let hot = json!({"temperature": 1000, "seed": 3, "max_tokens": 400});
+    let on = ask(hot.clone());
+    let off = ask(with(hot, json!({"ignore_eos": false})));
+    let (on_ids, off_ids) = (list(&on["token_ids"]), list(&off["token_ids"]));
+    assert_eq!((on_ids.len(), on["finish_reason"].as_str()), (400, Some("length")));
+    assert!(off_ids.len() < 400);
+    assert_eq!(off_ids[..], on_ids[..off_ids.len()]);
+    assert_eq!(off_ids.iter().position(|id| id == 2), Some(off_ids.len() - 1));
+    assert_eq!((off["finish_reason"].as_str(), &off["stop_reason"]), (Some("stop"), &Value::Null));
+    assert!(!off["text"].as_str().unwrap().contains("<|im_end|>"));
+}
+
+#[test]
+fn logprobs_are_one_finite_number_per_id() {
+    let server = Server::start(&[]);
+    for k in [0, 1, 5, 20] {
+        let body = completion(json!({"logprobs": k, "return_token_ids": true, "temperature": 1, "seed": 1}));
+        let choice = server.post("/v1/completions", &body).ok()["choices"][0].clone();
+        let logprobs = &choice["logprobs"];
+        assert_eq!(list(&choice["token_ids"]).len(), 40);
+        assert_eq!(list(&logprobs["text_offset"])[0], 0);
+        for (index, number) in list(&logprobs["token_logprobs"]).iter().enumerate() {
+            let number = number.as_f64().unwrap();
+            assert!(number <= 0.0 && number.is_finite());
+            let top = logprobs["top_logprobs"][index].as_object().unwrap();
+            assert!(!top.is_empty() && top.len() <= k + 1, "{top:?}");
+            let token = logprobs["tokens"][index].as_str().unwrap();
+            assert_eq!(top[token].as_f64(), Some(number));
+        }
+        assert_eq!(list(&logprobs["tokens"]).len(), 40);
+    }
+    let plain = server.post("/v1/completions", &completion(json!({}))).ok();
+    assert_eq!(plain["choices"][0]["logprobs"], Value::Null);
+}
+
+#[test]
+fn a_stream_ends_with_usage_if_asked_for() {
+    let server = Server::start(&[]);
+    for (path, body, object) in [
+        ("/v1/completions", completion(json!({"stream": true})), "text_completion"),
+        ("/v1/chat/completions", chat(json!({"stream": true})), "chat.completion.chunk"),
+    ] {
+        let usage = server.post(path, &with(body.clone(), json!({"stream": false}))).ok()["usage"].clone();
+        let events = server.post(path, &body).events();
+        assert!(events.iter().all(|event| event.get("usage").is_none() && event["object"] == object));
+        assert!(events.iter().all(|event| list(&event["choices"]).len() == 1));
+        let mut client = server.connect();
+        client.post(path, &with(body, json!({"stream_options": {"include_usage": true}})));
+        let reply = client.reply(Method::Post);
+        let events = reply.events();
+        let (last, rest) = events.split_last().unwrap();
+        assert_eq!((&last["choices"], &last["usage"]), (&json!([]), &usage));
+        assert!(rest.iter().all(|event| event["usage"].is_null() && event.get("usage").is_some()));
+        assert_eq!(rest.last().unwrap()["choices"][0]["finish_reason"], "length");
+        assert!(rest.iter().all(|event| event["id"] == last["id"]));
+        // A proper end of the body: the connection goes on.
+        assert!(reply.keep_alive);
+        client.send(Method::Get, "/health", &[], None);
+        assert_eq!(client.reply(Method::Get).status(), 200);
+    }
+}
+
+#[test]
+fn chat_answers_in_a_message() {
+    let server = Server::start(&[]);
+    let ask = |more: Value| server.post("/v1/chat/completions", &chat(more)).ok();
+    let answer = ask(json!({"logprobs": true, "top_logprobs": 4, "return_token_ids": true}));
+    assert_eq!(answer["object"], "chat.completion");
+    assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    let prompt = json!({"messages": [{"role": "user", "content": "What is the capital of France?"}]});
+    let tokenised = server.post("/tokenize", &prompt).ok();
+    assert_eq!(answer["prompt_token_ids"], tokenised["tokens"]);
+    assert_eq!(answer["usage"]["prompt_tokens"], tokenised["count"]);
+    let choice = &answer["choices"][0];
+    assert_eq!((&choice["message"]["role"], &choice["finish_reason"]), (&json!("assistant"), &json!("length")));
+    assert_eq!(list(&choice["token_ids"]).len(), 40);
+    let content = list(&choice["logprobs"]["content"]);
+    assert_eq!(content.len(), 40);
+    let mut bytes = Vec::new();
+    for token in content {
+        assert!(token["logprob"].as_f64().unwrap() <= 0.0);
+        let top = list(&token["top_logprobs"]);
+        assert_eq!(top.len(), 4);
+        // Greedy: the chosen one is the best.
+        assert_eq!((&top[0]["token"], &top[0]["logprob"]), (&token["token"], &token["logprob"]));
+        bytes.extend(list(&token["bytes"]).iter().map(|byte| byte.as_u64().unwrap() as u8));
+    }
+    let text = choice["message"]["content"].as_str().unwrap();
+    let special = |text: &str| text.replace("<|endoftext|>", "").replace("<|im_start|>", "").replace("<|im_end|>", "");
+    assert_eq!(text, special(&String::from_utf8_lossy(&bytes)));
+    let plain = ask(json!({}));
+    assert_eq!(plain["choices"][0]["message"]["content"], text);
+    assert_eq!(plain["choices"][0]["logprobs"], Value::Null);
+    assert!(plain["choices"][0].get("token_ids").is_none());
+    let renamed = ask(json!({"max_tokens": null, "max_completion_tokens": 40}));
+    assert_eq!(renamed["choices"], plain["choices"]);
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}]);
+    assert_eq!(ask(json!({"messages": parts}))["choices"], plain["choices"]);
+    // Without a length it goes on to the end of the context.
+    let long = ask(json!({"max_tokens": null}));
+    assert_eq!(long["usage"]["total_tokens"], 512);
+}
+
+#[test]
+fn a_chat_stream_opens_each_choice_and_cuts_no_character() {
+    let server = Server::start(&[]);
+    let more = json!({"n": 2, "temperature": 1.5, "seed": 4, "max_tokens": 200});
+    let whole = server.post("/v1/chat/completions", &chat(more.clone())).ok();
+    let body = chat(with(more, json!({"stream": true})));
+    let events = server.post("/v1/chat/completions", &body).events();
+    for index in 0..2 {
+        let own: Vec<&Value> =
+            events.iter().map(|event| &event["choices"][0]).filter(|choice| choice["index"] == index).collect();
+        assert_eq!(own[0]["delta"], json!({"role": "assistant", "content": ""}));
+        let text: String = own.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        assert_eq!(text, whole["choices"][index]["message"]["content"].as_str().unwrap());
+        let reasons: Vec<&str> = own.iter().filter_map(|choice| choice["finish_reason"].as_str()).collect();
+        assert_eq!(reasons, ["length"]);
+        assert!(!own.last().unwrap()["finish_reason"].is_null());
+    }
+}
+
+#[test]
+fn generate_answers_as_sglang() {
+    let server = Server::start(&[]);
+    let body = json!({"input_ids": [17, 309, 11, 40], "return_logprob": true, "rid": "mine",
+        "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": true}});
+    let answer = server.post("/generate", &body).ok();
+    let same = server.post("/v1/completions", &completion(json!({"logprobs": 0, "return_token_ids": true}))).ok();
+    let choice = &same["choices"][0];
+    assert_eq!((&answer["text"], &answer["output_ids"]), (&choice["text"], &choice["token_ids"]));
+    let meta = &answer["meta_info"];
+    assert_eq!(meta["id"], "mine");
+    assert_eq!(meta["finish_reason"], json!({"type": "length", "length": 40}));
+    assert_eq!((&meta["prompt_tokens"], &meta["completion_tokens"], &meta["cached_tokens"]), (&json!(4), &json!(40), &json!(0)));
+    assert_eq!(meta["input_token_logprobs"], json!([]));
+    for (index, triple) in list(&meta["output_token_logprobs"]).iter().enumerate() {
+        let expected = json!([choice["logprobs"]["token_logprobs"][index], choice["token_ids"][index], null]);
+        assert_eq!(triple, &expected);
+    }
+    let events = server.post("/generate", &with(body.clone(), json!({"stream": true}))).events();
+    assert_eq!(events.last().unwrap(), &answer);
+    assert!(events.windows(2).all(|pair| {
+        pair[1]["text"].as_str().unwrap().starts_with(pair[0]["text"].as_str().unwrap())
+    }));
+    let text = json!({"text": ["Hello", "Good bye"], "sampling_params": {"max_new_tokens": 3, "n": 2, "ignore_eos": true}});
+    let answers = server.post("/generate", &text).ok();
+    assert_eq!(list(&answers).len(), 4);
+    assert!(list(&answers).iter().all(|one| one["meta_info"].get("output_token_logprobs").is_none()));
+    let one = server.post("/generate", &json!({"text": "Hello"})).ok();
+    assert!(one["text"].is_string() && one["meta_info"]["completion_tokens"].as_u64().unwrap() <= 128);
+}
+
+#[test]
+fn text_goes_to_ids_and_back() {
+    let server = Server::start(&[]);
+    for text in ["Hello, world!", "naïve 日本 \n\t", "<|im_start|>user"] {
+        let answer = server.post("/tokenize", &json!({"prompt": text, "return_token_strs": true})).ok();
+        let tokens = list(&answer["tokens"]);
+        assert_eq!((answer["count"].as_u64(), answer["max_model_len"].as_u64()), (Some(tokens.len() as u64), Some(512)));
+        assert_eq!(list(&answer["token_strs"]).len(), tokens.len());
+        let back = server.post("/detokenize", &json!({"tokens": tokens})).ok();
+        assert_eq!(back, json!({"prompt": text}));
+    }
+}
+
+#[test]
+fn a_server_tells_about_itself() {
+    for (layout, workers) in [(&["--mixed"][..], 1.0), (&[], 2.0)] {
+        let server = Server::start(layout);
+        for path in ["/health", "/readiness", "/health_generate"] {
+            assert_eq!(server.get(path).status(), 200, "{path}");
+        }
+        assert_eq!(server.request(Method::Head, "/health", &[], b"").body, b"");
+        let models = server.get("/v1/models").ok();
+        assert_eq!((&models["object"], &models["data"][0]["id"]), (&json!("list"), &json!("tiny")));
+        assert_eq!(models["data"][0]["max_model_len"], 512);
+        let info = server.get("/server_info").ok();
+        let pages = server.metrics().sum("baton_pages", "") / workers;
+        assert_eq!(info["max_total_tokens"].as_f64(), Some(pages * 16.0));
+        for (name, value) in [
+            ("served_model_name", json!("tiny")),
+            ("context_length", json!(512)),
+            ("page_size", json!(16)),
+            ("status", json!("ready")),
+            ("tp_size", json!(1)),
+            ("disaggregation_mode", json!("null")),
+        ] {
+            assert_eq!(info[name], value, "{name}");
+        }
+        assert_eq!(server.get("/get_server_info").ok(), info);
+        let model = server.get("/model_info").ok();
+        assert_eq!((&model["is_generation"], &model["model_type"]), (&json!(true), &json!("llama")));
+        assert_eq!(server.get("/get_model_info").ok(), model);
+        let loads = server.get("/v1/loads").ok();
+        let load = &loads["loads"][0];
+        assert_eq!((&load["num_total_reqs"], &load["num_used_tokens"]), (&json!(0), &json!(0)));
+        assert_eq!(load["max_total_num_tokens"].as_f64(), Some(pages * 16.0 * workers));
+        let version = server.get("/version").ok();
+        assert_eq!(version["version"], env!("CARGO_PKG_VERSION"));
+        assert_eq!(server.post("/flush_cache", &json!({})).ok()["success"], true);
+        assert_eq!(server.request(Method::Post, "/flush_cache", &[], b"").status(), 200);
+    }
+}
+
+#[test]
+fn a_request_keeps_its_name() {
+    let server = Server::start(&[]);
+    let body = completion(json!({})).to_string();
+    let reply = server.request(Method::Post, "/v1/completions", &[("x-request-id", "abc-1")], body.as_bytes());
+    assert_eq!(reply.head.headers.get("x-request-id"), Some("abc-1"));
+    assert_eq!(reply.ok()["id"], "cmpl-abc-1");
+    let made = |reply: crate::client::Reply| reply.head.headers.get("x-request-id").unwrap().to_owned();
+    let (a, b) = (made(server.get("/health")), made(server.get("/nowhere")));
+    assert!(!a.is_empty() && a != b);
+}
+
+#[test]
+fn timings_tell_where_the_time_went() {
+    let server = Server::start(&[]);
+    let body = completion(json!({"return_timings": true}));
+    let timings = server.post("/v1/completions", &body).ok()["timings"].clone();
+    assert_eq!((&timings["prefill_tokens"], &timings["decode_tokens"]), (&json!(4), &json!(39)));
+    assert_eq!(timings["transport"], "shm");
+    assert_eq!(timings["handover_bytes"].as_u64(), Some(8 << 10));
+    for name in ["queue_ms", "bootstrap_ms", "prefill_ms", "handover_ms", "join_ms", "decode_ms"] {
+        assert!(timings[name].as_f64().is_some_and(|ms| ms >= 0.0), "{name}: {timings}");
+    }
+    let events = server.post("/v1/completions", &with(body, json!({"stream": true}))).events();
+    assert_eq!(events.last().unwrap()["timings"]["decode_tokens"], 39);
+}
+
+/// The fields that routers add for a hand-off are read and, where both workers are here, need not be obeyed.
+#[test]
+fn a_routers_fields_are_accepted() {
+    let server = Server::start(&[]);
+    let expected = server.post("/v1/completions", &completion(json!({}))).ok();
+    let added = json!({"bootstrap_host": null, "bootstrap_port": null, "bootstrap_room": null, "cache_salt": "s", "user": "u"});
+    assert_eq!(server.post("/v1/completions", &completion(added)).ok()["choices"], expected["choices"]);
+}

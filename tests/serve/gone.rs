@@ -1,0 +1,120 @@
+//! Clients that go away: what they asked for ends on both workers, and nothing stays held.
+
+use crate::server::{Server, endless};
+use serde_json::json;
+
+const LAYOUTS: [&[&str]; 3] = [&["--mixed"], &[], &["--prefill-workers", "2", "--decode-workers", "2"]];
+
+#[test]
+fn a_stream_that_nobody_reads_ends() {
+    for layout in LAYOUTS {
+        let flags = [&["--max-running-requests", "2", "--max-queued-requests", "3"], layout].concat();
+        let server = Server::start_long(&flags);
+        let pools = server.metrics().pools();
+        // Several times the slots there are.
+        for _ in 0..25 {
+            let mut client = server.connect();
+            client.post("/v1/completions", &endless());
+            client.wait_for("data: ");
+            drop(client);
+            server.wait_until_idle();
+        }
+        assert_eq!(server.metrics().pools(), pools);
+        server.check_works();
+    }
+}
+
+/// At any point: before the prompt is read, in its middle, at the hand-off, in the stream.
+#[test]
+fn a_client_may_leave_at_any_moment() {
+    for layout in LAYOUTS {
+        let flags = [&["--max-running-requests", "3", "--max-queued-requests", "5", "--chunked-prefill-size", "64"], layout].concat();
+        let server = Server::start_long(&flags);
+        let mut body = endless();
+        body["prompt"] = json!(vec![7; 1500]);
+        body["n"] = json!(2);
+        for round in 0..60u64 {
+            let mut clients: Vec<_> = (0..1 + round % 3).map(|_| server.connect()).collect();
+            for client in &mut clients {
+                client.post(["/v1/completions", "/v1/completions", "/metrics"][round as usize % 3], &body);
+            }
+            std::thread::sleep(std::time::Duration::from_micros(round * round * 20));
+        }
+        server.wait_until_idle();
+        server.check_works();
+    }
+}
+
+#[test]
+fn a_request_that_still_waits_ends_with_its_client() {
+    for layout in LAYOUTS {
+        let flags = [&["--max-running-requests", "1", "--max-queued-requests", "9"], layout].concat();
+        let server = Server::start_long(&flags);
+        let workers = server.metrics().pools().len() as u32 / 2;
+        let mut running: Vec<_> = (0..workers.max(1)).map(|_| server.connect()).collect();
+        for client in &mut running {
+            client.post("/v1/completions", &endless());
+            client.wait_for("data: ");
+        }
+        for _ in 0..12 {
+            let before = server.metrics().waiting();
+            let mut client = server.connect();
+            let mut body = endless();
+            body["stream"] = json!(false);
+            client.post("/v1/completions", &body);
+            server.wait_until("one more waits", |metrics| metrics.waiting() > before);
+            drop(client);
+            server.wait_until("it is gone", |metrics| metrics.waiting() == before);
+        }
+        // Those that run do so undisturbed.
+        for client in &mut running {
+            client.wait_for("data: ");
+        }
+        drop(running);
+        server.wait_until_idle();
+        server.check_works();
+    }
+}
+
+#[test]
+fn an_aborted_request_ends_and_is_told() {
+    for layout in LAYOUTS {
+        let server = Server::start_long(layout);
+        let mut clients: Vec<_> = (0..4).map(|_| server.connect()).collect();
+        for (index, client) in clients.iter_mut().enumerate() {
+            let mut body = endless();
+            body["rid"] = json!(format!("job-{}-{}", index / 2, index % 2));
+            client.post("/v1/completions", &body);
+            client.wait_for("data: ");
+        }
+        let abort = |body| server.post("/abort_request", &body).ok()["aborted"].clone();
+        assert_eq!(abort(json!({"rid": "nobody"})), 0);
+        assert_eq!(abort(json!({"rid": "job-0-0"})), 1);
+        assert_eq!(abort(json!({"rid": "job-1"})), 2);
+        assert_eq!(abort(json!({"abort_all": true})), 1);
+        for mut client in clients {
+            let reply = client.reply(baton::front::http::Method::Post);
+            let last = reply.text().trim_end().rsplit("\n\n").next().unwrap();
+            assert!(last.starts_with("data: {\"error\":{") && last.contains("aborted"), "{last}");
+        }
+        server.wait_until_idle();
+        server.check_works();
+    }
+}
+
+/// A reader that is too slow costs itself its stream and nobody else anything.
+#[test]
+fn a_client_that_does_not_read_is_no_burden() {
+    let server = Server::start_long(&[]);
+    let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
+    for client in &mut clients {
+        let mut body = endless();
+        body["logprobs"] = json!(20);
+        client.post("/v1/completions", &body);
+    }
+    for _ in 0..20 {
+        server.check_works();
+    }
+    drop(clients);
+    server.wait_until_idle();
+}

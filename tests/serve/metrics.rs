@@ -1,0 +1,155 @@
+//! `/metrics` as a scraper reads it.
+
+use crate::server::{Server, endless};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Samples by name, then by labels as written.
+#[derive(Debug)]
+pub struct Metrics {
+    samples: BTreeMap<String, BTreeMap<String, f64>>,
+    types: BTreeMap<String, String>,
+}
+
+impl Metrics {
+    pub fn parse(text: &str) -> Metrics {
+        assert!(text.ends_with('\n'));
+        let mut metrics = Metrics { samples: BTreeMap::new(), types: BTreeMap::new() };
+        for line in text.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                let (name, kind) = rest.split_once(' ').unwrap();
+                assert!(metrics.types.insert(name.into(), kind.into()).is_none(), "{name} twice");
+            } else if !line.starts_with("# HELP ") {
+                let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
+                let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
+                let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("{line}"));
+                let value = value.replace("+Inf", "inf").parse().unwrap_or_else(|_| panic!("{line}"));
+                let before = metrics.samples.entry(name.into()).or_default().insert(labels.into(), value);
+                assert!(before.is_none(), "{series} twice");
+            }
+        }
+        metrics
+    }
+
+    /// Sum of the series of `name` whose labels hold `with`.
+    pub fn sum(&self, name: &str, with: &str) -> f64 {
+        let series = self.samples.get(name).unwrap_or_else(|| panic!("no {name}"));
+        series.iter().filter(|(labels, _)| labels.contains(with)).map(|(_, value)| value).sum()
+    }
+
+    pub fn pages(&self, state: &str) -> f64 {
+        self.sum("baton_pages", &format!("state=\"{state}\""))
+    }
+
+    pub fn running(&self) -> f64 {
+        self.sum("vllm:num_requests_running", "")
+    }
+
+    pub fn waiting(&self) -> f64 {
+        self.sum("vllm:num_requests_waiting", "")
+    }
+
+    pub fn all_free(&self) -> bool {
+        self.pages("free") == self.sum("baton_pages", "")
+    }
+
+    /// Pages of each worker, all states together.
+    pub fn pools(&self) -> BTreeMap<String, f64> {
+        let mut pools = BTreeMap::new();
+        for (labels, pages) in &self.samples["baton_pages"] {
+            let worker = labels.split(",state=").next().unwrap();
+            *pools.entry(worker.to_owned()).or_default() += pages;
+        }
+        pools
+    }
+
+    /// Histograms grow from bucket to bucket and end at their count.
+    fn check_histograms(&self) {
+        for name in self.types.iter().filter(|(_, kind)| *kind == "histogram").map(|(name, _)| name) {
+            let mut last: BTreeMap<String, (f64, f64)> = BTreeMap::new();
+            let mut buckets: Vec<(String, f64, f64)> = Vec::new();
+            for (labels, &count) in &self.samples[&format!("{name}_bucket")] {
+                let (rest, bound) = labels.rsplit_once("le=\"").unwrap();
+                let bound = bound.trim_end_matches('"').replace("+Inf", "inf").parse().unwrap();
+                buckets.push((rest.trim_end_matches(',').to_owned(), bound, count));
+            }
+            buckets.sort_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+            for (labels, bound, count) in buckets {
+                let before = last.insert(labels.clone(), (bound, count)).unwrap_or((0.0, 0.0));
+                assert!(before.1 <= count, "{name}{{{labels}}} falls at {bound}");
+            }
+            for (labels, (bound, count)) in last {
+                assert!(bound.is_infinite());
+                assert_eq!(self.samples[&format!("{name}_count")][&labels], count, "{name}{{{labels}}}");
+            }
+        }
+    }
+}
+
+#[test]
+fn stages_sum_to_the_time_to_first_token() {
+    for layout in [&["--mixed"][..], &[]] {
+        let server = Server::start(layout);
+        let prompt: Vec<u32> = (3..203).collect();
+        for _ in 0..5 {
+            let body = json!({"prompt": [prompt, [7, 8]], "max_tokens": 6, "n": 2, "ignore_eos": true});
+            server.post("/v1/completions", &body).ok();
+        }
+        server.wait_until_idle();
+        let metrics = server.metrics();
+        metrics.check_histograms();
+        let ttft = "sglang:time_to_first_token_seconds";
+        assert_eq!(metrics.sum(&format!("{ttft}_count"), ""), 20.0);
+        let total = metrics.sum(&format!("{ttft}_sum"), "");
+        let mut stages = 0.0;
+        for stage in ["queue", "bootstrap", "prefill", "handover", "join", "first_step"] {
+            let label = format!("stage=\"{stage}\"");
+            assert_eq!(metrics.sum("baton_stage_seconds_count", &label), 20.0, "{stage}");
+            stages += metrics.sum("baton_stage_seconds_sum", &label);
+        }
+        assert!(total > 0.0 && (stages - total).abs() < 1e-6, "{stages} and {total}");
+        assert_eq!(metrics.sum("vllm:request_success_total", "engine_type=\"prefill\""), [0.0, 20.0][usize::from(layout.is_empty())]);
+        assert_eq!(metrics.sum("sglang:prompt_tokens_total", ""), 5.0 * 2.0 * 202.0);
+        assert_eq!(metrics.sum("baton_kv_transfer_bytes_total", "") > 0.0, layout.is_empty());
+        assert_eq!(metrics.sum("baton_request_failures_total", ""), 0.0);
+    }
+}
+
+#[test]
+fn labels_name_model_and_worker_and_are_bounded() {
+    let server = Server::start(&["--prefill-workers", "2", "--served-model-name", "a \"model\""]);
+    server.check_works_as("a \"model\"");
+    let metrics = server.metrics();
+    let known: BTreeSet<&str> =
+        ["model_name", "engine_type", "worker", "state", "stage", "cause", "le", "finished_reason"].into();
+    for (name, series) in &metrics.samples {
+        for labels in series.keys().filter(|labels| !labels.is_empty()) {
+            assert!(labels.starts_with(r#"model_name="a \"model\"",engine_type="#), "{name}{{{labels}}}");
+            let names = labels.split("\",").map(|label| label.split('=').next().unwrap());
+            assert!(names.clone().all(|name| known.contains(name)), "{name}{{{labels}}}");
+        }
+    }
+    assert_eq!(metrics.pools().len(), 3);
+}
+
+/// The sum over the states of a worker's pages never changes, whenever somebody looks.
+#[test]
+fn pages_add_up_at_every_moment() {
+    let server = Server::start_long(&[]);
+    let expected = server.metrics().pools();
+    assert_eq!(expected.len(), 2);
+    assert!(expected.values().all(|&pages| pages == expected.values().next().copied().unwrap()));
+    let mut used = 0.0f64;
+    for round in 0..30 {
+        let mut client = server.connect();
+        client.post("/v1/completions", &endless());
+        for _ in 0..5 + round % 5 {
+            let metrics = server.metrics();
+            assert_eq!(metrics.pools(), expected);
+            used = used.max(metrics.pages("in_use") + metrics.pages("leased"));
+        }
+    }
+    assert!(used > 0.0, "nothing was seen to run");
+    server.wait_until_idle();
+    assert_eq!(server.metrics().pools(), expected);
+}

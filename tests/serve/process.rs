@@ -1,0 +1,120 @@
+//! Start, drain and end of the process.
+
+use crate::server::{Server, baton, endless, fixture};
+use baton::front::http::Method;
+use serde_json::json;
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+/// The signal has been taken when the port is closed.
+fn wait_until_closed(address: SocketAddr) {
+    while TcpStream::connect(address).is_ok() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+fn output(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = baton(arguments).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn a_drain_finishes_what_runs_and_takes_nothing_new() {
+    for layout in [&["--mixed"][..], &[]] {
+        let mut server = Server::start_long(layout);
+        let (mut running, mut idle) = (server.connect(), server.connect());
+        let mut body = endless();
+        body["max_tokens"] = json!(3000);
+        body["stream_options"] = json!({"include_usage": true});
+        running.post("/v1/completions", &body);
+        running.wait_for("data: ");
+        // A connection that stands already.
+        idle.send(Method::Get, "/health", &[], None);
+        assert_eq!(idle.reply(Method::Get).status(), 200);
+        server.signal("TERM");
+        wait_until_closed(server.address);
+        idle.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
+        match idle.try_reply(Method::Post) {
+            Some(reply) => assert_eq!(reply.error().0, 503),
+            None => assert!(TcpStream::connect(server.address).is_err()),
+        }
+        let events = running.reply(Method::Post).events();
+        assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 3000);
+        assert_eq!(server.wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn an_idle_server_ends_at_once_when_told() {
+    for signal in ["TERM", "INT"] {
+        let mut server = Server::start(&[]);
+        server.check_works();
+        server.signal(signal);
+        assert_eq!(server.wait().code(), Some(0), "{signal}");
+    }
+}
+
+#[test]
+fn a_second_signal_cuts_off() {
+    let mut server = Server::start_long(&[]);
+    let mut client = server.connect();
+    client.post("/v1/completions", &endless());
+    client.wait_for("data: ");
+    server.signal("INT");
+    wait_until_closed(server.address);
+    client.wait_for("data: ");
+    server.signal("INT");
+    // Not the status of a drain: the stream had far to go.
+    assert_eq!(server.wait().code(), Some(1));
+    assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
+}
+
+#[test]
+fn wrong_usage_is_told_with_status_2() {
+    let model = fixture("llama-f32");
+    let model = model.to_str().unwrap();
+    for (arguments, named) in [
+        (&["serve"][..], "MODEL"),
+        (&["serve", model, "--no-such-flag"], "--no-such-flag"),
+        (&["serve", model, "--page-size", "3"], "page-size"),
+        (&["serve", model, "--mixed", "--decode-workers", "2"], "mixed"),
+        (&["serve", model, "--transfer", "rdma"], "rdma"),
+        (&["serve", model, "--port", "65536"], "65536"),
+        (&["nonsense"], "nonsense"),
+    ] {
+        let (code, text) = output(arguments);
+        assert_eq!(code, Some(2), "{arguments:?}: {text}");
+        assert!(text.contains(named), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn what_cannot_start_says_why_in_one_line() {
+    let occupied = Server::start(&[]);
+    let port = occupied.address.port().to_string();
+    let model = fixture("llama-f32");
+    let model = model.to_str().unwrap();
+    let empty = std::env::temp_dir().join(format!("baton-empty-{}", std::process::id()));
+    std::fs::create_dir(&empty).unwrap();
+    let garbage = empty.join("garbage.gguf");
+    std::fs::write(&garbage, [7; 100]).unwrap();
+    let cut = empty.join("cut.gguf");
+    let whole = std::fs::read(fixture("llama.Q8_0.gguf")).unwrap();
+    std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
+    for (path, flags, named) in [
+        ("/no/such/model.gguf", &[][..], "/no/such/model.gguf"),
+        (empty.to_str().unwrap(), &[], "config.json"),
+        (garbage.to_str().unwrap(), &[], "garbage.gguf"),
+        (cut.to_str().unwrap(), &[], "cut.gguf"),
+        (model, &["--port", &port], "listen"),
+        (model, &["--max-model-len", "4096", "--port", "0"], "--max-model-len"),
+    ] {
+        let arguments = [&["serve", path][..], flags].concat();
+        let (code, text) = output(&arguments);
+        assert_eq!(code, Some(1), "{arguments:?}: {text}");
+        let errors: Vec<&str> = text.lines().filter(|line| line.starts_with("error: ")).collect();
+        assert!(errors.len() == 1 && errors[0].contains(named), "{arguments:?}: {text}");
+        assert!(!text.contains("panicked"), "{text}");
+    }
+    std::fs::remove_dir_all(&empty).unwrap();
+}

@@ -1,0 +1,158 @@
+//! What is refused, how, and that it hurts nobody.
+
+use crate::server::{MODEL, Server, endless, fixture};
+use baton::front::http::Method;
+use serde_json::{Value, json};
+
+#[test]
+fn each_error_has_its_status_and_names_its_field() {
+    let server = Server::start(&["--max-running-requests", "2", "--max-queued-requests", "2"]);
+    let long: Vec<u32> = vec![5; 510];
+    let chat = |more: Value| {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let (completions, chats, generate) = ("/v1/completions", "/v1/chat/completions", "/generate");
+    let cases = [
+        (completions, json!({"prompt": "a", "model": "other"}), 404, "model_not_found", Some("model")),
+        (chats, chat(json!({"model": "other"})), 404, "model_not_found", Some("model")),
+        (completions, json!({"prompt": long, "max_tokens": 3}), 400, "context_length_exceeded", Some("prompt")),
+        (completions, json!({"prompt": "a", "max_tokens": 512}), 400, "context_length_exceeded", Some("prompt")),
+        (chats, chat(json!({"max_tokens": 512})), 400, "context_length_exceeded", Some("messages")),
+        (generate, json!({"input_ids": vec![5; 512]}), 400, "context_length_exceeded", Some("input_ids")),
+        (completions, json!({"prompt": [384]}), 400, "invalid_value", Some("prompt")),
+        (completions, json!({"prompt": ""}), 400, "invalid_value", Some("prompt")),
+        (completions, json!({"prompt": []}), 400, "invalid_value", Some("prompt")),
+        (completions, json!({"prompt": "a", "temperature": -1}), 400, "invalid_value", Some("temperature")),
+        (chats, chat(json!({"temperature": -0.5})), 400, "invalid_value", Some("temperature")),
+        (completions, json!({"prompt": "a", "top_p": 1.5}), 400, "invalid_value", Some("top_p")),
+        (completions, json!({"prompt": "a", "max_tokens": 0}), 400, "invalid_value", Some("max_tokens")),
+        (completions, json!({"prompt": "a", "n": 5}), 400, "too_many_choices", None),
+        (completions, json!({"prompt": "a", "logprobs": 21}), 400, "invalid_value", Some("logprobs")),
+        (completions, json!({"prompt": "a", "suffix": "b"}), 400, "unsupported_field", Some("suffix")),
+        (completions, json!({"prompt": "a", "logit_bias": {"5": 1}}), 400, "unsupported_field", Some("logit_bias")),
+        (chats, chat(json!({"tools": [{"type": "function"}]})), 400, "unsupported_field", Some("tools")),
+        (chats, chat(json!({"response_format": {"type": "json_object"}})), 400, "unsupported_field", Some("response_format")),
+        (chats, chat(json!({"top_logprobs": 2})), 400, "invalid_value", Some("top_logprobs")),
+        (chats, json!({"messages": []}), 400, "invalid_value", Some("messages")),
+        (chats, json!({}), 400, "invalid_value", Some("messages")),
+        (generate, json!({"text": "a", "sampling_params": {"temperature": -1}}), 400, "invalid_value", Some("sampling_params.temperature")),
+        (generate, json!({"text": "a", "sampling_params": {"regex": "b"}}), 400, "unsupported_field", Some("sampling_params.regex")),
+        ("/tokenize", json!({"prompt": "a", "model": "other"}), 404, "model_not_found", Some("model")),
+        ("/tokenize", json!({}), 400, "invalid_value", Some("prompt")),
+        ("/detokenize", json!({"tokens": [-1]}), 400, "invalid_value", Some("tokens")),
+        ("/abort_request", json!({}), 400, "invalid_value", Some("rid")),
+    ];
+    for (path, body, status, code, param) in cases {
+        let expected = (status, code.to_owned(), param.map(str::to_owned));
+        assert_eq!(server.post(path, &body).error(), expected, "{path} {body}");
+        // The same where a stream is asked for, before it starts.
+        let mut streamed = body.clone();
+        streamed["stream"] = json!(true);
+        let reply = server.post(path, &streamed);
+        assert_eq!(reply.error(), expected, "{path} {streamed}");
+        assert_eq!(reply.head.headers.get("content-type"), Some("application/json"));
+    }
+    for body in [&b"{"[..], b"", b"[]", b"null", b"\"a\"", b"{\"prompt\":\"a\"}x", b"\xff\xfe", b"{\"prompt\":\"\xff\"}"] {
+        for path in [completions, chats, generate, "/tokenize", "/detokenize", "/abort_request"] {
+            let (status, ..) = server.request(Method::Post, path, &[], body).error();
+            assert_eq!(status, 400, "{path} {}", String::from_utf8_lossy(body));
+        }
+    }
+    server.check_works();
+}
+
+#[test]
+fn unknown_paths_and_other_methods() {
+    let server = Server::start(&[]);
+    for path in ["/", "/v1", "/v1/completions/", "/v1/embeddings", "/metrics2", "/%00", "/..%2f"] {
+        assert_eq!(server.get(path).error().0, 404, "{path}");
+        assert_eq!(server.post(path, &json!({})).error().0, 404, "{path}");
+    }
+    for path in ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"] {
+        assert_eq!(server.get(path).error().0, 405, "{path}");
+        assert_eq!(server.request(Method::Put, path, &[], b"").error().0, 405, "{path}");
+    }
+    for path in ["/health", "/metrics", "/v1/models", "/server_info", "/version", "/readiness"] {
+        assert_eq!(server.post(path, &json!({})).error().0, 405, "{path}");
+    }
+}
+
+#[test]
+fn a_field_nobody_knows_is_ignored() {
+    let server = Server::start(&[]);
+    let body = json!({"prompt": "a", "max_tokens": 2, "ignore_eos": true, "model": null, "stop": null, "foo": {"bar": 1}});
+    assert_eq!(server.post("/v1/completions", &body).ok()["usage"]["completion_tokens"], 2);
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    for layout in [&["--mixed"][..], &[]] {
+        let flags = [&["--max-running-requests", "1", "--max-queued-requests", "2"], layout].concat();
+        let server = Server::start_long(&flags);
+        let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
+        for client in &mut clients {
+            client.post("/v1/completions", &endless());
+        }
+        clients[0].wait_for("data: ");
+        server.wait_until("all taken", |metrics| metrics.running() + metrics.waiting() >= 3.0);
+        for stream in [false, true] {
+            let body = json!({"prompt": "a", "max_tokens": 1, "stream": stream});
+            let reply = server.post("/v1/completions", &body);
+            assert_eq!(reply.error(), (429, "queue_full".into(), None));
+            let seconds: u32 = reply.head.headers.get("retry-after").unwrap().parse().unwrap();
+            assert!(seconds >= 1);
+        }
+        assert_eq!(server.get("/health").status(), 200);
+        drop(clients);
+        server.wait_until_idle();
+        server.check_works();
+    }
+}
+
+/// More than the pool holds is refused at once; what only has to wait, waits.
+#[test]
+fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
+    for layout in [&["--mixed"][..], &[]] {
+        // 8 KiB a page of 16 tokens: 256 tokens in all.
+        let flags = [&["--kv-memory", "1MiB", "--page-size", "2"], layout].concat();
+        let server = Server::start_model(&fixture(MODEL), &flags);
+        let total = server.metrics().sum("baton_pages", "") as u64 * 2 / (2 - u64::from(!layout.is_empty()));
+        assert!((100..512).contains(&total), "{total} tokens");
+        let body = |max_tokens: u64| json!({"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": true});
+        let (status, code, _) = server.post("/v1/completions", &body(total)).error();
+        assert!(status == 400, "{status} {code}");
+        std::thread::scope(|scope| {
+            for _ in 0..6 {
+                scope.spawn(|| server.post("/v1/completions", &body(total - 10)).ok());
+            }
+        });
+        server.wait_until_idle();
+    }
+}
+
+#[test]
+fn without_its_key_only_health_is_told() {
+    let path = std::env::temp_dir().join(format!("baton-keys-{}", std::process::id()));
+    std::fs::write(&path, "first-key\nsecond-key\n").unwrap();
+    let server = Server::start(&["--api-key-file", path.to_str().unwrap()]);
+    std::fs::remove_file(&path).unwrap();
+    let body = json!({"prompt": "a", "max_tokens": 2, "ignore_eos": true}).to_string();
+    let ask = |value: Option<&str>| {
+        let headers: Vec<_> = value.map(|value| ("authorization", value)).into_iter().collect();
+        server.request(Method::Post, "/v1/completions", &headers, body.as_bytes())
+    };
+    for wrong in [None, Some("first-key"), Some("Bearer "), Some("Bearer first-kez"), Some("Bearer first-key2")] {
+        assert_eq!(ask(wrong).error().0, 401, "{wrong:?}");
+    }
+    for right in ["Bearer first-key", "Bearer second-key"] {
+        ask(Some(right)).ok();
+    }
+    for path in ["/metrics", "/v1/models", "/server_info", "/health_generate", "/nowhere"] {
+        assert_eq!(server.get(path).error().0, 401, "{path}");
+    }
+    for path in ["/health", "/readiness"] {
+        assert_eq!(server.get(path).status(), 200, "{path}");
+    }
+}

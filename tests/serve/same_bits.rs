@@ -1,0 +1,209 @@
+//! Ids and logprobs do not depend on how the work is cut or placed, nor on who else is served: byte for byte
+//! in the JSON.
+
+use crate::client::Reply;
+use crate::server::{MODEL, Server, fixture};
+use serde_json::{Value, json};
+use std::thread;
+
+/// A request, and what must be the same about its answer.
+struct Case {
+    path: &'static str,
+    body: Value,
+}
+
+fn ids(seed: u32, count: u32) -> Vec<u32> {
+    (0..count).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect()
+}
+
+/// Short and long prompts, greedy and seeded, one and several choices, on all endpoints.
+fn cases() -> Vec<Case> {
+    let greedy = |prompt: Value, max_tokens: u32| {
+        json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
+            "logprobs": 3, "return_token_ids": true})
+    };
+    let mut cases: Vec<Case> = [(1, 30), (5, 24), (16, 17), (17, 40), (150, 9), (333, 20), (480, 32)]
+        .map(|(length, tokens)| Case {
+            path: "/v1/completions",
+            body: greedy(json!(ids(length, length)), tokens),
+        })
+        .into();
+    cases.push(Case { path: "/v1/completions", body: greedy(json!([ids(1, 40), ids(2, 3), ids(3, 90)]), 12) });
+    cases.push(Case { path: "/v1/completions", body: greedy(json!("To be, or not to be"), 25) });
+    for seed in 0..4 {
+        cases.push(Case {
+            path: "/v1/completions",
+            body: json!({"prompt": ids(seed, 20 + 60 * seed), "max_tokens": 30, "temperature": 0.8, "top_p": 0.95,
+                "top_k": 50, "min_p": 0.001, "frequency_penalty": 0.3, "presence_penalty": 0.1, "seed": seed, "n": 3,
+                "logprobs": 2, "return_token_ids": true}),
+        });
+    }
+    cases.push(Case {
+        path: "/v1/chat/completions",
+        body: json!({"messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 40, "seed": 9, "temperature": 1.5, "logprobs": true, "top_logprobs": 4,
+            "return_token_ids": true, "n": 2}),
+    });
+    cases.push(Case {
+        path: "/generate",
+        body: json!({"input_ids": [ids(4, 70), ids(5, 6)], "return_logprob": true, "top_logprobs_num": 2,
+            "rid": ["a", "b"], "sampling_params": {"temperature": 0, "max_new_tokens": 21, "ignore_eos": true}}),
+    });
+    cases
+}
+
+/// The answer without what names it or tells the time.
+fn essence(case: &Case, reply: &Reply) -> String {
+    assert_eq!(reply.status(), 200, "{}", reply.text());
+    let text = reply.text();
+    if case.path == "/generate" {
+        return text.to_owned();
+    }
+    let begin = text.find("\"choices\":").unwrap();
+    text[begin..text.rfind(",\"usage\":").unwrap()].to_owned()
+}
+
+/// What a stream's chunks come to, choice by choice: texts joined, lists joined.
+fn joined(case: &Case, reply: &Reply) -> Value {
+    let events = reply.events();
+    if case.path == "/generate" {
+        // Each event has all so far.
+        let count = case.body["input_ids"].as_array().unwrap().len();
+        let last = |index: usize| {
+            let mut own = events.iter().rev().filter(|event| event["index"] == index);
+            let mut last = own.next().unwrap().clone();
+            last.as_object_mut().unwrap().shift_remove("index");
+            last
+        };
+        return (0..count).map(last).collect();
+    }
+    let mut choices: Vec<Value> = Vec::new();
+    for event in &events {
+        for chunk in event["choices"].as_array().unwrap() {
+            let index = chunk["index"].as_u64().unwrap() as usize;
+            choices.resize(choices.len().max(index + 1), json!({"index": index}));
+            choices[index]["index"] = json!(index);
+            merge(&mut choices[index], chunk);
+        }
+    }
+    json!(choices)
+}
+
+fn merge(whole: &mut Value, piece: &Value) {
+    for (name, new) in piece.as_object().unwrap() {
+        let slot = &mut whole[name.as_str()];
+        match (slot, new) {
+            (Value::String(text), Value::String(more)) if name != "role" => text.push_str(more),
+            (Value::Array(list), Value::Array(more)) => list.extend(more.iter().cloned()),
+            (slot @ Value::Object(_), Value::Object(_)) => merge(slot, new),
+            (slot @ Value::Null, new) => *slot = new.clone(),
+            _ => {}
+        }
+    }
+}
+
+/// The choices of a whole answer in the form of [`joined`].
+fn whole(case: &Case, reply: &Reply) -> Value {
+    let answer = reply.ok();
+    if case.path == "/generate" {
+        return answer;
+    }
+    let mut choices = answer["choices"].clone();
+    for choice in choices.as_array_mut().unwrap() {
+        let choice = choice.as_object_mut().unwrap();
+        if let Some(mut message) = choice.shift_remove("message") {
+            message.as_object_mut().unwrap().shift_remove("refusal");
+            choice.insert("delta".into(), message);
+        }
+    }
+    choices
+}
+
+fn ask(server: &Server, case: &Case) -> String {
+    essence(case, &server.post(case.path, &case.body))
+}
+
+/// All cases, one after the other or all at once.
+fn all(server: &Server, cases: &[Case], at_once: bool) -> Vec<String> {
+    if !at_once {
+        return cases.iter().map(|case| ask(server, case)).collect();
+    }
+    thread::scope(|scope| {
+        let asked: Vec<_> = cases.iter().map(|case| scope.spawn(move || ask(server, case))).collect();
+        asked.into_iter().map(|answer| answer.join().unwrap()).collect()
+    })
+}
+
+#[track_caller]
+fn check(expected: &[String], found: &[String], cases: &[Case], how: &str) {
+    for ((expected, found), case) in expected.iter().zip(found).zip(cases) {
+        assert!(expected == found, "{how}: {}\n{expected}\n{found}", case.body);
+    }
+}
+
+#[test]
+fn split_equals_mixed_however_the_work_is_cut() {
+    let cases = cases();
+    let expected = {
+        let server = Server::start(&["--mixed", "--threads", "1"]);
+        all(&server, &cases, false)
+    };
+    assert!(expected.iter().all(|answer| answer.contains("logprob")));
+    for flags in [
+        "--mixed --chunked-prefill-size 7 --page-size 4 --threads 2",
+        "--threads 1 --page-size 1 --chunked-prefill-size 16",
+        "--threads 3 --page-size 4 --chunked-prefill-size 33 --max-running-requests 3",
+        "--threads 2 --page-size 16 --chunk-ms 0 --prefill-workers 2 --decode-workers 2 --chunked-prefill-size 64",
+    ] {
+        let flags: Vec<&str> = flags.split(' ').collect();
+        let server = Server::start(&flags);
+        for at_once in [false, true] {
+            check(&expected, &all(&server, &cases, at_once), &cases, &format!("{flags:?}, {at_once}"));
+        }
+        server.wait_until_idle();
+    }
+}
+
+#[test]
+fn a_stream_says_what_a_whole_answer_says() {
+    for layout in [&["--mixed"][..], &[]] {
+        let server = Server::start(layout);
+        for case in cases() {
+            let expected = whole(&case, &server.post(case.path, &case.body));
+            let mut body = case.body.clone();
+            body["stream"] = json!(true);
+            let found = joined(&case, &server.post(case.path, &body));
+            assert_eq!(found, expected, "{}", case.body);
+        }
+    }
+}
+
+#[test]
+fn other_types_and_architectures_split_as_they_mix() {
+    let cases = cases();
+    for model in ["qwen2-bf16", "qwen3-f16", "llama.Q4_K.gguf", "qwen3.Q5_1.gguf", "llama-mqa-yarn.Q8_0.gguf"] {
+        let mixed = Server::start_model(&fixture(model), &["--mixed", "--threads", "1"]);
+        let split = Server::start_model(&fixture(model), &["--threads", "2", "--chunked-prefill-size", "48"]);
+        check(&all(&mixed, &cases, false), &all(&split, &cases, true), &cases, model);
+    }
+}
+
+/// The reference's greedy ids come out of the server, where no near tie stands before them.
+#[test]
+fn the_references_ids_come_out() {
+    let golden = fixture("").join(format!("../goldens/tiny/{MODEL}.json"));
+    let goldens: Value = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+    let server = Server::start(&[]);
+    for case in goldens.as_array().unwrap() {
+        let body = json!({"prompt": case["prompt"], "max_tokens": case["ids"].as_array().unwrap().len(), "temperature": 0,
+            "ignore_eos": true, "logprobs": 0, "return_token_ids": true});
+        let answer = server.post("/v1/completions", &body).ok();
+        let choice = &answer["choices"][0];
+        assert_eq!(choice["token_ids"], case["ids"]);
+        let found = choice["logprobs"]["token_logprobs"].as_array().unwrap();
+        for (found, expected) in found.iter().zip(case["logprobs"].as_array().unwrap()) {
+            let difference = found.as_f64().unwrap() - expected.as_f64().unwrap();
+            assert!(difference.abs() < 0.005, "{found} {expected}");
+        }
+    }
+}

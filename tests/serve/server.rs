@@ -1,0 +1,184 @@
+//! The real binary on a free port, with a tiny model.
+
+use crate::client::{Client, Reply};
+use crate::metrics::Metrics;
+use baton::front::http::Method;
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+pub const MODEL: &str = "llama-f32";
+
+pub fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// `baton` with these arguments.
+pub fn baton(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    command.env_remove("BATON_LOG");
+    command
+}
+
+pub struct Server {
+    child: Child,
+    pub address: SocketAddr,
+    /// The directory of a model made for this server.
+    _made: Option<Made>,
+}
+
+/// A model's directory that ends with its server.
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+impl Server {
+    /// The usual model.
+    pub fn start(flags: &[&str]) -> Server {
+        Server::start_model(&fixture(MODEL), flags)
+    }
+
+    /// The usual model with a context so long that a request of [`endless`] does not end by itself.
+    pub fn start_long(flags: &[&str]) -> Server {
+        static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let made =
+            Made(std::env::temp_dir().join(format!("baton-serve-{}-{number}", std::process::id())));
+        std::fs::create_dir(&made.0).unwrap();
+        for entry in std::fs::read_dir(fixture(MODEL)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), made.0.join(entry.file_name())).unwrap();
+        }
+        let config = std::fs::read_to_string(fixture(MODEL).join("config.json")).unwrap();
+        let config = config
+            .replace(r#""max_position_embeddings": 512"#, r#""max_position_embeddings": 65536"#);
+        assert!(config.contains("65536"));
+        std::fs::write(made.0.join("config.json"), config).unwrap();
+        let flags = [&["--kv-memory", "256MiB"], flags].concat();
+        let mut server = Server::start_model(&made.0, &flags);
+        server._made = Some(made);
+        server
+    }
+
+    pub fn start_model(model: &Path, flags: &[&str]) -> Server {
+        let mut command = baton(&["serve", model.to_str().unwrap(), "--port", "0"]);
+        if !flags.contains(&"--kv-memory") {
+            command.args(["--kv-memory", "16MiB"]);
+        }
+        if !flags.contains(&"--served-model-name") {
+            command.args(["--served-model-name", "tiny"]);
+        }
+        let mut child = command.args(flags).spawn().unwrap();
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        let (ready, address) = mpsc::channel();
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                // Shown with a test that fails.
+                eprintln!("{line}");
+                let address = line.split_once(" ready address=").map(|(_, rest)| rest);
+                if let Some(address) = address.and_then(|rest| rest.split(' ').next()) {
+                    let _ = ready.send(address.parse().unwrap());
+                }
+            }
+        });
+        let address = address.recv_timeout(Duration::from_secs(60)).expect("the server becomes ready");
+        Server { child, address, _made: None }
+    }
+
+    pub fn connect(&self) -> Client {
+        Client::new(self.address)
+    }
+
+    pub fn request(&self, method: Method, target: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+        let mut client = self.connect();
+        client.send(method, target, headers, (method == Method::Post).then_some(body));
+        client.reply(method)
+    }
+
+    pub fn get(&self, target: &str) -> Reply {
+        self.request(Method::Get, target, &[], b"")
+    }
+
+    pub fn post(&self, target: &str, body: &Value) -> Reply {
+        self.request(Method::Post, target, &[], body.to_string().as_bytes())
+    }
+
+    pub fn metrics(&self) -> Metrics {
+        let reply = self.get("/metrics");
+        assert_eq!(reply.status(), 200);
+        Metrics::parse(reply.text())
+    }
+
+    /// Waits until nothing runs or is held: all pages free.
+    #[track_caller]
+    pub fn wait_until_idle(&self) {
+        self.wait_until("idle", |metrics| metrics.running() == 0.0 && metrics.waiting() == 0.0 && metrics.all_free());
+    }
+
+    /// Waits until the metrics say so.
+    #[track_caller]
+    pub fn wait_until(&self, what: &str, so: impl Fn(&Metrics) -> bool) {
+        let begun = Instant::now();
+        loop {
+            let metrics = self.metrics();
+            if so(&metrics) {
+                return;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "never {what}: {metrics:#?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// The server answers as if nothing had been.
+    #[track_caller]
+    pub fn check_works(&self) {
+        let body = serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+        let answer = self.post("/v1/completions", &body).ok();
+        assert_eq!(answer["usage"]["completion_tokens"], 4);
+    }
+
+    /// Its model answers to `name`.
+    #[track_caller]
+    pub fn check_works_as(&self, name: &str) {
+        let body = serde_json::json!({"model": name, "prompt": [5], "max_tokens": 1});
+        assert_eq!(self.post("/v1/completions", &body).ok()["model"], name);
+    }
+
+    pub fn signal(&self, name: &str) {
+        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    pub fn wait(&mut self) -> ExitStatus {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(90), "the server does not end");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A stream that goes on until somebody ends it.
+pub fn endless() -> Value {
+    serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 60000, "temperature": 0, "ignore_eos": true, "stream": true})
+}

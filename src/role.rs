@@ -508,8 +508,7 @@ impl Process {
         ctl: Arc<Bell>,
     ) -> Result<Running, RoleError> {
         let stop = Arc::new(AtomicBool::new(false));
-        let (events, events_in) =
-            channel::bounded(event_ring(loaded.slots * self.members.len()));
+        let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
         let mail = Mail::new(self.engine_commands.1, events, ctl.clone());
         let io = |error| RoleError::Io("cannot start a thread", error);
         let Loaded { files, forward, sched, layout, pages, transports, data, spin, .. } = loaded;

@@ -61,7 +61,12 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
 fn logprobs(files: &ModelFiles, kernel: KernelFamily, cases: &[Case]) -> Vec<Vec<Vec<f64>>> {
     logprobs_kv(files, kernel, cases, kv_dtype(files.checkpoint))
 }
-fn logprobs_kv(files: &ModelFiles, kernel: KernelFamily, cases: &[Case], dtype: KvDtype) -> Vec<Vec<Vec<f64>>> {
+fn logprobs_kv(
+    files: &ModelFiles,
+    kernel: KernelFamily,
+    cases: &[Case],
+    dtype: KvDtype,
+) -> Vec<Vec<Vec<f64>>> {
     let longest = cases.iter().map(|case| case.fed().len()).max().unwrap();
     let pages = longest.div_ceil(PAGE_SIZE as usize);
     let limits = BatchLimits { tokens: longest, rows: 1, logits: longest, context: longest, pages };
@@ -113,7 +118,9 @@ fn check(model: &Path, golden: &Path) {
     let files = ModelFiles::open(model, LoadFormat::Auto).unwrap();
     let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
     for &kernel in available_kernels() {
-        if model.to_str().unwrap().contains("Smol") && kernel.name() == "portable" { continue }
+        if model.to_str().unwrap().contains("Smol") && kernel.name() == "portable" {
+            continue;
+        }
         for kvd in [KvDtype::F32, kv_dtype(files.checkpoint)] {
             let found = logprobs_kv(&files, kernel, &cases, kvd);
             let (mut wc, mut wt, mut at, mut flips, mut n, mut over) = (0.0f64, 0.0f64, 0.0, 0, 0, 0);
@@ -126,14 +133,29 @@ fn check(model: &Path, golden: &Path) {
                     for &(id, e) in &case.top[position] {
                         let d = (row[id as usize] - e).abs();
                         sum += d;
-                        if d > tolerance(files.checkpoint) { over += 1; }
-                        if d > wt { wt = d; at = e; }
+                        if d > tolerance(files.checkpoint) {
+                            over += 1;
+                        }
+                        if d > wt {
+                            wt = d;
+                            at = e;
+                        }
                     }
                     let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
-                    if case.top[position][0].1 - case.top[position][1].1 > tolerance(files.checkpoint) && best != case.top[position][0].0 { flips += 1; }
+                    if case.top[position][0].1 - case.top[position][1].1 > tolerance(files.checkpoint)
+                        && best != case.top[position][0].0
+                    {
+                        flips += 1;
+                    }
                 }
             }
-            eprintln!("M {:28} {kernel:8} kv {:4} chosen {wc:.4} top {wt:.4} at {at:.1} over {over} of {} mean {:.4} flips {flips}", model.file_name().unwrap().display(), kvd.name(), n*5, sum / (n*5) as f64);
+            eprintln!(
+                "M {:28} {kernel:8} kv {:4} chosen {wc:.4} top {wt:.4} at {at:.1} over {over} of {} mean {:.4} flips {flips}",
+                model.file_name().unwrap().display(),
+                kvd.name(),
+                n * 5,
+                sum / (n * 5) as f64
+            );
         }
     }
 }

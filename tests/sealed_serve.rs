@@ -23,7 +23,7 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 /// One test, as the count is the process's.
 #[test]
 fn engine_and_mover_allocate_nothing_while_requests_live_and_die() {
-    for flags in ["--mixed", "--transfer shm", "--prefill-workers 2 --decode-workers 2 --chunk-ms 0"] {
+    for flags in ["--mixed", "--transfer shm", "--prefill-workers 2 --decode-workers 2 --chunk-ms 1"] {
         serve(flags, |address| {
             thread::scope(|scope| (0..6).for_each(|user| drop(scope.spawn(move || use_it(address, user)))));
             assert_eq!(violations(), 0, "{flags}");
@@ -47,7 +47,8 @@ fn serve(flags: &str, visit: impl FnOnce(SocketAddr)) {
          --chunked-prefill-size 32 --threads 2 {flags}",
         address.port()
     );
-    let parsed = config::parse(arguments.split_whitespace().map(Into::into), &Surroundings::of_this_process());
+    let parsed =
+        config::parse(arguments.split_whitespace().map(Into::into), &Surroundings::of_this_process());
     let Ok(Invocation::Run { command: Command::Serve(config), .. }) = parsed else { panic!("{arguments}") };
     let server = thread::spawn(move || role::serve(&config));
     while TcpStream::connect(address).is_err() {
@@ -92,7 +93,7 @@ fn body(seed: u64) -> Value {
     json!({
         "prompt": prompt, "max_tokens": 1 + seed * 13 % 90, "ignore_eos": seed % 2 == 0, "stream": seed % 3 != 0,
         "n": 1 + seed % 2, "rid": format!("user-{}-{seed}", seed / 100),
-        "temperature": (seed % 4) as f32 * 0.4, "seed": seed, "top_p": 0.9, "top_k": seed % 7 * 10, "min_p": 0.01,
+        "temperature": (seed % 4) as f32 * 20.0, "seed": seed, "top_p": 0.9, "top_k": seed % 7 * 10, "min_p": 0.01,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "repetition_penalty": 1.1,
         "logprobs": seed % 21, "stop": ["never said", "e"], "stop_token_ids": [9, 10],
     })

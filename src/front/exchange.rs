@@ -39,7 +39,7 @@ struct State {
     text: String,
     ids: Vec<u32>,
     positions: Vec<Position>,
-    /// Characters of the text in chunks before.
+    /// Characters of the tokens whose logprobs were in chunks before.
     sent_chars: usize,
     generated: u32,
     cached: u32,
@@ -277,7 +277,8 @@ impl Exchange {
         let state = &mut self.choices[index];
         state.first = false;
         if !self.renderer.is_cumulative() {
-            state.sent_chars += state.text.chars().count();
+            let sent = state.positions.iter().map(|position| position.chosen.text().chars().count());
+            state.sent_chars += sent.sum::<usize>();
             state.text.clear();
             state.ids.clear();
             state.positions.clear();

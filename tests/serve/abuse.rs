@@ -118,9 +118,13 @@ fn pipelined_requests_are_answered_in_order() {
     let mut client = server.connect();
     let mut all = Vec::new();
     for count in 1..=8 {
-        let body = json!({"prompt": [5, 6], "max_tokens": count, "ignore_eos": true, "stream": count % 3 == 0}).to_string();
-        let request =
-            format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+        let body =
+            json!({"prompt": [5, 6], "max_tokens": count, "ignore_eos": true, "stream": count % 3 == 0})
+                .to_string();
+        let request = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
         all.extend_from_slice(request.as_bytes());
     }
     assert!(client.raw(&all));
@@ -133,7 +137,9 @@ fn pipelined_requests_are_answered_in_order() {
     }
     // One that is refused ends the line.
     let mut client = server.connect();
-    client.raw(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nnonsense\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n");
+    client.raw(
+        b"GET /health HTTP/1.1\r\nhost: x\r\n\r\nnonsense\r\n\r\nGET /health HTTP/1.1\r\nhost: x\r\n\r\n",
+    );
     assert_eq!(client.reply(Method::Get).status(), 200);
     assert_eq!(client.reply(Method::Get).status(), 400);
     assert!(client.try_reply(Method::Get).is_none());
@@ -154,8 +160,11 @@ fn bodies_in_chunks_and_on_demand() {
     client.raw(b"0\r\ntrailer: x\r\n\r\n");
     assert_eq!(client.reply(Method::Post).ok()["usage"]["completion_tokens"], 3);
     client.raw(
-        format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n", body.len())
-            .as_bytes(),
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        )
+        .as_bytes(),
     );
     client.wait_for("HTTP/1.1 100");
     client.raw(body.as_bytes());
@@ -168,7 +177,9 @@ fn http_1_0_and_connection_close() {
     let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true, "stream": true}).to_string();
     for line in ["HTTP/1.0\r\n", "HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"] {
         let mut client = server.connect();
-        client.raw(format!("POST /v1/completions {line}content-length: {}\r\n\r\n{body}", body.len()).as_bytes());
+        client.raw(
+            format!("POST /v1/completions {line}content-length: {}\r\n\r\n{body}", body.len()).as_bytes(),
+        );
         let answer = String::from_utf8(client.until_closed()).unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: [DONE]\n\n"), "{answer}");
     }
@@ -191,7 +202,11 @@ fn a_stream_is_not_disturbed() {
         gone.post("/v1/completions", &endless());
     }
     let text = |reply: &crate::client::Reply| -> String {
-        reply.events().iter().filter_map(|event| event["choices"][0]["text"].as_str().map(str::to_owned)).collect()
+        reply
+            .events()
+            .iter()
+            .filter_map(|event| event["choices"][0]["text"].as_str().map(str::to_owned))
+            .collect()
     };
     assert_eq!(text(&client.reply(Method::Post)), text(&expected));
     server.wait_until_idle();

@@ -28,7 +28,11 @@ fn a_stream_that_nobody_reads_ends() {
 #[test]
 fn a_client_may_leave_at_any_moment() {
     for layout in LAYOUTS {
-        let flags = [&["--max-running-requests", "3", "--max-queued-requests", "5", "--chunked-prefill-size", "64"], layout].concat();
+        let flags = [
+            &["--max-running-requests", "3", "--max-queued-requests", "5", "--chunked-prefill-size", "64"],
+            layout,
+        ]
+        .concat();
         let server = Server::start_long(&flags);
         let mut body = endless();
         body["prompt"] = json!(vec![7; 1500]);

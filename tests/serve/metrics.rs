@@ -108,7 +108,10 @@ fn stages_sum_to_the_time_to_first_token() {
             stages += metrics.sum("baton_stage_seconds_sum", &label);
         }
         assert!(total > 0.0 && (stages - total).abs() < 1e-6, "{stages} and {total}");
-        assert_eq!(metrics.sum("vllm:request_success_total", "engine_type=\"prefill\""), [0.0, 20.0][usize::from(layout.is_empty())]);
+        assert_eq!(
+            metrics.sum("vllm:request_success_total", "engine_type=\"prefill\""),
+            [0.0, 20.0][usize::from(layout.is_empty())]
+        );
         assert_eq!(metrics.sum("sglang:prompt_tokens_total", ""), 5.0 * 2.0 * 202.0);
         assert_eq!(metrics.sum("baton_kv_transfer_bytes_total", "") > 0.0, layout.is_empty());
         assert_eq!(metrics.sum("baton_request_failures_total", ""), 0.0);

@@ -1,6 +1,6 @@
 //! What is refused, how, and that it hurts nobody.
 
-use crate::server::{MODEL, Server, endless, fixture};
+use crate::server::{Server, endless};
 use baton::front::http::Method;
 use serde_json::{Value, json};
 
@@ -17,8 +17,20 @@ fn each_error_has_its_status_and_names_its_field() {
     let cases = [
         (completions, json!({"prompt": "a", "model": "other"}), 404, "model_not_found", Some("model")),
         (chats, chat(json!({"model": "other"})), 404, "model_not_found", Some("model")),
-        (completions, json!({"prompt": long, "max_tokens": 3}), 400, "context_length_exceeded", Some("prompt")),
-        (completions, json!({"prompt": "a", "max_tokens": 512}), 400, "context_length_exceeded", Some("prompt")),
+        (
+            completions,
+            json!({"prompt": long, "max_tokens": 3}),
+            400,
+            "context_length_exceeded",
+            Some("prompt"),
+        ),
+        (
+            completions,
+            json!({"prompt": "a", "max_tokens": 512}),
+            400,
+            "context_length_exceeded",
+            Some("prompt"),
+        ),
         (chats, chat(json!({"max_tokens": 512})), 400, "context_length_exceeded", Some("messages")),
         (generate, json!({"input_ids": vec![5; 512]}), 400, "context_length_exceeded", Some("input_ids")),
         (completions, json!({"prompt": [384]}), 400, "invalid_value", Some("prompt")),
@@ -31,14 +43,38 @@ fn each_error_has_its_status_and_names_its_field() {
         (completions, json!({"prompt": "a", "n": 5}), 400, "too_many_choices", None),
         (completions, json!({"prompt": "a", "logprobs": 21}), 400, "invalid_value", Some("logprobs")),
         (completions, json!({"prompt": "a", "suffix": "b"}), 400, "unsupported_field", Some("suffix")),
-        (completions, json!({"prompt": "a", "logit_bias": {"5": 1}}), 400, "unsupported_field", Some("logit_bias")),
+        (
+            completions,
+            json!({"prompt": "a", "logit_bias": {"5": 1}}),
+            400,
+            "unsupported_field",
+            Some("logit_bias"),
+        ),
         (chats, chat(json!({"tools": [{"type": "function"}]})), 400, "unsupported_field", Some("tools")),
-        (chats, chat(json!({"response_format": {"type": "json_object"}})), 400, "unsupported_field", Some("response_format")),
+        (
+            chats,
+            chat(json!({"response_format": {"type": "json_object"}})),
+            400,
+            "unsupported_field",
+            Some("response_format"),
+        ),
         (chats, chat(json!({"top_logprobs": 2})), 400, "invalid_value", Some("top_logprobs")),
         (chats, json!({"messages": []}), 400, "invalid_value", Some("messages")),
         (chats, json!({}), 400, "invalid_value", Some("messages")),
-        (generate, json!({"text": "a", "sampling_params": {"temperature": -1}}), 400, "invalid_value", Some("sampling_params.temperature")),
-        (generate, json!({"text": "a", "sampling_params": {"regex": "b"}}), 400, "unsupported_field", Some("sampling_params.regex")),
+        (
+            generate,
+            json!({"text": "a", "sampling_params": {"temperature": -1}}),
+            400,
+            "invalid_value",
+            Some("sampling_params.temperature"),
+        ),
+        (
+            generate,
+            json!({"text": "a", "sampling_params": {"regex": "b"}}),
+            400,
+            "unsupported_field",
+            Some("sampling_params.regex"),
+        ),
         ("/tokenize", json!({"prompt": "a", "model": "other"}), 404, "model_not_found", Some("model")),
         ("/tokenize", json!({}), 400, "invalid_value", Some("prompt")),
         ("/detokenize", json!({"tokens": [-1]}), 400, "invalid_value", Some("tokens")),
@@ -54,7 +90,16 @@ fn each_error_has_its_status_and_names_its_field() {
         assert_eq!(reply.error(), expected, "{path} {streamed}");
         assert_eq!(reply.head.headers.get("content-type"), Some("application/json"));
     }
-    for body in [&b"{"[..], b"", b"[]", b"null", b"\"a\"", b"{\"prompt\":\"a\"}x", b"\xff\xfe", b"{\"prompt\":\"\xff\"}"] {
+    for body in [
+        &b"{"[..],
+        b"",
+        b"[]",
+        b"null",
+        b"\"a\"",
+        b"{\"prompt\":\"a\"}x",
+        b"\xff\xfe",
+        b"{\"prompt\":\"\xff\"}",
+    ] {
         for path in [completions, chats, generate, "/tokenize", "/detokenize", "/abort_request"] {
             let (status, ..) = server.request(Method::Post, path, &[], body).error();
             assert_eq!(status, 400, "{path} {}", String::from_utf8_lossy(body));
@@ -70,7 +115,9 @@ fn unknown_paths_and_other_methods() {
         assert_eq!(server.get(path).error().0, 404, "{path}");
         assert_eq!(server.post(path, &json!({})).error().0, 404, "{path}");
     }
-    for path in ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"] {
+    for path in
+        ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"]
+    {
         assert_eq!(server.get(path).error().0, 405, "{path}");
         assert_eq!(server.request(Method::Put, path, &[], b"").error().0, 405, "{path}");
     }
@@ -115,14 +162,13 @@ fn a_full_queue_says_when_to_come_back() {
 #[test]
 fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
     for layout in [&["--mixed"][..], &[]] {
-        // 8 KiB a page of 16 tokens: 256 tokens in all.
-        let flags = [&["--kv-memory", "1MiB", "--page-size", "2"], layout].concat();
-        let server = Server::start_model(&fixture(MODEL), &flags);
-        let total = server.metrics().sum("baton_pages", "") as u64 * 2 / (2 - u64::from(!layout.is_empty()));
-        assert!((100..512).contains(&total), "{total} tokens");
-        let body = |max_tokens: u64| json!({"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": true});
-        let (status, code, _) = server.post("/v1/completions", &body(total)).error();
-        assert!(status == 400, "{status} {code}");
+        // 512 bytes a token.
+        let total = 2048;
+        let server = Server::start_long(&[&["--kv-memory", "1MiB"], layout].concat());
+        assert!(server.metrics().pools().values().all(|&pages| pages * 16.0 == total as f64));
+        let body =
+            |max_tokens: usize| json!({"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": true});
+        assert_eq!(server.post("/v1/completions", &body(total - 1)).error().0, 400);
         std::thread::scope(|scope| {
             for _ in 0..6 {
                 scope.spawn(|| server.post("/v1/completions", &body(total - 10)).ok());
@@ -143,7 +189,9 @@ fn without_its_key_only_health_is_told() {
         let headers: Vec<_> = value.map(|value| ("authorization", value)).into_iter().collect();
         server.request(Method::Post, "/v1/completions", &headers, body.as_bytes())
     };
-    for wrong in [None, Some("first-key"), Some("Bearer "), Some("Bearer first-kez"), Some("Bearer first-key2")] {
+    for wrong in
+        [None, Some("first-key"), Some("Bearer "), Some("Bearer first-kez"), Some("Bearer first-key2")]
+    {
         assert_eq!(ask(wrong).error().0, 401, "{wrong:?}");
     }
     for right in ["Bearer first-key", "Bearer second-key"] {

@@ -28,12 +28,13 @@ fn cases() -> Vec<Case> {
             body: greedy(json!(ids(length, length)), tokens),
         })
         .into();
-    cases.push(Case { path: "/v1/completions", body: greedy(json!([ids(1, 40), ids(2, 3), ids(3, 90)]), 12) });
+    cases
+        .push(Case { path: "/v1/completions", body: greedy(json!([ids(1, 40), ids(2, 3), ids(3, 90)]), 12) });
     cases.push(Case { path: "/v1/completions", body: greedy(json!("To be, or not to be"), 25) });
     for seed in 0..4 {
         cases.push(Case {
             path: "/v1/completions",
-            body: json!({"prompt": ids(seed, 20 + 60 * seed), "max_tokens": 30, "temperature": 0.8, "top_p": 0.95,
+            body: json!({"prompt": ids(seed, 20 + 60 * seed), "max_tokens": 30, "temperature": 40, "top_p": 0.95,
                 "top_k": 50, "min_p": 0.001, "frequency_penalty": 0.3, "presence_penalty": 0.1, "seed": seed, "n": 3,
                 "logprobs": 2, "return_token_ids": true}),
         });
@@ -41,7 +42,7 @@ fn cases() -> Vec<Case> {
     cases.push(Case {
         path: "/v1/chat/completions",
         body: json!({"messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "max_tokens": 40, "seed": 9, "temperature": 1.5, "logprobs": true, "top_logprobs": 4,
+            "max_tokens": 40, "seed": 9, "temperature": 40, "logprobs": true, "top_logprobs": 4,
             "return_token_ids": true, "n": 2}),
     });
     cases.push(Case {
@@ -153,7 +154,7 @@ fn split_equals_mixed_however_the_work_is_cut() {
         "--mixed --chunked-prefill-size 7 --page-size 4 --threads 2",
         "--threads 1 --page-size 1 --chunked-prefill-size 16",
         "--threads 3 --page-size 4 --chunked-prefill-size 33 --max-running-requests 3",
-        "--threads 2 --page-size 16 --chunk-ms 0 --prefill-workers 2 --decode-workers 2 --chunked-prefill-size 64",
+        "--threads 2 --page-size 16 --chunk-ms 1 --prefill-workers 2 --decode-workers 2 --chunked-prefill-size 64",
     ] {
         let flags: Vec<&str> = flags.split(' ').collect();
         let server = Server::start(&flags);
@@ -181,7 +182,8 @@ fn a_stream_says_what_a_whole_answer_says() {
 #[test]
 fn other_types_and_architectures_split_as_they_mix() {
     let cases = cases();
-    for model in ["qwen2-bf16", "qwen3-f16", "llama.Q4_K.gguf", "qwen3.Q5_1.gguf", "llama-mqa-yarn.Q8_0.gguf"] {
+    for model in ["qwen2-bf16", "qwen3-f16", "llama.Q4_K.gguf", "qwen3.Q5_1.gguf", "llama-mqa-yarn.Q8_0.gguf"]
+    {
         let mixed = Server::start_model(&fixture(model), &["--mixed", "--threads", "1"]);
         let split = Server::start_model(&fixture(model), &["--threads", "2", "--chunked-prefill-size", "48"]);
         check(&all(&mixed, &cases, false), &all(&split, &cases, true), &cases, model);

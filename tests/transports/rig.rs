@@ -432,7 +432,19 @@ fn source_side(layout: KvLayout) -> (SourceMover, Side<Sender, SourceCommand>) {
         bell: bell(),
     };
     let pool = PagePool::new(memory.pages);
-    (mover, Side { memory, pool, status, handle, commands, reports: reported, reversed: true, leased: HashMap::new() })
+    (
+        mover,
+        Side {
+            memory,
+            pool,
+            status,
+            handle,
+            commands,
+            reports: reported,
+            reversed: true,
+            leased: HashMap::new(),
+        },
+    )
 }
 
 fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, DestinationCommand>) {
@@ -457,7 +469,19 @@ fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, Desti
         bell: bell(),
     };
     let pool = PagePool::new(memory.pages);
-    (mover, Side { memory, pool, status, handle, commands, reports: reported, reversed: false, leased: HashMap::new() })
+    (
+        mover,
+        Side {
+            memory,
+            pool,
+            status,
+            handle,
+            commands,
+            reports: reported,
+            reversed: false,
+            leased: HashMap::new(),
+        },
+    )
 }
 
 impl<H, C> Side<H, C> {

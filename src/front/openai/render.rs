@@ -57,7 +57,8 @@ pub struct TokenLogprob {
 }
 
 impl TokenLogprob {
-    fn text(&self) -> Cow<'_, str> {
+    /// Its bytes as text; parts of characters show as U+FFFD.
+    pub fn text(&self) -> Cow<'_, str> {
         String::from_utf8_lossy(&self.bytes)
     }
 }
@@ -151,7 +152,7 @@ pub struct Choice<'a> {
     pub token_ids: &'a [u32],
     /// One for each of `token_ids` where logprobs are wanted, else empty.
     pub positions: &'a [Position],
-    /// Characters of the choice's text before that of `positions`.
+    /// Characters of the choice's tokens before `positions`.
     pub text_offset: usize,
     /// The prompt's ids, in a choice's first chunk and in whole answers.
     pub prompt_ids: Option<&'a [u32]>,

@@ -15,11 +15,11 @@ const SEGMENT: usize = 256;
 /// Tokens converted at once: keys or values of these stay in the first-level cache.
 const TILE: usize = 64;
 /// Query heads, over all positions of a task, that share a conversion.
-const QUERIES: usize = 64;
+const QUERIES: usize = 96;
 
 /// Positions of one task.
 pub fn span_tokens(group: usize) -> usize {
-    (QUERIES / group).clamp(1, 16)
+    (QUERIES / group).clamp(1, 32)
 }
 
 /// A thread's working memory.
@@ -50,6 +50,8 @@ struct Weight {
     sum: f32,
 }
 
+/// The score of a token that must not count; its exponential is zero.
+const UNSEEN: f32 = -1e30;
 const NOTHING: Weight = Weight { largest: f32::NEG_INFINITY, sum: 0.0 };
 
 impl Scratch {
@@ -87,7 +89,7 @@ pub struct Attend<'a> {
     pub keys: Strip<'a>,
     /// Values of this head.
     pub values: Strip<'a>,
-    /// Queries, rotated and scaled: `group` heads for each position, from row to row `stride`.
+    /// Queries, rotated and scaled so that scores are exponents of two: `group` heads for each position, from row to row `stride`.
     pub queries: &'a [f32],
     /// See `queries`.
     pub stride: usize,
@@ -347,7 +349,7 @@ fn piece_mut(rows: &mut [f32], padded: usize, row: usize, chunk: usize) -> &mut 
 #[inline(always)]
 fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: usize, tokens: usize) -> Weight {
     let seen = visible.next_multiple_of(LANES);
-    scores[visible..seen].fill(f32::NEG_INFINITY);
+    scores[visible..seen].fill(UNSEEN);
     scores[seen..tokens.next_multiple_of(LANES)].fill(0.0);
     if visible == 0 {
         return NOTHING;
@@ -361,7 +363,7 @@ fn softmax<S: Simd>(s: S, scores: &mut [f32], visible: usize, tokens: usize) -> 
     let mut sum = s.splat(0.0);
     for lanes in tiles.chunks_exact_mut(LANES) {
         let lanes: &mut Lanes = lanes.first_chunk_mut().expect("exact");
-        let p = s.exp(s.add(s.load(lanes), s.splat(-largest)));
+        let p = s.exp2(s.add(s.load(lanes), s.splat(-largest)));
         sum = s.add(sum, p);
         s.store(p, lanes);
     }
@@ -387,7 +389,7 @@ fn fold<S: Simd>(s: S, scratch: &mut Scratch, query: usize) {
     let mut factors = [0.0; LANES];
     factors[0] = total.largest - largest;
     factors[1] = now.largest - largest;
-    let exponentials = s.exp(s.load(&factors));
+    let exponentials = s.exp2(s.load(&factors));
     s.store(exponentials, &mut factors);
     let [old, new, ..] = factors;
     *total = Weight { largest, sum: total.sum * old + now.sum * new };

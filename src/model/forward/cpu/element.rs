@@ -102,6 +102,8 @@ fn norm_factor<S: Simd>(s: S, row: &[f32], columns: usize, epsilon: f32) -> f32 
 pub struct Gated<'a> {
     /// Gates, then ups.
     pub raw: Raw<'a>,
+    /// Where a row's ups begin.
+    pub up_at: usize,
 }
 
 /// One row of [`Gated`].
@@ -114,7 +116,7 @@ impl<'a> Rows for Gated<'a> {
     type Row = GatedRow<'a>;
     #[inline(always)]
     fn row<S: Simd>(&self, s: S, row: usize) -> GatedRow<'a> {
-        let (gate, up) = self.raw.row(s, row).split_at(self.raw.stride / 2);
+        let (gate, up) = self.raw.row(s, row).split_at(self.up_at);
         GatedRow { gate, up }
     }
 }
@@ -123,7 +125,8 @@ impl Source for GatedRow<'_> {
     #[inline(always)]
     fn chunk<S: Simd>(&self, s: S, chunk: usize) -> S::F {
         let gate = s.load(lanes(self.gate, chunk));
-        let decay = s.exp(s.mul(gate, s.splat(-1.0)));
+        let power = s.min(s.mul(gate, s.splat(-std::f32::consts::LOG2_E)), s.splat(126.0));
+        let decay = s.exp2(power);
         let silu = s.div(gate, s.add(s.splat(1.0), decay));
         s.mul(silu, s.load(lanes(self.up, chunk)))
     }

@@ -22,33 +22,41 @@ const STORE_TOKENS: usize = 8;
 
 /// All that a step writes besides KV.
 pub struct Scratch {
-    /// The residual stream, `[token][padded hidden]`.
+    /// The residual stream, `[token][hidden]`; all rows are padded with zeros.
     stream: Vec<f32>,
     /// cos and sin, `[token][head_dim]`.
     angles: Vec<f32>,
-    /// Of a block: `[token][padded q, k, v]`.
+    /// Of a block: `[token][q, k, v]`.
     qkv: Vec<f32>,
-    /// Of a block: `[token][padded heads]`.
+    /// Of a block: `[token][heads]`.
     attended: Vec<f32>,
-    /// Of a block: `[token][padded gate, up]`.
+    /// Of a block: `[token][gate, up]`.
     gate_up: Vec<f32>,
     /// The inputs of the next product.
     panels: Panels,
-    /// `[wanted][padded vocabulary]`
+    /// `[wanted][vocabulary]`
     logits: Vec<f32>,
     /// Per thread.
     attention: Vec<attention::Scratch>,
     widths: Widths,
 }
 
-/// Row lengths, padded to sixteen.
+/// From row to row of each buffer, and where its parts begin.
 #[derive(Clone, Copy)]
 struct Widths {
     hidden: usize,
     qkv: usize,
+    keys_at: usize,
+    values_at: usize,
     heads: usize,
     gate_up: usize,
+    up_at: usize,
     vocab: usize,
+}
+
+/// An odd number of cache lines: rows of an even one would fall into few sets of the cache.
+fn stride(columns: usize) -> usize {
+    (columns.div_ceil(LANES) | 1) * LANES
 }
 
 impl Scratch {
@@ -57,11 +65,14 @@ impl Scratch {
         let pad = |n: usize| n.next_multiple_of(LANES);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let widths = Widths {
-            hidden: pad(config.hidden),
-            qkv: pad(q) + 2 * pad(kv),
-            heads: pad(q),
-            gate_up: 2 * pad(config.intermediate),
-            vocab: pad(config.vocab),
+            hidden: stride(config.hidden),
+            qkv: stride(pad(q) + 2 * pad(kv)),
+            keys_at: pad(q),
+            values_at: pad(q) + pad(kv),
+            heads: stride(q),
+            gate_up: stride(2 * pad(config.intermediate)),
+            up_at: pad(config.intermediate),
+            vocab: stride(config.vocab),
         };
         let block = BLOCK_TOKENS.min(limits.tokens);
         let wanted = weights
@@ -120,7 +131,14 @@ impl Crew<'_> {
     }
 
     /// Multiplies what was packed last.
-    fn multiply(&mut self, linear: &Linear, panels: &Panels, count: usize, to: &mut [f32], add: bool) {
+    fn multiply(
+        &mut self,
+        linear: &Linear,
+        panels: &Panels,
+        count: usize,
+        (to, stride): (&mut [f32], usize),
+        add: bool,
+    ) {
         let groups = linear.groups();
         // Rows are shared out only where there are too few groups to go round.
         let bands: [Range<usize>; BLOCK_TOKENS / 64] =
@@ -133,8 +151,7 @@ impl Crew<'_> {
         // Few rows are bound by memory: long runs. Many are bound by compute: an even end.
         let tasks = self.team.threads() * if count <= 4 { 8 } else { 32 };
         let per_task = (groups / tasks).max(1);
-        let width = linear.outputs();
-        let grid = Grid::new(to, width, bands, width, per_task * LANES);
+        let grid = Grid::new(to, stride, bands, linear.outputs(), per_task * LANES);
         let (across, dispatch) = (grid.across(), self.dispatch);
         let input = panels.input(linear.columns());
         self.team.run(grid, |index, to| {
@@ -204,7 +221,7 @@ impl CpuModel {
             epsilon: config.norm_eps,
         };
         crew.pack(&mut scratch.panels, normed, count, config.hidden, qkv.wants());
-        crew.multiply(qkv, &scratch.panels, count, &mut scratch.qkv, false);
+        crew.multiply(qkv, &scratch.panels, count, (&mut scratch.qkv, widths.qkv), false);
 
         let angles = &scratch.angles[tokens.start * config.head_dim..tokens.end * config.head_dim];
         let places = &plan.places[tokens];
@@ -239,7 +256,7 @@ impl CpuModel {
 
         let attended = Raw { rows: &scratch.attended, stride: widths.heads };
         crew.pack(&mut scratch.panels, attended, count, output.columns(), output.wants());
-        crew.multiply(output, &scratch.panels, count, stream, true);
+        crew.multiply(output, &scratch.panels, count, (stream, widths.hidden), true);
     }
 
     fn mlp_block(&mut self, layer: usize, block: usize) {
@@ -257,10 +274,11 @@ impl CpuModel {
             epsilon: config.norm_eps,
         };
         crew.pack(&mut scratch.panels, normed, count, config.hidden, gate_up.wants());
-        crew.multiply(gate_up, &scratch.panels, count, &mut scratch.gate_up, false);
-        let gated = Gated { raw: Raw { rows: &scratch.gate_up, stride: widths.gate_up } };
+        crew.multiply(gate_up, &scratch.panels, count, (&mut scratch.gate_up, widths.gate_up), false);
+        let raw = Raw { rows: &scratch.gate_up, stride: widths.gate_up };
+        let gated = Gated { raw, up_at: widths.up_at };
         crew.pack(&mut scratch.panels, gated, count, down.columns(), down.wants());
-        crew.multiply(down, &scratch.panels, count, stream, true);
+        crew.multiply(down, &scratch.panels, count, (stream, widths.hidden), true);
     }
 
     /// Final norm and head of the picked tokens, a block's worth at a time.
@@ -280,7 +298,7 @@ impl CpuModel {
                 epsilon: config.norm_eps,
             };
             crew.pack(&mut scratch.panels, normed, picked.len(), config.hidden, head.wants());
-            crew.multiply(head, &scratch.panels, picked.len(), logits, false);
+            crew.multiply(head, &scratch.panels, picked.len(), (logits, widths.vocab), false);
         }
     }
 }
@@ -313,12 +331,13 @@ impl Kernel for StoreTask<'_> {
         let dim = config.head_dim;
         let (q_len, kv_len) = (config.heads * dim, config.kv_heads * dim);
         let norms = head_norms.as_ref().map(|norms| norms.each_ref().map(|n| (&n[..], config.norm_eps)));
-        let scale = 1.0 / (dim as f32).sqrt();
+        // Attention's exponentials are powers of two.
+        let scale = std::f32::consts::LOG2_E / (dim as f32).sqrt();
         for (index, row) in self.rows.chunks_exact_mut(widths.qkv).enumerate() {
             let token = self.first + index;
             let angles = &angles[token * dim..][..dim];
-            let (q, kv) = row.split_at_mut(widths.heads);
-            let (k, v) = kv.split_at_mut((widths.qkv - widths.heads) / 2);
+            let (q, kv) = row.split_at_mut(widths.keys_at);
+            let (k, v) = kv.split_at_mut(widths.values_at - widths.keys_at);
             turn_heads(s, &mut q[..q_len], norms.map(|n| n[0]), angles, scale);
             turn_heads(s, &mut k[..kv_len], norms.map(|n| n[1]), angles, 1.0);
             let Place { row, position } = places[token];

@@ -99,7 +99,7 @@ impl Simd for Avx2 {
         op!(value.map(|v| _mm256_cvtps_epi32(v)))
     }
     #[inline(always)]
-    fn exp2(self, n: Self::I) -> Self::F {
+    fn power(self, n: Self::I) -> Self::F {
         op!(n.map(|n| {
             _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))))
         }))

@@ -87,7 +87,7 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         op!(_mm512_cvtps_epi32(value))
     }
     #[inline(always)]
-    fn exp2(self, n: __m512i) -> __m512 {
+    fn power(self, n: __m512i) -> __m512 {
         op!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127)))))
     }
     #[inline(always)]
@@ -115,6 +115,14 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         let mut lanes = [0.0; LANES];
         self.store(value, &mut lanes);
         lanes.map(|v| half::bf16::from_f32(v).to_bits())
+    }
+
+    #[inline(always)]
+    fn exp2(self, x: __m512) -> __m512 {
+        let n = op!(_mm512_roundscale_ps::<_MM_FROUND_TO_NEAREST_INT>(x));
+        let rest = op!(_mm512_sub_ps(x, n));
+        let near = self.exp2_near_zero(rest);
+        op!(_mm512_scalef_ps(near, n))
     }
 
     #[inline(always)]

@@ -53,7 +53,7 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// The nearest integer, ties to even; magnitudes below 2³¹.
     fn round(self, value: Self::F) -> Self::I;
     /// 2ⁿ for n in −126..=127.
-    fn exp2(self, n: Self::I) -> Self::F;
+    fn power(self, n: Self::I) -> Self::F;
     /// `value` where `x > limit`, zero elsewhere.
     fn where_above(self, x: Self::F, limit: Self::F, value: Self::F) -> Self::F;
 
@@ -110,24 +110,25 @@ pub trait Simd: Copy + Send + Sync + 'static {
         join(join(quarter[0], quarter[2]), join(quarter[1], quarter[3]))
     }
 
-    /// eˣ to about 2 ulp; zero below −87, e⁸⁸ above 88.
+    /// 2ˣ to about 2 ulp for x ≤ 127; below −126 it may be zero, far below it is.
     #[inline(always)]
-    fn exp(self, x: Self::F) -> Self::F {
-        // Cody and Waite's reduction, then the minimax polynomial of Cephes `expf`.
+    fn exp2(self, x: Self::F) -> Self::F {
+        let low = self.splat(-126.0);
+        let n = self.round(self.max(x, low));
+        let rest = self.fma(self.float(n), self.splat(-1.0), self.max(x, low));
+        self.where_above(x, low, self.mul(self.exp2_near_zero(rest), self.power(n)))
+    }
+
+    /// 2ˣ for |x| ≤ ½: the polynomial of Cephes `exp2f`.
+    #[inline(always)]
+    fn exp2_near_zero(self, x: Self::F) -> Self::F {
         const COEFFICIENTS: [f32; 6] =
-            [1.987_569_1e-4, 1.398_2e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5];
-        let low = self.splat(-87.0);
-        let clamped = self.min(self.max(x, low), self.splat(88.0));
-        let n = self.round(self.mul(clamped, self.splat(std::f32::consts::LOG2_E)));
-        let whole = self.float(n);
-        let r = self.fma(whole, self.splat(-0.693_359_4), clamped);
-        let r = self.fma(whole, self.splat(2.121_944_4e-4), r);
-        let mut p = self.splat(COEFFICIENTS[0]);
-        for c in &COEFFICIENTS[1..] {
-            p = self.fma(p, r, self.splat(*c));
+            [1.339_887_4e-3, 9.618_437e-3, 5.550_332_5e-2, 2.402_264_7e-1, 6.931_472e-1, 1.0];
+        let mut p = self.splat(1.535_336_2e-4);
+        for c in COEFFICIENTS {
+            p = self.fma(p, x, self.splat(c));
         }
-        let p = self.add(self.fma(p, self.mul(r, r), r), self.splat(1.0));
-        self.where_above(x, low, self.mul(p, self.exp2(n)))
+        p
     }
 }
 

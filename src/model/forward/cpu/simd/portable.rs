@@ -58,7 +58,7 @@ impl Simd for Portable {
         from_fn(|i| value[i].round_ties_even() as i32)
     }
     #[inline(always)]
-    fn exp2(self, n: [i32; LANES]) -> Lanes {
+    fn power(self, n: [i32; LANES]) -> Lanes {
         from_fn(|i| f32::from_bits(((n[i] + 127) as u32) << 23))
     }
     #[inline(always)]

@@ -299,7 +299,7 @@ fn other_paths_are_served_by_whom_they_concern() {
     assert_eq!(asked.body, PROMPT.as_bytes());
     asked.answer("200 OK", r#"{"count":1}"#);
     assert_eq!(client.answer(), (200, r#"{"count":1}"#.into()));
-    assert!(router.get("/metrics").answer().1.contains("smg_worker_health"));
+    assert!(router.get("/metrics").answer().1.contains("smg_router_requests_total 0"));
     assert!(router.get("/v1/loads").answer().1.contains(r#""num_running_reqs":0"#));
     assert!(router.get("/version").answer().1.contains("version"));
     for (mut client, status) in [

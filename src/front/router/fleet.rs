@@ -105,11 +105,6 @@ impl Fleet {
         self.news.pop_front()
     }
 
-    /// Whether no call is open but probes.
-    pub fn is_idle(&self) -> bool {
-        self.calls.values().all(|call| call.owner == Owner::Probe)
-    }
-
     /// Takes a connection to the booked worker for a call; also says whether it stands already. Otherwise
     /// [`What::Ready`] or [`What::Refused`] follows.
     ///
@@ -162,11 +157,6 @@ impl Fleet {
     /// The answer of a call, once its head has come.
     pub fn answer(&mut self, conn: ConnId) -> Option<&mut WorkerAnswer> {
         self.calls.get_mut(&conn).and_then(|call| call.answer.as_mut())
-    }
-
-    /// The worker that a call asks.
-    pub fn worker(&self, conn: ConnId) -> Option<WorkerNumber> {
-        self.calls.get(&conn).map(|call| call.booking.worker())
     }
 
     /// Gives a call up at another time.

@@ -11,6 +11,7 @@
 //! its calls, but for a prefill leg that decode's answer has overtaken. Not here: who is chosen (`cluster`).
 
 use crate::cause::Cause;
+use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Pair, Role};
 use crate::front::connections::Connections;
 use crate::front::http::sse;
@@ -84,10 +85,14 @@ struct Flight {
     load: Option<Load>,
     id: String,
     begun: Instant,
+    /// Whether it is one of those that metrics are about: requests for text.
+    counted: bool,
     /// The call whose answer is the client's.
     lead: Option<ConnId>,
     /// The prefill leg, while it can still fail the request.
     prefill: Option<ConnId>,
+    /// Where the legs meet; `None` for what a single worker serves.
+    source: Option<WorkerNumber>,
     /// Connections that do not stand yet.
     awaited: u32,
     /// Pairs tried.
@@ -142,15 +147,20 @@ impl Flights {
 
     /// Serves a request of a client.
     pub fn begin(&mut self, client: ConnId, request: Request, way: &mut Way<'_>) {
-        self.metrics.requests.inc();
         let Request { order, load, id } = request;
+        let counted = matches!(load, Load::Routed(_));
+        if counted {
+            self.metrics.requests.inc();
+        }
         let flight = Flight {
             order,
             load: Some(load),
             id,
             begun: way.now,
+            counted,
             lead: None,
             prefill: None,
+            source: None,
             awaited: 0,
             attempts: 0,
             prefill_lost: false,
@@ -162,7 +172,7 @@ impl Flights {
     /// A client has gone away.
     pub fn gone(&mut self, client: ConnId, way: &mut Way<'_>) {
         if let Some(flight) = self.open.remove(&client) {
-            self.metrics.failed(Cause::ClientGone);
+            self.failed(&flight, Cause::ClientGone);
             event!(Debug, "router", "client gone", request = flight.id);
             flight.cancel(way);
         }
@@ -254,8 +264,8 @@ impl Flights {
             Ok(booked) => booked,
             Err(none) => return self.fail(client, flight, &unavailable(none.to_string()), way),
         };
-        let opened = flight.open(client, lead, prefill, way);
-        match opened {
+        flight.source = prefill.as_ref().map(Booking::worker);
+        match flight.open(client, lead, prefill, way) {
             Ok(()) if flight.awaited == 0 => self.send(client, flight, way),
             Ok(()) => drop(self.open.insert(client, flight)),
             Err(reason) => self.fail(client, flight, &unavailable(reason.to_string()), way),
@@ -286,14 +296,13 @@ impl Flights {
     /// Sends the request on all connections at once, under a fresh room.
     fn send(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
         let room = Room(random() >> 1);
-        let body = match flight.load.take() {
-            Some(Load::Routed(body)) => {
-                let target = flight.prefill.and_then(|conn| way.fleet.worker(conn));
-                let Some(target) = target.map(|worker| &way.fleet.targets()[worker.0]) else { return };
-                body.address(&target.url.host, target.bootstrap_port.unwrap_or_default(), room)
+        let source = flight.source.map(|worker| &way.fleet.targets()[worker.0]);
+        let body = match (flight.load.take(), source) {
+            (Some(Load::Routed(body)), Some(source)) => {
+                body.address(&source.url.host, source.bootstrap_port.unwrap_or_default(), room)
             }
-            Some(Load::Decode(body)) => body,
-            Some(Load::Any) | None => Vec::new(),
+            (Some(Load::Decode(body)), _) => body,
+            _ => Vec::new(),
         };
         let body = Arc::new(body);
         flight.stage = Stage::Waiting;
@@ -333,7 +342,7 @@ impl Flights {
                 return;
             }
             flight.stage = Stage::Passing { is_stream };
-            self.metrics.first_byte(now.duration_since(flight.begun));
+            self.first_byte(flight, now);
             connections.open_body(reactor, client, answer.status, &answer.media);
         }
         connections.stream(reactor, client, &std::mem::take(&mut answer.body));
@@ -341,16 +350,16 @@ impl Flights {
 
     /// The answer has ended.
     fn land(&mut self, client: ConnId, flight: Flight, answer: &WorkerAnswer, way: &mut Way<'_>) {
-        let since = way.now.duration_since(flight.begun);
         if flight.stage == Stage::Waiting {
-            self.metrics.first_byte(since);
+            self.first_byte(&flight, way.now);
             way.connections.answer(way.reactor, client, &answer.whole(), way.now);
         } else {
             way.connections.end_stream(way.reactor, client, way.now);
         }
-        self.metrics.ended(since);
         if !answer.is_success() {
-            self.metrics.failed(cause_of(answer.status));
+            self.failed(&flight, cause_of(answer.status));
+        } else if flight.counted {
+            self.metrics.ended(way.now.duration_since(flight.begun));
         }
         match flight.prefill {
             Some(prefill) if answer.is_success() => way.fleet.leave(prefill),
@@ -366,7 +375,7 @@ impl Flights {
         way: &mut Way<'_>,
     ) {
         event!(Info, "router", "prefill refused", request = flight.id, status = answer.status);
-        self.metrics.failed(cause_of(answer.status));
+        self.failed(&flight, cause_of(answer.status));
         way.cancel(flight.lead.take());
         way.connections.answer(way.reactor, client, &answer.whole(), way.now);
     }
@@ -374,7 +383,7 @@ impl Flights {
     /// Ends a flight that got no whole answer.
     fn fail(&mut self, client: ConnId, flight: Flight, error: &ApiError, way: &mut Way<'_>) {
         event!(Info, "router", "request failed", request = flight.id, error = error);
-        self.metrics.failed(cause_of(error.status));
+        self.failed(&flight, cause_of(error.status));
         match flight.stage {
             Stage::Connecting | Stage::Waiting => way.refuse(client, error),
             Stage::Passing { is_stream: true } => {
@@ -387,6 +396,18 @@ impl Flights {
             Stage::Passing { is_stream: false } => way.connections.cut(way.reactor, client),
         }
         flight.cancel(way);
+    }
+
+    fn first_byte(&self, flight: &Flight, now: Instant) {
+        if flight.counted {
+            self.metrics.first_byte(now.duration_since(flight.begun));
+        }
+    }
+
+    fn failed(&self, flight: &Flight, cause: Cause) {
+        if flight.counted {
+            self.metrics.failed(cause);
+        }
     }
 }
 

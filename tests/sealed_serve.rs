@@ -47,9 +47,12 @@ fn serve(flags: &str, visit: impl FnOnce(SocketAddr)) {
          --chunked-prefill-size 32 --threads 2 {flags}",
         address.port()
     );
-    let parsed =
-        config::parse(arguments.split_whitespace().map(Into::into), &Surroundings::of_this_process());
-    let Ok(Invocation::Run { command: Command::Serve(config), .. }) = parsed else { panic!("{arguments}") };
+    let parsed = config::parse(
+        arguments.split_whitespace().map(std::ffi::OsString::from),
+        &Surroundings::of_this_process(),
+    );
+    let Ok(Invocation::Run { command, .. }) = parsed else { panic!("{arguments}") };
+    let Command::Serve(config) = *command else { panic!("{arguments}") };
     let server = thread::spawn(move || role::serve(&config));
     while TcpStream::connect(address).is_err() {
         assert!(!server.is_finished(), "the server has ended");

@@ -1,6 +1,7 @@
 //! Prefill and decode as processes of their own, on one host: same tokens as in one process, and either may
 //! die at any time without harm to the other.
 
+mod namespaces;
 mod process;
 
 use process::{PATIENCE, Process, post};

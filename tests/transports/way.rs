@@ -179,7 +179,7 @@ pub fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let far = listener.accept().unwrap().0;
-    [&near, &far].map(narrow);
+    [&near, &far].into_iter().for_each(narrow);
     (near, far)
 }
 

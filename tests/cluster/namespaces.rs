@@ -5,16 +5,13 @@
 //! `BATON_REQUIRE_NAMESPACES` is set.
 #![allow(unsafe_code)]
 
-#[path = "cluster/process.rs"]
-mod process;
-
-use process::{Process, post};
+use crate::process::{Process, post};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
 
-const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
+use crate::MODEL;
 const HOSTS: [(&str, &str); 3] = [("prefill", "10.77.0.1"), ("decode", "10.77.0.2"), ("client", "10.77.0.3")];
 
 /// Namespaces that end with the value.

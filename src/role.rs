@@ -636,11 +636,12 @@ fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> 
     }
 }
 
-/// `auto`: float32 checkpoints keep float32 KV, bfloat16 ones bfloat16, all others half.
+/// `auto`: float32 checkpoints keep float32 KV, all others f16. So do bfloat16 ones: keys and values stay far
+/// inside f16's range (and are held there), and bf16 would round eight times more coarsely.
 fn kv_dtype(asked: resolved::KvDtype, checkpoint: TensorType) -> KvDtype {
     match (asked, checkpoint) {
         (resolved::KvDtype::F32, _) | (resolved::KvDtype::Auto, TensorType::F32) => KvDtype::F32,
-        (resolved::KvDtype::Bf16, _) | (resolved::KvDtype::Auto, TensorType::Bf16) => KvDtype::Bf16,
+        (resolved::KvDtype::Bf16, _) => KvDtype::Bf16,
         (resolved::KvDtype::F16 | resolved::KvDtype::Auto, _) => KvDtype::F16,
     }
 }

@@ -45,7 +45,6 @@ fn tolerance(checkpoint: TensorType) -> f64 {
 fn kv_dtype(checkpoint: TensorType) -> KvDtype {
     match checkpoint {
         TensorType::F32 => KvDtype::F32,
-        TensorType::Bf16 => KvDtype::Bf16,
         _ => KvDtype::F16,
     }
 }
@@ -57,16 +56,8 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&logit| f64::from(logit - max) - sum.ln()).collect()
 }
 
-/// Logprobs over the vocabulary at each position that predicts one of the case's ids.
-fn logprobs(files: &ModelFiles, kernel: KernelFamily, cases: &[Case]) -> Vec<Vec<Vec<f64>>> {
-    logprobs_kv(files, kernel, cases, kv_dtype(files.checkpoint))
-}
-fn logprobs_kv(
-    files: &ModelFiles,
-    kernel: KernelFamily,
-    cases: &[Case],
-    dtype: KvDtype,
-) -> Vec<Vec<Vec<f64>>> {
+/// Logprobs over the vocabulary at each position that predicts one of a case's ids.
+fn logprobs(files: &ModelFiles, kernel: KernelFamily, kv: KvDtype, cases: &[&Case]) -> Vec<Vec<Vec<f64>>> {
     let longest = cases.iter().map(|case| case.fed().len()).max().unwrap();
     let pages = longest.div_ceil(PAGE_SIZE as usize);
     let limits = BatchLimits { tokens: longest, rows: 1, logits: longest, context: longest, pages };
@@ -74,7 +65,7 @@ fn logprobs_kv(
     let config = &files.config;
     let mut model = CpuModel::load(config, files.weights.as_ref(), &options, &mut |_, _| {}).unwrap();
     let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
-    let layout = KvLayout::page_major(PAGE_SIZE, layers, heads, config.head_dim as u32, dtype);
+    let layout = KvLayout::page_major(PAGE_SIZE, layers, heads, config.head_dim as u32, kv);
     let region = Region::new(c"goldens", (layout.page_stride * pages as u64) as usize).unwrap();
     let pages: Vec<PageId> = (0..pages as u32).rev().map(PageId).collect();
     let mut batch = Batch::new(limits);
@@ -87,19 +78,27 @@ fn logprobs_kv(
         assert_eq!(end, StepEnd::Complete);
         (case.prompt.len() - 1..fed.len()).map(|position| log_softmax(model.logits(position))).collect()
     };
-    cases.iter().map(run).collect()
+    cases.iter().copied().map(run).collect()
 }
 
-/// The largest difference, or what is wrong.
-fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64) -> Result<f64, String> {
+/// What rounding KV to f16, as the reference does not, may add to alternatives, in parts of the distance
+/// between the best and the worst token of the position: several half units in the last place.
+const F16_KV: f64 = 8.0 / 2048.0;
+
+/// The largest difference, or what is wrong. The ids fed back are held to `tolerance`, and so are the
+/// alternatives unless rounded KV allows them a part of the `spread` more.
+fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64, of_spread: f64) -> Result<f64, String> {
     assert_eq!(found.len(), case.ids.len());
     let mut worst: f64 = 0.0;
     for (position, row) in found.iter().enumerate() {
-        let (id, expected) = (case.ids[position], case.logprobs[position]);
+        let (least, most) =
+            row.iter().fold((0.0f64, f64::NEG_INFINITY), |(least, most), x| (least.min(*x), most.max(*x)));
+        let chosen = (case.ids[position], case.logprobs[position]);
         let top = &case.top[position];
-        for &(id, expected) in [(id, expected)].iter().chain(top) {
+        for (index, &(id, expected)) in [chosen].iter().chain(top).enumerate() {
             let difference = (row[id as usize] - expected).abs();
-            if difference.is_nan() || difference > tolerance {
+            let allowed = tolerance + if index == 0 { 0.0 } else { of_spread * (most - least) };
+            if difference.is_nan() || difference > allowed {
                 let found = row[id as usize];
                 return Err(format!("position {position}, id {id}: {found:.6}, expected {expected:.6}"));
             }
@@ -113,69 +112,33 @@ fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64) -> Result<f64, Strin
     Ok(worst)
 }
 
-/// All cases of one golden file on every kernel family; the worst difference by family.
-fn check(model: &Path, golden: &Path) {
+/// All cases of one golden file on every kernel family, with KV as the reference's and as `auto` has it.
+/// `portable_cases` bounds what the slowest family is asked.
+fn check(model: &Path, golden: &Path, portable_cases: usize) {
     let files = ModelFiles::open(model, LoadFormat::Auto).unwrap();
-    let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+    let mut cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+    cases.sort_by_key(|case| case.fed().len());
+    let tolerance = tolerance(files.checkpoint);
+    let mut kinds = vec![KvDtype::F32, kv_dtype(files.checkpoint)];
+    kinds.dedup();
     for &kernel in available_kernels() {
-        if model.to_str().unwrap().contains("Smol") && kernel.name() == "portable" {
-            continue;
-        }
-        for kvd in [KvDtype::F32, kv_dtype(files.checkpoint)] {
-            let found = logprobs_kv(&files, kernel, &cases, kvd);
-            let (mut wc, mut wt, mut at, mut flips, mut n, mut over) = (0.0f64, 0.0f64, 0.0, 0, 0, 0);
-            let mut sum = 0.0;
-            for (case, rows) in cases.iter().zip(&found) {
-                for (position, row) in rows.iter().enumerate() {
-                    n += 1;
-                    let id = case.ids[position];
-                    wc = wc.max((row[id as usize] - case.logprobs[position]).abs());
-                    for &(id, e) in &case.top[position] {
-                        let d = (row[id as usize] - e).abs();
-                        sum += d;
-                        if d > tolerance(files.checkpoint) {
-                            over += 1;
-                        }
-                        if d > wt {
-                            wt = d;
-                            at = e;
-                        }
-                    }
-                    let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap() as u32;
-                    if case.top[position][0].1 - case.top[position][1].1 > tolerance(files.checkpoint)
-                        && best != case.top[position][0].0
-                    {
-                        flips += 1;
+        let count = if kernel == KernelFamily::Portable { portable_cases } else { cases.len() };
+        let cases: Vec<&Case> = cases.iter().take(count).collect();
+        assert!(!cases.is_empty());
+        for &kv in &kinds {
+            let found = logprobs(&files, kernel, kv, &cases);
+            let mut worst: f64 = 0.0;
+            for (case, found) in cases.iter().zip(&found) {
+                match compare(case, found, tolerance, if kv == KvDtype::F16 { F16_KV } else { 0.0 }) {
+                    Ok(difference) => worst = worst.max(difference),
+                    Err(wrong) => {
+                        panic!("{} on {kernel}, KV {kv:?}, {}: {wrong}", model.display(), case.name)
                     }
                 }
             }
-            eprintln!(
-                "M {:28} {kernel:8} kv {:4} chosen {wc:.4} top {wt:.4} at {at:.1} over {over} of {} mean {:.4} flips {flips}",
-                model.file_name().unwrap().display(),
-                kvd.name(),
-                n * 5,
-                sum / (n * 5) as f64
-            );
+            let name = model.file_name().unwrap().display();
+            eprintln!("{name}: {kernel}, KV {kv:?}: {worst:.5} of {tolerance}");
         }
-    }
-}
-
-#[allow(dead_code)]
-fn check_old(model: &Path, golden: &Path) {
-    let files = ModelFiles::open(model, LoadFormat::Auto).unwrap();
-    let cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
-    assert!(!cases.is_empty());
-    let tolerance = tolerance(files.checkpoint);
-    for &kernel in available_kernels() {
-        let found = logprobs(&files, kernel, &cases);
-        let mut worst: f64 = 0.0;
-        for (case, found) in cases.iter().zip(&found) {
-            match compare(case, found, tolerance) {
-                Ok(difference) => worst = worst.max(difference),
-                Err(wrong) => panic!("{} on {kernel}, {}: {wrong}", model.display(), case.name),
-            }
-        }
-        eprintln!("{}: {kernel}: {worst:.5} of {tolerance}", model.file_name().unwrap().display());
     }
 }
 
@@ -184,13 +147,12 @@ fn tests() -> PathBuf {
 }
 
 #[test]
-#[ignore = "only prints differences: quantised models miss the bound of 0.25 by 8-bit activations, to be mended"]
 fn each_fixture_agrees_with_the_reference() {
     let mut count = 0;
     for entry in std::fs::read_dir(tests().join("fixtures")).unwrap() {
         let model = entry.unwrap().path();
         let name = model.file_name().unwrap().to_str().unwrap();
-        check(&model, &tests().join(format!("goldens/tiny/{name}.json")));
+        check(&model, &tests().join(format!("goldens/tiny/{name}.json")), usize::MAX);
         count += 1;
     }
     let goldens = std::fs::read_dir(tests().join("goldens/tiny")).unwrap().count();
@@ -198,7 +160,6 @@ fn each_fixture_agrees_with_the_reference() {
 }
 
 #[test]
-#[ignore = "only prints differences: quantised models miss the bound of 0.25 by 8-bit activations, to be mended"]
 fn smollm2_agrees_with_the_reference() {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let cache = cache.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache"));
@@ -209,5 +170,5 @@ fn smollm2_agrees_with_the_reference() {
         eprintln!("SKIPPED: {} is missing; tools/quickstart fetches it", model.display());
         return;
     }
-    check(&model, &tests().join("goldens/smollm2-q4_1.json"));
+    check(&model, &tests().join("goldens/smollm2-q4_1.json"), 1);
 }

@@ -163,7 +163,7 @@ pub(super) struct KvFlags {
     /// Memory for the KV cache of each worker, such as 512MiB; taken when first used
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(super) kv_memory: ByteSize,
-    /// Element type; auto: f32 for f32 checkpoints, else f16 or bf16
+    /// Element type; auto: f32 for f32 checkpoints, else f16
     #[arg(long, value_enum, default_value_t)]
     pub(super) kv_dtype: KvDtype,
 }

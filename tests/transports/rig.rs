@@ -38,7 +38,12 @@ pub fn page_major(page_size: u32) -> KvLayout {
 
 /// Every layer, K and V, in a block of its own over all pages, as other engines keep it.
 pub fn layer_major(page_size: u32) -> KvLayout {
-    let ours = page_major(page_size);
+    layer_major_of(page_major(page_size))
+}
+
+/// The same of any layout.
+pub fn layer_major_of(ours: KvLayout) -> KvLayout {
+    let page_size = ours.page_size;
     let head_stride = u64::from(ours.head_dim) * ours.dtype.bytes();
     let token_stride = head_stride * u64::from(ours.kv_heads);
     let page_stride = token_stride * u64::from(page_size);

@@ -22,6 +22,8 @@ pub enum Kind {
     Shm,
     /// So many lanes.
     Tcp(usize),
+    /// The same with as much room in the kernel as it gives.
+    Wide(usize),
     /// So many lanes with short frames, through relays that pass so many bytes at a time.
     Relayed(usize, usize),
     Fake,
@@ -54,8 +56,9 @@ impl Way {
                 open_destination(rig, session, Fake);
                 Way::default()
             }
-            Kind::Tcp(lanes) => Way::tcp(rig, session, template, lanes, None),
-            Kind::Relayed(lanes, bytes) => Way::tcp(rig, session, template, lanes, Some(bytes)),
+            Kind::Tcp(lanes) => Way::tcp(rig, session, template, pairs(lanes, pair), None),
+            Kind::Wide(lanes) => Way::tcp(rig, session, template, pairs(lanes, wide_pair), None),
+            Kind::Relayed(lanes, bytes) => Way::tcp(rig, session, template, pairs(lanes, pair), Some(bytes)),
         }
     }
 
@@ -81,12 +84,12 @@ impl Way {
         rig: &mut Rig,
         session: SessionId,
         template: Template,
-        lanes: usize,
+        pairs: Vec<(TcpStream, TcpStream)>,
         relayed: Option<usize>,
     ) -> Way {
+        let lanes = pairs.len();
         let (mut dialled, mut accepted, mut relays) = (Vec::new(), Vec::new(), Vec::new());
-        for _ in 0..lanes {
-            let (near, far) = pair();
+        for (near, far) in pairs {
             dialled.push(near);
             accepted.push(match relayed {
                 None => far,
@@ -174,13 +177,22 @@ fn template(rig: &Rig) -> Template {
     Template::new(&rig.source.memory.layout, &rig.destination.memory.layout).unwrap()
 }
 
-/// Both ends of a loopback connection.
+/// Both ends of a loopback connection with little room.
 pub fn pair() -> (TcpStream, TcpStream) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let far = listener.accept().unwrap().0;
+    let (near, far) = wide_pair();
     [&near, &far].into_iter().for_each(narrow);
     (near, far)
+}
+
+/// Both ends of a loopback connection as the kernel makes it.
+pub fn wide_pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (near, listener.accept().unwrap().0)
+}
+
+fn pairs(count: usize, pair: impl Fn() -> (TcpStream, TcpStream)) -> Vec<(TcpStream, TcpStream)> {
+    (0..count).map(|_| pair()).collect()
 }
 
 /// Little room in the kernel, so that streams fill up and writes come in parts.

@@ -71,54 +71,46 @@ impl Numbers for Bfloats {
     }
 }
 
-/// Integer weights of 16 rows × 32 columns. Register `j` holds columns `4j..4j+4` of each row.
+/// Integer weights of 16 rows × 32 columns.
 pub trait Levels: Copy + Send + Sync + 'static {
+    /// What a stored level is above the weight's integer.
+    const OFFSET: i32;
     /// From rows of levels.
     fn pack(rows: &[RowLevels; LANES]) -> Self;
-    /// The eight registers.
-    fn registers<S: Simd>(&self, s: S) -> [S::W; 8];
-    /// One register by four activations, added to `sum`.
-    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I;
-    /// What `dot` has too much for each unit of the activations' sum.
-    fn excess<S: Simd>() -> i32;
+    /// Stored levels of columns `4q..4q + 4`, then of `16 + 4q..16 + 4q + 4`, two columns to a register.
+    fn quads<S: Simd>(&self, s: S, q: usize) -> [S::W; 4];
     /// The value of one weight, in units of its scale.
     fn get(&self, lane: usize, column: usize) -> i32;
 }
 
-/// Four bits, `OFFSET` standing for zero.
+/// Where a column lies among its lane's four bytes: registers take the first and third, then the others.
+const fn place(column: usize) -> usize {
+    [0, 2, 1, 3][column % 4]
+}
+
+/// Four bits, `OFFSET` standing for zero. Low nibbles are the first half of the columns.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub struct Nibbles<const OFFSET: i32>([[u8; 64]; 4]);
 
 impl<const OFFSET: i32> Levels for Nibbles<OFFSET> {
+    const OFFSET: i32 = OFFSET;
+
     fn pack(rows: &[RowLevels; LANES]) -> Self {
         let mut packed = [[0; 64]; 4];
         for (lane, row) in rows.iter().enumerate() {
             for column in 0..16 {
-                packed[column / 4][lane * 4 + column % 4] = row[column] | row[column + 16] << 4;
+                packed[column / 4][lane * 4 + place(column)] = row[column] | row[column + 16] << 4;
             }
         }
         Nibbles(packed)
     }
     #[inline(always)]
-    fn registers<S: Simd>(&self, s: S) -> [S::W; 8] {
-        let [a, b, c, d] = &self.0;
-        let [a0, a1] = s.nibbles(a);
-        let [b0, b1] = s.nibbles(b);
-        let [c0, c1] = s.nibbles(c);
-        let [d0, d1] = s.nibbles(d);
-        [a0, b0, c0, d0, a1, b1, c1, d1]
-    }
-    #[inline(always)]
-    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I {
-        s.dot(sum, weights, x)
-    }
-    #[inline(always)]
-    fn excess<S: Simd>() -> i32 {
-        OFFSET
+    fn quads<S: Simd>(&self, s: S, q: usize) -> [S::W; 4] {
+        s.nibbles(&self.0[q])
     }
     fn get(&self, lane: usize, column: usize) -> i32 {
-        let byte = self.0[column % 16 / 4][lane * 4 + column % 4];
+        let byte = self.0[column % 16 / 4][lane * 4 + place(column)];
         (byte >> (column / 16 * 4) & 15) as i32 - OFFSET
     }
 }
@@ -127,45 +119,31 @@ fn interleave(rows: &[RowLevels; LANES]) -> [[u8; 64]; 8] {
     let mut packed = [[0; 64]; 8];
     for (lane, row) in rows.iter().enumerate() {
         for column in 0..BLOCK {
-            packed[column / 4][lane * 4 + column % 4] = row[column];
+            packed[column / 4][lane * 4 + place(column)] = row[column];
         }
     }
     packed
 }
 
-/// Bytes below 128, `OFFSET` standing for zero.
+/// Bytes, `OFFSET` standing for zero.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub struct Bytes<const OFFSET: i32>([[u8; 64]; 8]);
 
 impl<const OFFSET: i32> Levels for Bytes<OFFSET> {
+    const OFFSET: i32 = OFFSET;
+
     fn pack(rows: &[RowLevels; LANES]) -> Self {
         Bytes(interleave(rows))
     }
     #[inline(always)]
-    fn registers<S: Simd>(&self, s: S) -> [S::W; 8] {
-        let [a, b, c, d, e, f, g, h] = &self.0;
-        [
-            s.unsigned(a),
-            s.unsigned(b),
-            s.unsigned(c),
-            s.unsigned(d),
-            s.unsigned(e),
-            s.unsigned(f),
-            s.unsigned(g),
-            s.unsigned(h),
-        ]
-    }
-    #[inline(always)]
-    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I {
-        s.dot(sum, weights, x)
-    }
-    #[inline(always)]
-    fn excess<S: Simd>() -> i32 {
-        OFFSET
+    fn quads<S: Simd>(&self, s: S, q: usize) -> [S::W; 4] {
+        let [a, b] = s.bytes(&self.0[q]);
+        let [c, d] = s.bytes(&self.0[4 + q]);
+        [a, b, c, d]
     }
     fn get(&self, lane: usize, column: usize) -> i32 {
-        self.0[column / 4][lane * 4 + column % 4] as i32 - OFFSET
+        self.0[column / 4][lane * 4 + place(column)] as i32 - OFFSET
     }
 }
 
@@ -175,33 +153,19 @@ impl<const OFFSET: i32> Levels for Bytes<OFFSET> {
 pub struct SignedBytes([[u8; 64]; 8]);
 
 impl Levels for SignedBytes {
+    const OFFSET: i32 = 0;
+
     fn pack(rows: &[RowLevels; LANES]) -> Self {
         SignedBytes(interleave(rows))
     }
     #[inline(always)]
-    fn registers<S: Simd>(&self, s: S) -> [S::W; 8] {
-        let [a, b, c, d, e, f, g, h] = &self.0;
-        [
-            s.signed(a),
-            s.signed(b),
-            s.signed(c),
-            s.signed(d),
-            s.signed(e),
-            s.signed(f),
-            s.signed(g),
-            s.signed(h),
-        ]
-    }
-    #[inline(always)]
-    fn dot<S: Simd>(s: S, sum: S::I, weights: S::W, x: i32) -> S::I {
-        s.dot_signed(sum, weights, x)
-    }
-    #[inline(always)]
-    fn excess<S: Simd>() -> i32 {
-        S::SIGNED_BIAS
+    fn quads<S: Simd>(&self, s: S, q: usize) -> [S::W; 4] {
+        let [a, b] = s.signed_bytes(&self.0[q]);
+        let [c, d] = s.signed_bytes(&self.0[4 + q]);
+        [a, b, c, d]
     }
     fn get(&self, lane: usize, column: usize) -> i32 {
-        self.0[column / 4][lane * 4 + column % 4] as i8 as i32
+        self.0[column / 4][lane * 4 + place(column)] as i8 as i32
     }
 }
 

@@ -142,8 +142,8 @@ pub struct Pack<'a, R> {
     pub count: usize,
     /// Elements of a row.
     pub columns: usize,
-    /// The panel as bytes; empty if not wanted.
-    pub bytes: &'a mut [Quantised],
+    /// The panel as integers; empty if not wanted.
+    pub integers: &'a mut [Quantised],
     /// The panel as floats; empty if not wanted.
     pub floats: &'a mut [Lanes],
 }
@@ -154,7 +154,7 @@ impl<R: Rows> Kernel for Pack<'_, R> {
     fn run<S: Simd>(self, s: S) {
         for lane in 0..self.count {
             let row = self.rows.row(s, self.first + lane);
-            pack_row(s, &row, lane, self.columns, self.bytes, self.floats);
+            pack_row(s, &row, lane, self.columns, self.integers, self.floats);
         }
     }
 }

@@ -95,8 +95,8 @@ impl Matrix {
     /// The form of activations that the kernels multiply this with.
     pub fn wants(&self) -> Wanted {
         for_weights!(&self.weights,
-            plain _w => Wanted { floats: true, bytes: false },
-            quantised _w => Wanted { floats: false, bytes: true })
+            plain _w => Wanted { floats: true, integers: false },
+            quantised _w => Wanted { floats: false, integers: true })
     }
 
     /// Bytes held.

@@ -7,7 +7,7 @@
 
 use super::block::{Block, Levels, Minimum, Numbers, Scales};
 use super::matrix::{Matrix, Weights, for_weights};
-use super::panel::{Input, PANEL, Quantised, Wanted};
+use super::panel::{Input, PANEL, Wanted};
 use super::parts::Window;
 use super::simd::{Kernel, LANES, Lanes, Simd};
 use std::ops::Range;
@@ -151,7 +151,7 @@ impl Out<'_, '_> {
 /// long bodies rolled up otherwise, and the sums in memory.
 macro_rules! unroll {
     ($count:expr, $r:ident, $body:block) => {
-        unroll!(@ $count, $r, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
+        unroll!(@ $count, $r, $body, 0 1 2 3 4 5 6 7)
     };
     (@ $count:expr, $r:ident, $body:block, $($n:literal)*) => {
         $(if $n < $count {
@@ -174,7 +174,6 @@ fn each_tile<S: Simd>(s: S, rows: &Range<usize>, out: &mut Out<'_, '_>, tile: im
         let left = (rows.end - row).min(PANEL - row % PANEL);
         let at = row - rows.start;
         row += match left {
-            16.. if S::TILE >= 16 => put_tile::<S, 16>(s, row, at, out, tile),
             8.. if S::TILE >= 8 => put_tile::<S, 8>(s, row, at, out, tile),
             4.. if S::TILE >= 4 => put_tile::<S, 4>(s, row, at, out, tile),
             2.. => put_tile::<S, 2>(s, row, at, out, tile),
@@ -228,23 +227,36 @@ struct BlockTile<'a, B> {
 impl<L: Levels, D: Scales, M: Minimum> Tile for BlockTile<'_, Block<L, D, M>> {
     #[inline(always)]
     fn run<S: Simd, const R: usize>(self, s: S, panel: usize, first: usize) -> [S::F; R] {
-        assert!(first + R <= PANEL && R <= 16);
+        assert!(first + R <= PANEL && R <= 8);
         let mut sums = [s.splat(0.0); R];
-        for (block, x) in self.weights.iter().zip(self.input.bytes(panel)) {
-            let registers = block.levels.registers(s);
+        for (block, x) in self.weights.iter().zip(self.input.integers(panel)) {
+            // Halves share their integers where they share their scale.
+            let second = usize::from(D::HALVES);
+            let mut dots = [[s.splat_int(0); R]; 2];
+            unroll!(R, ROW, {
+                let row = first + ROW;
+                dots[second][ROW] = s.splat_int(-L::OFFSET * x.sums[1][row]);
+                let other = if D::HALVES { 0 } else { x.sums[1][row] };
+                dots[0][ROW] = s.splat_int(-L::OFFSET * (x.sums[0][row] + other));
+            });
+            for q in 0..4 {
+                let [a, b, c, d] = block.levels.quads(s, q);
+                unroll!(R, ROW, {
+                    let words = &x.words[first + ROW];
+                    dots[0][ROW] = s.dot(dots[0][ROW], a, words[2 * q]);
+                    dots[0][ROW] = s.dot(dots[0][ROW], b, words[2 * q + 1]);
+                    dots[second][ROW] = s.dot(dots[second][ROW], c, words[8 + 2 * q]);
+                    dots[second][ROW] = s.dot(dots[second][ROW], d, words[8 + 2 * q + 1]);
+                });
+            }
             let scales = [block.scales.lanes(s, 0), block.scales.lanes(s, 1)];
             let minimum = block.minimum.lanes(s);
             unroll!(R, ROW, {
                 let (row, sum) = (first + ROW, &mut sums[ROW]);
                 let unit = s.splat(x.scale[row]);
+                *sum = s.fma(s.float(dots[0][ROW]), s.mul(scales[0], unit), *sum);
                 if D::HALVES {
-                    for half in 0..2 {
-                        let dot = s.float(dot::<S, L>(s, x, row, &registers, half..half + 1));
-                        *sum = s.fma(dot, s.mul(scales[half], unit), *sum);
-                    }
-                } else {
-                    let dot = s.float(dot::<S, L>(s, x, row, &registers, 0..2));
-                    *sum = s.fma(dot, s.mul(scales[0], unit), *sum);
+                    *sum = s.fma(s.float(dots[1][ROW]), s.mul(scales[1], unit), *sum);
                 }
                 if let Some(minimum) = minimum {
                     *sum = s.fma(minimum, s.splat(x.total[row]), *sum);
@@ -253,21 +265,4 @@ impl<L: Levels, D: Scales, M: Minimum> Tile for BlockTile<'_, Block<L, D, M>> {
         }
         sums
     }
-}
-
-/// The exact dot product of a row with some halves of a block.
-#[inline(always)]
-fn dot<S: Simd, L: Levels>(
-    s: S,
-    x: &Quantised,
-    row: usize,
-    registers: &[S::W; 8],
-    halves: Range<usize>,
-) -> S::I {
-    let sum: i32 = halves.clone().map(|half| x.sums[half][row]).sum();
-    let mut dot = s.splat_int(-L::excess::<S>() * sum);
-    for j in 4 * halves.start..4 * halves.end {
-        dot = L::dot(s, dot, registers[j], x.words[row][j]);
-    }
-    dot
 }

@@ -118,10 +118,17 @@ impl Strip<'_> {
         let from = &from[..self.paged.layout.head_dim as usize];
         match self.paged.layout.dtype {
             KvDtype::F32 => write_as::<S, f32>(from, to, |lanes| as_lanes(s, lanes), s),
-            KvDtype::F16 => write_as::<S, u16>(from, to, |lanes| s.to_half(lanes), s),
+            KvDtype::F16 => write_as::<S, u16>(from, to, |lanes| to_half_in_range(s, lanes), s),
             KvDtype::Bf16 => write_as::<S, u16>(from, to, |lanes| s.to_bf16(lanes), s),
         }
     }
+}
+
+/// An outlier becomes the largest half, since infinity would make every later token a NaN.
+#[inline(always)]
+fn to_half_in_range<S: Simd>(s: S, value: S::F) -> [u16; LANES] {
+    const LARGEST: f32 = 65504.0;
+    s.to_half(s.max(s.min(value, s.splat(LARGEST)), s.splat(-LARGEST)))
 }
 
 #[inline(always)]

@@ -1,7 +1,8 @@
 //! Activations as matrix products read them: panels of sixteen rows, block after block.
 //!
-//! For quantised weights a row's 32 columns become signed bytes under a scale of their own, so that
-//! dot products are exact integers. For plain weights they stay floats.
+//! For quantised weights a row's 32 columns become integers of 16 bits under a scale of their own, so
+//! that dot products are exact. Of 8 bits they would shift logprobs by more than the rounding of most
+//! weights does. For plain weights they stay floats.
 
 use super::block::BLOCK;
 use super::simd::{LANES, Lanes, Simd};
@@ -9,28 +10,35 @@ use super::simd::{LANES, Lanes, Simd};
 /// Rows of a panel.
 pub const PANEL: usize = 16;
 
-/// 16 rows × 32 columns of activations as bytes.
+/// 16 rows × 32 columns of activations as i16.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 pub struct Quantised {
-    /// Per row, four columns to a word.
-    pub words: [[i32; 8]; PANEL],
+    /// Per row, two columns to a word.
+    pub words: [[i32; BLOCK / 2]; PANEL],
     /// Per row.
     pub scale: [f32; PANEL],
-    /// Per row: scale · sum of all bytes.
+    /// Per row: scale · sum of all integers.
     pub total: [f32; PANEL],
-    /// Per half of the columns and row: sum of bytes.
+    /// Per half of the columns and row: sum of integers.
     pub sums: [[i32; PANEL]; 2],
 }
 
-const EMPTY: Quantised =
-    Quantised { words: [[0; 8]; PANEL], scale: [0.0; PANEL], total: [0.0; PANEL], sums: [[0; PANEL]; 2] };
+/// The largest magnitude. 32 products with weights of 8 bits stay far below 2³¹.
+const LARGEST: f32 = i16::MAX as f32;
+
+const EMPTY: Quantised = Quantised {
+    words: [[0; BLOCK / 2]; PANEL],
+    scale: [0.0; PANEL],
+    total: [0.0; PANEL],
+    sums: [[0; PANEL]; 2],
+};
 
 /// In which forms the consumers of some activations want them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Wanted {
     /// Some weights are quantised.
-    pub bytes: bool,
+    pub integers: bool,
     /// Some weights are plain.
     pub floats: bool,
 }
@@ -38,20 +46,20 @@ pub struct Wanted {
 impl Wanted {
     /// Either's.
     pub fn or(self, other: Wanted) -> Wanted {
-        Wanted { bytes: self.bytes || other.bytes, floats: self.floats || other.floats }
+        Wanted { integers: self.integers || other.integers, floats: self.floats || other.floats }
     }
 }
 
 /// Panels for a bounded number of rows and columns.
 pub struct Panels {
-    bytes: Vec<Quantised>,
+    integers: Vec<Quantised>,
     floats: Vec<Lanes>,
 }
 
 /// Panels filled for `columns` columns.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
-    bytes: &'a [Quantised],
+    integers: &'a [Quantised],
     floats: &'a [Lanes],
     columns: usize,
 }
@@ -61,28 +69,28 @@ impl Panels {
     pub fn new(rows: usize, columns: usize, wanted: Wanted) -> Panels {
         let panels = rows.div_ceil(PANEL);
         Panels {
-            bytes: vec![EMPTY; if wanted.bytes { panels * columns.div_ceil(BLOCK) } else { 0 }],
+            integers: vec![EMPTY; if wanted.integers { panels * columns.div_ceil(BLOCK) } else { 0 }],
             floats: vec![[0.0; PANEL]; if wanted.floats { panels * columns } else { 0 }],
         }
     }
 
     /// Bytes held.
     pub fn memory(&self) -> usize {
-        size_of_val(&*self.bytes) + size_of_val(&*self.floats)
+        size_of_val(&*self.integers) + size_of_val(&*self.floats)
     }
 
     /// Blocks and float columns for `rows` × `columns`, each to be cut into one piece per panel by
     /// [`blocks_per_panel`] and `columns`. A form that is not wanted is empty.
     pub fn parts(&mut self, rows: usize, columns: usize, wanted: Wanted) -> (&mut [Quantised], &mut [Lanes]) {
         let panels = rows.div_ceil(PANEL);
-        let bytes = if wanted.bytes { panels * blocks_per_panel(columns) } else { 0 };
+        let integers = if wanted.integers { panels * blocks_per_panel(columns) } else { 0 };
         let floats = if wanted.floats { panels * columns } else { 0 };
-        (&mut self.bytes[..bytes], &mut self.floats[..floats])
+        (&mut self.integers[..integers], &mut self.floats[..floats])
     }
 
     /// What was packed last, for `columns` columns.
     pub fn input(&self, columns: usize) -> Input<'_> {
-        Input { bytes: &self.bytes, floats: &self.floats, columns }
+        Input { integers: &self.integers, floats: &self.floats, columns }
     }
 }
 
@@ -92,11 +100,11 @@ pub fn blocks_per_panel(columns: usize) -> usize {
 }
 
 impl<'a> Input<'a> {
-    /// One panel as bytes.
+    /// One panel as integers.
     #[inline(always)]
-    pub fn bytes(&self, panel: usize) -> &'a [Quantised] {
+    pub fn integers(&self, panel: usize) -> &'a [Quantised] {
         let blocks = blocks_per_panel(self.columns);
-        &self.bytes[panel * blocks..][..blocks]
+        &self.integers[panel * blocks..][..blocks]
     }
 
     /// One panel as floats.
@@ -119,10 +127,10 @@ pub fn pack_row<S: Simd>(
     source: &impl Source,
     lane: usize,
     columns: usize,
-    bytes: &mut [Quantised],
+    integers: &mut [Quantised],
     floats: &mut [Lanes],
 ) {
-    for (index, block) in bytes.iter_mut().enumerate() {
+    for (index, block) in integers.iter_mut().enumerate() {
         quantise(s, [source.chunk(s, 2 * index), source.chunk(s, 2 * index + 1)], lane, block);
     }
     if floats.is_empty() {
@@ -145,13 +153,19 @@ fn quantise<S: Simd>(s: S, values: [S::F; 2], lane: usize, block: &mut Quantised
     let largest = s.largest(magnitude);
     // A block of next to nothing is nothing: its inverse would be infinite.
     let largest = if largest > 1e-30 { largest } else { 0.0 };
-    let inverse = s.splat(if largest > 0.0 { 127.0 / largest } else { 0.0 });
-    let halves = values.map(|v| s.bytes(s.round(s.mul(v, inverse))));
-    let scale = largest * (1.0 / 127.0);
-    let sums = halves.map(|half| half.iter().map(|b| *b as i32).sum::<i32>());
-    block.words[lane] = bytemuck::cast(halves);
+    let inverse = s.splat(if largest > 0.0 { LARGEST / largest } else { 0.0 });
+    let a = s.shorts(s.round(s.mul(a, inverse)));
+    let b = s.shorts(s.round(s.mul(b, inverse)));
+    let scale = largest * (1.0 / LARGEST);
+    let sums = [sum(&a), sum(&b)];
+    block.words[lane] = bytemuck::cast([a, b]);
     block.scale[lane] = scale;
     block.total[lane] = scale * (sums[0] + sums[1]) as f32;
     block.sums[0][lane] = sums[0];
     block.sums[1][lane] = sums[1];
+}
+
+#[inline(always)]
+fn sum(integers: &[i16; LANES]) -> i32 {
+    integers.iter().map(|x| *x as i32).sum()
 }

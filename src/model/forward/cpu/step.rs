@@ -118,15 +118,15 @@ struct Crew<'a> {
 impl Crew<'_> {
     /// Packs `count` rows for the products that follow.
     fn pack<R: Rows>(&mut self, panels: &mut Panels, rows: R, count: usize, columns: usize, wanted: Wanted) {
-        let (bytes, floats) = panels.parts(count, columns, wanted);
-        let bytes = wanted.bytes.then(|| Chunks::new(bytes, blocks_per_panel(columns)));
+        let (integers, floats) = panels.parts(count, columns, wanted);
+        let integers = wanted.integers.then(|| Chunks::new(integers, blocks_per_panel(columns)));
         let floats = wanted.floats.then(|| Chunks::new(floats, columns));
         let dispatch = self.dispatch;
-        self.team.run((bytes, floats), |panel, (bytes, floats)| {
+        self.team.run((integers, floats), |panel, (integers, floats)| {
             let first = panel * PANEL;
-            let (bytes, floats) = (bytes.unwrap_or_default(), floats.unwrap_or_default());
+            let (integers, floats) = (integers.unwrap_or_default(), floats.unwrap_or_default());
             let count = PANEL.min(count - first);
-            dispatch.run(Pack { rows, first, count, columns, bytes, floats });
+            dispatch.run(Pack { rows, first, count, columns, integers, floats });
         });
     }
 

@@ -22,21 +22,24 @@ fn random(seed: u64) -> impl FnMut() -> u64 {
     }
 }
 
-/// The dot products of 16 rows with one activation block, less the excess.
+/// The dot products of 16 rows with one activation block.
 struct Dots<'a, L> {
     levels: &'a L,
-    x: &'a [i8; BLOCK],
+    x: &'a [i16; BLOCK],
 }
 
 impl<L: Levels> Kernel for Dots<'_, L> {
     type Output = Lanes;
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Lanes {
-        let words: [i32; 8] = bytemuck::cast(*self.x);
+        let words: [i32; BLOCK / 2] = bytemuck::cast(*self.x);
         let sum: i32 = self.x.iter().map(|x| *x as i32).sum();
-        let mut dot = s.splat_int(-L::excess::<S>() * sum);
-        for (weights, x) in self.levels.registers(s).into_iter().zip(words) {
-            dot = L::dot(s, dot, weights, x);
+        let mut dot = s.splat_int(-L::OFFSET * sum);
+        for q in 0..4 {
+            let at = [2 * q, 2 * q + 1, 8 + 2 * q, 8 + 2 * q + 1];
+            for (weights, at) in self.levels.quads(s, q).into_iter().zip(at) {
+                dot = s.dot(dot, weights, words[at]);
+            }
         }
         let mut lanes = [0.0; LANES];
         s.store(s.float(dot), &mut lanes);
@@ -49,13 +52,12 @@ fn check_dots<L: Levels>(below: u64, extreme: bool) {
     for round in 0..50 {
         let mut draw = |n: u64| if extreme && round % 2 == 0 { n - 1 } else { random() % n };
         let rows: [RowLevels; LANES] = std::array::from_fn(|_| std::array::from_fn(|_| draw(below) as u8));
-        let x: [i8; BLOCK] = std::array::from_fn(|i| match round % 5 {
-            0 => 127,
-            1 => -127,
-            2 => [127, -127][i % 2],
-            _ => draw(255) as i16 as i8,
+        let x: [i16; BLOCK] = std::array::from_fn(|i| match round % 5 {
+            0 => i16::MAX,
+            1 => -i16::MAX,
+            2 => [i16::MAX, -i16::MAX][i % 2],
+            _ => draw(1 << 16) as i16,
         });
-        let x = x.map(|x| x.max(-127));
         let levels = L::pack(&rows);
         for dispatch in dispatches() {
             let found = dispatch.run(Dots { levels: &levels, x: &x });
@@ -121,12 +123,12 @@ impl Function for ThroughBf16 {
     }
 }
 
-struct ThroughBytes;
-impl Function for ThroughBytes {
+struct ThroughShorts;
+impl Function for ThroughShorts {
     #[inline(always)]
     fn apply<S: Simd>(&self, s: S, x: S::F) -> S::F {
-        let bytes = s.bytes(s.round(x));
-        s.load(&bytes.map(|b| b as f32))
+        let shorts = s.shorts(s.round(x));
+        s.load(&shorts.map(|x| x as f32))
     }
 }
 
@@ -149,7 +151,7 @@ proptest! {
             for (found, x) in dispatch.run(Map(&small, ThroughBf16)).into_iter().zip(small) {
                 prop_assert_eq!(found, half::bf16::from_f32(x).to_f32());
             }
-            for (found, x) in dispatch.run(Map(&x, ThroughBytes)).into_iter().zip(x) {
+            for (found, x) in dispatch.run(Map(&x, ThroughShorts)).into_iter().zip(x) {
                 prop_assert_eq!(found, x.round_ties_even());
             }
         }
@@ -212,9 +214,9 @@ fn packed_blocks_hold_what_the_rows_held() {
 
 #[test]
 fn panels_hold_no_form_that_is_not_wanted() {
-    let wanted = Wanted { bytes: true, floats: false };
+    let wanted = Wanted { integers: true, floats: false };
     let mut panels = Panels::new(2 * PANEL, 64, wanted);
     assert!(panels.memory() > 0);
-    let (bytes, floats) = panels.parts(PANEL + 1, 64, wanted);
-    assert_eq!((bytes.len(), floats.len()), (4, 0));
+    let (integers, floats) = panels.parts(PANEL + 1, 64, wanted);
+    assert_eq!((integers.len(), floats.len()), (4, 0));
 }

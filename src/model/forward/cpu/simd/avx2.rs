@@ -7,6 +7,13 @@
 use super::{LANES, Lanes, Simd};
 use std::arch::x86_64::*;
 
+macro_rules! op {
+    ($($body:tt)*) => {{
+        // SAFETY: `self` proves the instructions; memory is named by references of exact size.
+        unsafe { $($body)* }
+    }};
+}
+
 /// Proof that the CPU has AVX2, FMA and F16C.
 #[derive(Clone, Copy)]
 pub struct Avx2(());
@@ -18,13 +25,12 @@ impl Avx2 {
     pub unsafe fn assume() -> Avx2 {
         Avx2(())
     }
-}
 
-macro_rules! op {
-    ($($body:tt)*) => {{
-        // SAFETY: `self` proves the instructions; memory is named by references of exact size.
-        unsafe { $($body)* }
-    }};
+    #[inline(always)]
+    fn words(self, from: &[u8; 64]) -> [__m256i; 2] {
+        let p: *const __m256i = from.as_ptr().cast();
+        op!([_mm256_loadu_si256(p), _mm256_loadu_si256(p.add(1))])
+    }
 }
 
 /// Applies a two-operand intrinsic to both halves.
@@ -35,23 +41,12 @@ macro_rules! pair {
     }};
 }
 
-/// Dot products of four bytes each, the first operand unsigned; pairs must not leave i16.
-#[inline(always)]
-fn dot4(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
-    // SAFETY: called from methods of `Avx2` only.
-    unsafe {
-        let pairs = _mm256_maddubs_epi16(unsigned, signed);
-        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
-    }
-}
-
 impl Simd for Avx2 {
     type F = [__m256; 2];
     type I = [__m256i; 2];
     type W = [__m256i; 2];
 
     const TILE: usize = 4;
-    const SIGNED_BIAS: i32 = 0;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Self::F {
@@ -144,44 +139,61 @@ impl Simd for Avx2 {
         op!(value.map(|v| _mm256_cvtepi32_ps(v)))
     }
     #[inline(always)]
-    fn bytes(self, value: Self::I) -> [i8; LANES] {
+    fn shorts(self, value: Self::I) -> [i16; LANES] {
         // SAFETY: two registers are 16 words, whatever the bits.
         let lanes: [i32; LANES] = unsafe { std::mem::transmute(value) };
-        lanes.map(|v| v as i8)
+        lanes.map(|v| v as i16)
     }
 
     #[inline(always)]
-    fn nibbles(self, from: &[u8; 64]) -> [Self::W; 2] {
-        let bytes = self.unsigned(from);
+    fn bytes(self, from: &[u8; 64]) -> [Self::W; 2] {
+        let [a, b] = self.words(from);
         op!({
-            let mask = _mm256_set1_epi8(15);
+            let low = _mm256_set1_epi16(0xff);
             [
-                bytes.map(|b| _mm256_and_si256(b, mask)),
-                bytes.map(|b| _mm256_and_si256(_mm256_srli_epi16::<4>(b), mask)),
+                [_mm256_and_si256(a, low), _mm256_and_si256(b, low)],
+                [_mm256_srli_epi16::<8>(a), _mm256_srli_epi16::<8>(b)],
             ]
         })
     }
     #[inline(always)]
-    fn unsigned(self, from: &[u8; 64]) -> Self::W {
-        let p: *const __m256i = from.as_ptr().cast();
-        op!([_mm256_loadu_si256(p), _mm256_loadu_si256(p.add(1))])
+    fn signed_bytes(self, from: &[u8; 64]) -> [Self::W; 2] {
+        let [a, b] = self.words(from);
+        op!([
+            [
+                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(a)),
+                _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(b)),
+            ],
+            [_mm256_srai_epi16::<8>(a), _mm256_srai_epi16::<8>(b)],
+        ])
     }
     #[inline(always)]
-    fn signed(self, from: &[u8; 64]) -> Self::W {
-        self.unsigned(from)
+    fn nibbles(self, from: &[u8; 64]) -> [Self::W; 4] {
+        let [a, b] = self.words(from);
+        op!({
+            let low = _mm256_set1_epi16(15);
+            [
+                [_mm256_and_si256(a, low), _mm256_and_si256(b, low)],
+                [
+                    _mm256_and_si256(_mm256_srli_epi16::<8>(a), low),
+                    _mm256_and_si256(_mm256_srli_epi16::<8>(b), low),
+                ],
+                [
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(a), low),
+                    _mm256_and_si256(_mm256_srli_epi16::<4>(b), low),
+                ],
+                [_mm256_srli_epi16::<12>(a), _mm256_srli_epi16::<12>(b)],
+            ]
+        })
     }
     #[inline(always)]
     fn dot(self, sum: Self::I, weights: Self::W, x: i32) -> Self::I {
-        let x = op!(_mm256_set1_epi32(x));
-        [dot4(sum[0], weights[0], x), dot4(sum[1], weights[1], x)]
-    }
-    #[inline(always)]
-    fn dot_signed(self, sum: Self::I, weights: Self::W, x: i32) -> Self::I {
-        // |w| · sign(w)x: the magnitude is at most 128, so that pairs stay within i16.
         op!({
             let x = _mm256_set1_epi32(x);
-            let [low, high] = weights.map(|w| (_mm256_abs_epi8(w), _mm256_sign_epi8(x, w)));
-            [dot4(sum[0], low.0, low.1), dot4(sum[1], high.0, high.1)]
+            [
+                _mm256_add_epi32(sum[0], _mm256_madd_epi16(weights[0], x)),
+                _mm256_add_epi32(sum[1], _mm256_madd_epi16(weights[1], x)),
+            ]
         })
     }
 

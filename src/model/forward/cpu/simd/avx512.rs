@@ -27,24 +27,12 @@ macro_rules! op {
     }};
 }
 
-/// Dot products of four bytes each without VNNI; pairs must not leave i16.
-#[inline(always)]
-fn dot4(sum: __m512i, unsigned: __m512i, signed: __m512i) -> __m512i {
-    // SAFETY: called from methods of `Avx512` only.
-    unsafe {
-        let pairs = _mm512_maddubs_epi16(unsigned, signed);
-        _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)))
-    }
-}
-
 impl<const VNNI: bool> Simd for Avx512<VNNI> {
     type F = __m512;
     type I = __m512i;
     type W = __m512i;
 
-    const TILE: usize = 16;
-    // Signed weights are shifted to unsigned, w + 128.
-    const SIGNED_BIAS: i32 = 128;
+    const TILE: usize = 8;
 
     #[inline(always)]
     fn splat(self, value: f32) -> __m512 {
@@ -134,45 +122,46 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
         op!(_mm512_cvtepi32_ps(value))
     }
     #[inline(always)]
-    fn bytes(self, value: __m512i) -> [i8; LANES] {
-        op!(std::mem::transmute(_mm512_cvtepi32_epi8(value)))
+    fn shorts(self, value: __m512i) -> [i16; LANES] {
+        op!(std::mem::transmute(_mm512_cvtepi32_epi16(value)))
     }
 
     #[inline(always)]
-    fn nibbles(self, from: &[u8; 64]) -> [__m512i; 2] {
-        let bytes = self.unsigned(from);
+    fn bytes(self, from: &[u8; 64]) -> [__m512i; 2] {
         op!({
-            let mask = _mm512_set1_epi8(15);
-            [_mm512_and_si512(bytes, mask), _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), mask)]
+            let bytes = _mm512_loadu_si512(from.as_ptr().cast());
+            [_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16::<8>(bytes)]
         })
     }
     #[inline(always)]
-    fn unsigned(self, from: &[u8; 64]) -> __m512i {
-        op!(_mm512_loadu_si512(from.as_ptr().cast()))
+    fn signed_bytes(self, from: &[u8; 64]) -> [__m512i; 2] {
+        op!({
+            let bytes = _mm512_loadu_si512(from.as_ptr().cast());
+            [_mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(bytes)), _mm512_srai_epi16::<8>(bytes)]
+        })
     }
     #[inline(always)]
-    fn signed(self, from: &[u8; 64]) -> __m512i {
-        let bytes = self.unsigned(from);
-        op!(_mm512_xor_si512(bytes, _mm512_set1_epi8(-128)))
+    fn nibbles(self, from: &[u8; 64]) -> [__m512i; 4] {
+        op!({
+            let bytes = _mm512_loadu_si512(from.as_ptr().cast());
+            let low = _mm512_set1_epi16(15);
+            [
+                _mm512_and_si512(bytes, low),
+                _mm512_and_si512(_mm512_srli_epi16::<8>(bytes), low),
+                _mm512_and_si512(_mm512_srli_epi16::<4>(bytes), low),
+                _mm512_srli_epi16::<12>(bytes),
+            ]
+        })
     }
     #[inline(always)]
     fn dot(self, sum: __m512i, weights: __m512i, x: i32) -> __m512i {
         op!({
             let x = _mm512_set1_epi32(x);
-            if VNNI { _mm512_dpbusd_epi32(sum, weights, x) } else { dot4(sum, weights, x) }
-        })
-    }
-    #[inline(always)]
-    fn dot_signed(self, sum: __m512i, weights: __m512i, x: i32) -> __m512i {
-        if VNNI {
-            return self.dot(sum, weights, x);
-        }
-        // In two parts, since 255 · 127 · 2 would leave i16.
-        op!({
-            let x = _mm512_set1_epi32(x);
-            let high = _mm512_set1_epi8(-128);
-            let sum = dot4(sum, _mm512_andnot_si512(high, weights), x);
-            dot4(sum, _mm512_and_si512(high, weights), x)
+            if VNNI {
+                _mm512_dpwssd_epi32(sum, weights, x)
+            } else {
+                _mm512_add_epi32(sum, _mm512_madd_epi16(weights, x))
+            }
         })
     }
 

@@ -24,13 +24,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     type F: Copy;
     /// 16 × i32.
     type I: Copy;
-    /// 16 rows × 4 bytes of weights.
+    /// 16 rows × 2 weights as i16.
     type W: Copy;
 
     /// Rows of activations that share one pass over a group of weights: what registers hold.
     const TILE: usize;
-    /// What [`Simd::dot_signed`] adds for each unit of the activations' sum.
-    const SIGNED_BIAS: i32;
 
     /// The value in all lanes.
     fn splat(self, value: f32) -> Self::F;
@@ -68,22 +66,19 @@ pub trait Simd: Copy + Send + Sync + 'static {
 
     /// The value in all lanes.
     fn splat_int(self, value: i32) -> Self::I;
-    /// Exact below 2²⁴.
+    /// Exact below 2²⁴, else the nearest.
     fn float(self, value: Self::I) -> Self::F;
-    /// The low byte of each lane.
-    fn bytes(self, value: Self::I) -> [i8; LANES];
+    /// The low 16 bits of each lane.
+    fn shorts(self, value: Self::I) -> [i16; LANES];
 
-    /// Low and high nibbles, each as unsigned bytes.
-    fn nibbles(self, from: &[u8; 64]) -> [Self::W; 2];
-    /// Unsigned bytes below 128.
-    fn unsigned(self, from: &[u8; 64]) -> Self::W;
-    /// Signed bytes, stored as they are.
-    fn signed(self, from: &[u8; 64]) -> Self::W;
-    /// Adds, per lane, the dot product of its four weight bytes (below 128) and the four signed
-    /// bytes of `x` (never −128).
+    /// Unsigned bytes, four to a lane: its first and third, then its second and fourth.
+    fn bytes(self, from: &[u8; 64]) -> [Self::W; 2];
+    /// The same of signed bytes.
+    fn signed_bytes(self, from: &[u8; 64]) -> [Self::W; 2];
+    /// The same of the low nibbles, then of the high nibbles.
+    fn nibbles(self, from: &[u8; 64]) -> [Self::W; 4];
+    /// Adds, per lane, the dot product of its two weights and the two i16 of `x`.
     fn dot(self, sum: Self::I, weights: Self::W, x: i32) -> Self::I;
-    /// The same for weights of [`Simd::signed`], plus [`Simd::SIGNED_BIAS`] times the sum of `x`.
-    fn dot_signed(self, sum: Self::I, weights: Self::W, x: i32) -> Self::I;
 
     /// `to[i][j] = from[j][i]`
     fn transpose(self, from: &[Lanes; LANES], to: &mut [Lanes; LANES]);

@@ -12,10 +12,9 @@ pub struct Portable;
 impl Simd for Portable {
     type F = Lanes;
     type I = [i32; LANES];
-    type W = [u8; 64];
+    type W = [i16; 2 * LANES];
 
     const TILE: usize = 2;
-    const SIGNED_BIAS: i32 = 0;
 
     #[inline(always)]
     fn splat(self, value: f32) -> Lanes {
@@ -92,31 +91,31 @@ impl Simd for Portable {
         from_fn(|i| value[i] as f32)
     }
     #[inline(always)]
-    fn bytes(self, value: [i32; LANES]) -> [i8; LANES] {
-        from_fn(|i| value[i] as i8)
+    fn shorts(self, value: [i32; LANES]) -> [i16; LANES] {
+        from_fn(|i| value[i] as i16)
     }
 
     #[inline(always)]
-    fn nibbles(self, from: &[u8; 64]) -> [[u8; 64]; 2] {
-        [from_fn(|i| from[i] & 15), from_fn(|i| from[i] >> 4)]
+    fn bytes(self, from: &[u8; 64]) -> [[i16; 2 * LANES]; 2] {
+        [from_fn(|i| from[2 * i] as i16), from_fn(|i| from[2 * i + 1] as i16)]
     }
     #[inline(always)]
-    fn unsigned(self, from: &[u8; 64]) -> [u8; 64] {
-        *from
+    fn signed_bytes(self, from: &[u8; 64]) -> [[i16; 2 * LANES]; 2] {
+        [from_fn(|i| from[2 * i] as i8 as i16), from_fn(|i| from[2 * i + 1] as i8 as i16)]
     }
     #[inline(always)]
-    fn signed(self, from: &[u8; 64]) -> [u8; 64] {
-        *from
+    fn nibbles(self, from: &[u8; 64]) -> [[i16; 2 * LANES]; 4] {
+        [
+            from_fn(|i| (from[2 * i] & 15) as i16),
+            from_fn(|i| (from[2 * i + 1] & 15) as i16),
+            from_fn(|i| (from[2 * i] >> 4) as i16),
+            from_fn(|i| (from[2 * i + 1] >> 4) as i16),
+        ]
     }
     #[inline(always)]
-    fn dot(self, sum: [i32; LANES], weights: [u8; 64], x: i32) -> [i32; LANES] {
-        let x = x.to_ne_bytes();
-        from_fn(|i| (0..4).fold(sum[i], |sum, j| sum + weights[4 * i + j] as i32 * x[j] as i8 as i32))
-    }
-    #[inline(always)]
-    fn dot_signed(self, sum: [i32; LANES], weights: [u8; 64], x: i32) -> [i32; LANES] {
-        let x = x.to_ne_bytes();
-        from_fn(|i| (0..4).fold(sum[i], |sum, j| sum + weights[4 * i + j] as i8 as i32 * x[j] as i8 as i32))
+    fn dot(self, sum: [i32; LANES], weights: [i16; 2 * LANES], x: i32) -> [i32; LANES] {
+        let (low, high) = (x as i16 as i32, x >> 16);
+        from_fn(|i| sum[i] + weights[2 * i] as i32 * low + weights[2 * i + 1] as i32 * high)
     }
 
     #[inline(always)]

@@ -3,6 +3,12 @@
 
 use crate::process::{PATIENCE, Process};
 use crate::{body, choices, dual, prefill, start, with_room};
+use baton::cause::Cause;
+use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
+use baton::limits::ZMTP_PARTS_MAX;
+use baton::wire::auth::Side;
+use baton::wire::link::Link;
+use baton::wire::message::{Abort, AbortAck, Destination, Done, Hello, Message, Role, TransferId};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::thread;
@@ -64,6 +70,7 @@ impl Pair {
             worker.await_idle();
             worker.check_alive();
             let now = worker.resident();
+            eprintln!("memory grew by {} KiB", now.saturating_sub(before) >> 10);
             assert!(now < before + GROWTH_MAX, "grew from {before} to {now} bytes");
             assert_eq!(worker.metric("baton_request_failures_total{", ""), 0.0);
         }
@@ -193,6 +200,101 @@ fn hundreds_of_idle_connections_hold_nobody_up() {
     pair.check_unharmed(before);
     drop(idle);
     pair.check_unharmed(before);
+}
+
+/// Past Hello a peer is believed to be a worker, not to make sense: what it says costs it its link, or nothing
+/// where it names rooms that do not exist; the rooms of others go on.
+#[test]
+fn a_peer_that_talks_nonsense_harms_itself_alone() {
+    let mut pair = Pair::start();
+    let before = pair.resident();
+    let control = pair.ports()[0].1;
+    let id = TransferId { room: Room(1), slot: SlotId(u32::MAX), generation: Generation(0xff_ffff) };
+    let destination = Destination {
+        id,
+        session: SessionGeneration(1),
+        tokens: u32::MAX,
+        prefix_tokens: u32::MAX,
+        ids_hash: [0; 16],
+        aux_index: u32::MAX,
+        deadline_ms: u32::MAX,
+        pages: [PageId(u32::MAX); 5000][..].into(),
+    };
+    let harmless = [
+        Message::Destination(destination),
+        Message::Abort(Abort { id, cause: Cause::PeerLost }),
+        Message::AbortAck(AbortAck { id, quiet: true, cause: Cause::PeerLost }),
+        Message::Done(Done { id }),
+    ];
+    let frame = |bytes: &[u8]| [&[0, bytes.len() as u8], bytes].concat();
+    let fatal = [
+        frame(&noise(1, 100)),
+        frame(b""),
+        [&[2][..], &u64::MAX.to_be_bytes()].concat(),
+        [1, 0].repeat(ZMTP_PARTS_MAX + 1),
+        vec![4, 3, 9, 9, 9],
+    ];
+    for bytes in &fatal {
+        let mut peer = Stranger::dial(control, 1);
+        peer.stream.write_all(bytes).unwrap();
+        until_closed(&mut peer.stream);
+        pair.check_works();
+    }
+    let mut peer = Stranger::dial(control, 2);
+    for message in &harmless {
+        peer.link.send(message).unwrap();
+        peer.flush();
+        pair.check_works();
+    }
+    // One that stops in the middle of a message is closed for its silence.
+    peer.stream.write_all(&[0, 200, 1, 2, 3]).unwrap();
+    until_closed(&mut peer.stream);
+    pair.check_unharmed(before);
+}
+
+/// A decode worker as far as its Hello goes.
+struct Stranger {
+    stream: TcpStream,
+    link: Link,
+}
+
+impl Stranger {
+    fn dial(control: SocketAddr, number: u8) -> Stranger {
+        let hello = Hello {
+            peer: Peer { id: [number; 16], incarnation: [number; 16] },
+            connection: 1,
+            capabilities: u64::MAX,
+            software: [u16::MAX; 3],
+            ranks: 1,
+            role: Role::Decode,
+            nonce: [number; 32],
+        };
+        let link = Link::new(Side::Dialer, hello, None);
+        let mut stranger = Stranger { stream: connect(control), link };
+        let mut input = Vec::new();
+        while stranger.link.peer().is_none() {
+            stranger.flush();
+            let mut bytes = [0; 4096];
+            let count = stranger.stream.read(&mut bytes).expect("an answer");
+            assert!(count > 0, "closed before the Hellos");
+            input.extend_from_slice(&bytes[..count]);
+            loop {
+                let used = stranger.link.handle_input(&input).unwrap();
+                input.drain(..used);
+                if stranger.link.poll_event().unwrap().is_none() && used == 0 {
+                    break;
+                }
+            }
+        }
+        stranger
+    }
+
+    fn flush(&mut self) {
+        let bytes = self.link.transmit();
+        self.stream.write_all(bytes).unwrap();
+        let count = bytes.len();
+        self.link.transmitted(count);
+    }
 }
 
 /// A stranger's time is counted from its first byte, not from its last.

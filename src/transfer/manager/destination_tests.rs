@@ -201,7 +201,7 @@ fn a_source_with_an_open_slot_keeps_its_session() {
 #[test]
 fn generations_of_an_index_go_on_with_its_next_source() {
     let mut worker = Worker::new();
-    let mut seen = vec![SessionGeneration(0); SESSIONS];
+    let mut seen = [SessionGeneration(0); SESSIONS];
     for source in 0..3 * SESSIONS as u32 {
         let index = worker.hand_off(source).0 as usize;
         let generation = worker.manager.sources[&source].generation;

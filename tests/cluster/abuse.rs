@@ -15,7 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Abuse must not cost more; what a worker needs for its own work is held before.
-const GROWTH_MAX: u64 = 24 << 20;
+const GROWTH_MAX: u64 = 8 << 20;
 const IDLE_CONNECTIONS: usize = 200;
 /// Of a greeting of ZMTP 3.1, NULL mechanism.
 const GREETING: usize = 64;

@@ -181,7 +181,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
 pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
     let transports = transports(config.handoff.transfer);
-    let fake_always = transports == [Transport::Fake];
+    let fake_by_default = transports == [Transport::Fake];
     let mut loaded = Loaded::open(&config.worker, None, transports)?;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let address = SocketAddr::new(config.worker.front.host, config.data_port);
@@ -193,15 +193,16 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
-    let fake_bootstrap = config.handoff.fake_bootstrap || fake_always;
+    let fake_bootstrap = config.handoff.fake_bootstrap || fake_by_default;
     let worker = process.add_decode(&loaded)?;
-    let placement = Placement::Decode { worker, fake_bootstrap, fake_always };
+    let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default };
     let mode = About::mode_of(EngineType::Decode);
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
     let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff)?;
     let directory = Directory::new(config.bootstrap_allow.clone());
     let lanes = Lanes::new(Some(data), running.wait.clone());
     running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes), None);
+    event!(Info, "ctl", "lanes are taken", data_port = port);
     running.announce_ready(&config.worker, begun);
     running.run()
 }

@@ -12,7 +12,7 @@ use crate::ids::WorkerId;
 use crate::limits::{REGISTRY_ANSWER_MAX, SESSION_SETUP_DEADLINE};
 use crate::net::{ConnId, Event, Reactor};
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
 const TARGET: &str = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
@@ -135,12 +135,7 @@ impl Directory {
 
     fn address_of(&self, source: &Source) -> Result<SocketAddr, String> {
         let Source::Remote { host, port } = source else { return Err("not in another process".into()) };
-        let ip = match host.trim_start_matches('[').trim_end_matches(']') {
-            "localhost" => IpAddr::V4(Ipv4Addr::LOCALHOST),
-            literal => {
-                literal.parse().map_err(|_| format!("bootstrap_host `{host}` is not an IP address"))?
-            }
-        };
+        let ip: IpAddr = host.parse().map_err(|_| format!("bootstrap_host `{host}` is not an IP address"))?;
         if !self.allowed.iter().any(|network| network.contains(ip)) {
             return Err(format!("bootstrap_host {ip} lies in no network of --bootstrap-allow"));
         }

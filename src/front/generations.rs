@@ -46,8 +46,8 @@ pub enum Placement {
         worker: WorkerId,
         /// Whether the bootstrap host 2.2.2.2 is the fake source.
         fake_bootstrap: bool,
-        /// Every source is the fake one.
-        fake_always: bool,
+        /// Whether a request that names no prefill worker has the fake one, too.
+        fake_by_default: bool,
     },
 }
 
@@ -400,12 +400,14 @@ impl Generations {
                 let request = self.request(exchange, sample, worker, met.room, ids, Some(1))?;
                 self.start(exchange, choice, Part::Held, request, None, None, now);
             }
-            Placement::Decode { worker, fake_bootstrap, fake_always } => {
+            Placement::Decode { worker, fake_bootstrap, fake_by_default } => {
                 let met = self.bootstrap(exchange, choice)?;
-                let host = met.host.unwrap_or_else(|| "127.0.0.1".into());
-                let source = match fake_always || (fake_bootstrap && host == FAKE_HOST) {
-                    true => Source::Fake,
-                    false => Source::Remote { host, port: met.port.unwrap_or(BOOTSTRAP_PORT) },
+                let port = met.port.unwrap_or(BOOTSTRAP_PORT);
+                let source = match met.host {
+                    Some(host) if fake_bootstrap && host == FAKE_HOST => Source::Fake,
+                    Some(host) => Source::remote(host, port),
+                    None if fake_by_default => Source::Fake,
+                    None => Source::remote("localhost".into(), port),
                 };
                 let request = self.request(exchange, sample, worker, met.room, ids, None)?;
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);

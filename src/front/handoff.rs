@@ -26,7 +26,7 @@ use crate::wire::message::{
     HostId, Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
 };
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
 /// Where a decode worker reaches a prefill worker.
@@ -36,13 +36,27 @@ pub enum Source {
     Local(WorkerId),
     /// Nobody: the transport is fake, and so is its source.
     Fake,
-    /// A worker whose registry answers at this host and port.
+    /// A worker whose registry answers at this host and port. Made by [`Source::remote`].
     Remote {
-        /// As in `bootstrap_host`.
+        /// As in `bootstrap_host`; of an address' several spellings always the same one.
         host: String,
         /// As in `bootstrap_port`.
         port: u16,
     },
+}
+
+impl Source {
+    /// A worker of another process. One worker under two names would be two sessions, each of which voids
+    /// the other, so `localhost`, brackets and mapped addresses are resolved here.
+    pub fn remote(host: String, port: u16) -> Source {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
+        let ip = match bare {
+            "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            literal => literal.parse::<IpAddr>().ok(),
+        };
+        let host = ip.map_or(host, |ip| ip.to_canonical().to_string());
+        Source::Remote { host, port }
+    }
 }
 
 /// A control connection.

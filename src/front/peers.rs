@@ -41,6 +41,8 @@ struct Peering {
     dialled: Option<(WorkerId, Source)>,
     address: Option<SocketAddr>,
     who: Option<(Peer, u64)>,
+    /// When it connected: from there on it has so long to prove itself, however much it says.
+    since: Instant,
     heard: Instant,
     next_ping: Instant,
 }
@@ -109,7 +111,12 @@ impl Peers {
                 let link = Link::new(Side::Acceptor, self.hello(), self.own.key.clone());
                 self.add(conn, link, None, peer, now);
             }
-            Event::Connected(conn) => self.flush(conn, reactor, handoff, now),
+            Event::Connected(conn) => {
+                if let Some(peering) = self.links.get_mut(&conn) {
+                    peering.since = now;
+                }
+                self.flush(conn, reactor, handoff, now);
+            }
             Event::Received(conn) => self.receive(conn, reactor, handoff, now),
             Event::Eof(conn) => {
                 reactor.close(conn);
@@ -131,7 +138,10 @@ impl Peers {
                     }
                 }
                 Remote::HangUp(conn) => {
-                    self.links.remove(&conn);
+                    let peering = self.links.remove(&conn);
+                    if let Some((_, source)) = peering.and_then(|peering| peering.dialled) {
+                        self.directory.forget(&source);
+                    }
                     self.passing.link_down(conn, reactor);
                     reactor.close_after_flush(conn);
                 }
@@ -165,8 +175,11 @@ impl Peers {
         let mut due = Vec::new();
         for (&conn, peering) in &mut self.links {
             let open = peering.who.is_some();
-            let limit = if open { PEER_SILENCE_MAX } else { PEER_PROOF_TIME_MAX };
-            if now.saturating_duration_since(peering.heard) > limit {
+            let (since, limit) = match open {
+                true => (peering.heard, PEER_SILENCE_MAX),
+                false => (peering.since, PEER_PROOF_TIME_MAX),
+            };
+            if now.saturating_duration_since(since) > limit {
                 late.push((conn, open));
             } else if open && now >= peering.next_ping {
                 peering.next_ping = now + PEER_PING_EVERY;
@@ -248,8 +261,15 @@ impl Peers {
         address: Option<SocketAddr>,
         now: Instant,
     ) {
-        let peering =
-            Peering { link, dialled, address, who: None, heard: now, next_ping: now + PEER_PING_EVERY };
+        let peering = Peering {
+            link,
+            dialled,
+            address,
+            who: None,
+            since: now,
+            heard: now,
+            next_ping: now + PEER_PING_EVERY,
+        };
         self.links.insert(conn, peering);
     }
 

@@ -1,9 +1,15 @@
 //! Prefill and decode as processes of their own, on one host: same tokens as in one process, and either may
 //! die at any time without harm to the other.
 
+mod abuse;
+mod deaths;
+mod dummy;
+mod fleet;
 mod namespaces;
 mod process;
+mod routed;
 
+use baton::limits::DIAL_HOLD_OFF;
 use process::{PATIENCE, Process, post};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -80,7 +86,7 @@ fn same_as_one_process(transfer: &str) {
     }
     prefill.await_idle();
     decode.await_idle();
-    assert!(prefill.metric("baton_request_failures_total") == 0.0);
+    assert_eq!(prefill.metric("baton_request_failures_total{", ""), 0.0);
 }
 
 #[test]
@@ -117,7 +123,7 @@ fn prefill_dies(transfer: &str) {
     decode.await_idle();
     // Under the same registry port, but as a new incarnation.
     let new = start("prefill", &["--bootstrap-port", &port, "--transfer", transfer]);
-    thread::sleep(Duration::from_millis(1200));
+    thread::sleep(DIAL_HOLD_OFF + Duration::from_millis(200));
     let again = dual(new.address, decode.address, with_room(body(1, 40, 4), &new, 3)).1;
     assert_eq!(choices(&again), expected);
     decode.await_idle();
@@ -179,6 +185,18 @@ fn legs_that_never_meet_and_clients_that_leave_leak_nothing() {
     choices(&dual(prefill.address, decode.address, with_room(body(9, 60, 8), &prefill, 5)).1);
 }
 
+/// Two routers may name one worker differently; links to it under both names would void each other.
+#[test]
+fn one_prefill_worker_under_two_names_is_one_peer() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    for room in 0..6 {
+        let mut body: Value = serde_json::from_str(&with_room(body(3, 60, 8), &prefill, room)).unwrap();
+        body["bootstrap_host"] = json!(["127.0.0.1", "localhost", "[127.0.0.1]"][room as usize % 3]);
+        choices(&dual(prefill.address, decode.address, body.to_string()).1);
+    }
+    assert_eq!(prefill.times_said("a decode worker has linked"), 1);
+}
+
 #[test]
 fn workers_that_do_not_fit_say_which_field_differs() {
     let prefill = prefill(&[]);
@@ -187,6 +205,26 @@ fn workers_that_do_not_fit_say_which_field_differs() {
     let (status, _) = decode.post("/v1/completions", &with_room(body(1, 20, 4), &prefill, 1));
     assert_eq!(status, 502);
     decode.await_idle();
+}
+
+/// What was known of a worker is asked anew once its session has failed, for whatever reason: the next one at
+/// its address may listen elsewhere.
+#[test]
+fn a_worker_that_did_not_fit_comes_back_fitting() {
+    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-f32");
+    let mut args = vec!["prefill", other, "--bootstrap-port", "0"];
+    args.extend(COMMON);
+    let mut old = Process::start(&args);
+    let decode = start("decode", &[]);
+    let (status, _) = decode.post("/v1/completions", &with_room(body(1, 20, 4), &old, 1));
+    assert_eq!(status, 502);
+    old.kill();
+    let port = old.bootstrap_port.to_string();
+    let new = start("prefill", &["--bootstrap-port", &port]);
+    assert_ne!(old.control_port, new.control_port);
+    // Past the time for which a worker that failed is left alone.
+    thread::sleep(DIAL_HOLD_OFF + Duration::from_millis(200));
+    choices(&dual(new.address, decode.address, with_room(body(1, 20, 4), &new, 2)).1);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 /// No wait of a test is longer; a live process answers in milliseconds.
@@ -14,6 +14,11 @@ pub struct Process {
     pub address: SocketAddr,
     /// Of a prefill worker.
     pub bootstrap_port: u16,
+    /// Of a prefill worker: where decode workers dial.
+    pub control_port: u16,
+    /// Of a decode worker: where lanes of tcp are dialled.
+    pub data_port: u16,
+    log: Arc<Mutex<String>>,
 }
 
 impl Process {
@@ -26,26 +31,58 @@ impl Process {
             .stdout(Stdio::null())
             .spawn()
             .expect("the binary was built");
-        let (lines, log) = mpsc::channel();
+        let (lines, said) = mpsc::channel();
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let log = Arc::<Mutex<String>>::default();
+        let kept = log.clone();
         std::thread::spawn(move || {
             for line in stderr.lines().map_while(Result::ok) {
                 eprintln!("{line}");
+                kept.lock().unwrap().extend([&line, "\n"]);
                 let _ = lines.send(line);
             }
         });
-        let mut bootstrap_port = 0;
+        let mut ports = [("bootstrap_port=", 0), ("control_port=", 0), ("data_port=", 0)];
         loop {
-            let line = log.recv_timeout(PATIENCE).expect("the process says that it is ready");
-            if let Some(port) = field(&line, "bootstrap_port=") {
-                bootstrap_port = port.parse().expect("a port");
+            let line = said.recv_timeout(PATIENCE).expect("the process says that it is ready");
+            for (name, port) in &mut ports {
+                if let Some(found) = field(&line, name) {
+                    *port = found.parse().expect("a port");
+                }
             }
-            if line.contains(" ready ")
+            if (line.contains(" ready ") || line.contains(" listening "))
                 && let Some(address) = field(&line, "address=")
             {
-                return Process { child, address: address.parse().expect("an address"), bootstrap_port };
+                let [bootstrap_port, control_port, data_port] = ports.map(|(_, port)| port);
+                let address = address.parse().expect("an address");
+                return Process { child, address, bootstrap_port, control_port, data_port, log };
             }
         }
+    }
+
+    /// How often it has said so in its log.
+    pub fn times_said(&self, words: &str) -> usize {
+        self.log.lock().unwrap().matches(words).count()
+    }
+
+    /// Whether it has said so in its log.
+    pub fn has_said(&self, words: &str) -> bool {
+        self.times_said(words) > 0
+    }
+
+    /// It runs, and none of its threads has panicked.
+    #[track_caller]
+    pub fn check_alive(&mut self) {
+        assert_eq!(self.child.try_wait().expect("it was a child"), None, "the process has ended");
+        assert!(!self.has_said("panicked"), "a thread has panicked");
+    }
+
+    /// Memory it holds, in bytes.
+    pub fn resident(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a line for it");
+        let kib: u64 = line.split_whitespace().nth(1).and_then(|size| size.parse().ok()).expect("a number");
+        kib << 10
     }
 
     /// Ends it without a chance to say goodbye.
@@ -62,35 +99,47 @@ impl Process {
         post(self.address, path, body)
     }
 
-    /// The value of a metric whose line begins so.
-    pub fn metric(&self, start: &str) -> f64 {
+    /// The sum of all values of a metric whose lines begin with `name` and hold `label`.
+    #[track_caller]
+    pub fn metric(&self, name: &str, label: &str) -> f64 {
         let (_, metrics) = self.get("/metrics");
-        let line = metrics.lines().find(|line| line.starts_with(start)).expect("the metric is there");
-        line.rsplit(' ').next().expect("a value").parse().expect("a number")
+        sum(&metrics, name, label)
     }
 
-    /// Waits until every page is free.
+    /// Waits until nothing is left of any request: every page is free and nobody runs or waits.
+    #[track_caller]
     pub fn await_idle(&self) {
+        self.await_idle_within(PATIENCE);
+    }
+
+    /// As [`Process::await_idle`], with a deadline of its own.
+    #[track_caller]
+    pub fn await_idle_within(&self, patience: Duration) {
         let begun = Instant::now();
         loop {
-            let taken: f64 = ["in_use", "leased", "cached"]
-                .iter()
-                .map(|state| {
-                    let (_, metrics) = self.get("/metrics");
-                    let state = format!("state=\"{state}\"");
-                    let line = metrics
-                        .lines()
-                        .find(|line| line.starts_with("baton_pages{") && line.contains(&state));
-                    line.expect("pages").rsplit(' ').next().unwrap().parse::<f64>().unwrap()
-                })
-                .sum();
-            if taken == 0.0 {
+            let (_, metrics) = self.get("/metrics");
+            let pages = |state: &str| sum(&metrics, "baton_pages{", &format!("state=\"{state}\""));
+            let taken = ["in_use", "leased", "cached"].map(pages);
+            let requests = ["sglang:num_running_reqs{", "vllm:num_requests_waiting{"];
+            let requests = requests.map(|name| sum(&metrics, name, ""));
+            if taken == [0.0; 3] && requests == [0.0; 2] {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "{taken} pages are not free");
+            assert!(
+                begun.elapsed() < patience,
+                "pages in use, leased, cached: {taken:?}; requests running, waiting: {requests:?}"
+            );
             std::thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// The sum of all values of lines that begin with `name` and hold `label`; there must be one.
+#[track_caller]
+fn sum(metrics: &str, name: &str, label: &str) -> f64 {
+    let lines = metrics.lines().filter(|line| line.starts_with(name) && line.contains(label));
+    let values = lines.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()));
+    values.map(|value| value.expect("a number")).reduce(|a, b| a + b).expect("the metric is there")
 }
 
 impl Drop for Process {

@@ -58,9 +58,9 @@ pub struct Binding<'a> {
 
 #[derive(Debug)]
 enum Stage<L> {
-    /// Not before this time.
+    /// Not dialled before this time.
     Down {
-        until: Option<Instant>,
+        until: Instant,
     },
     Dialling {
         deadline: Instant,
@@ -81,7 +81,7 @@ enum Stage<L> {
 #[derive(Debug)]
 struct Source<L> {
     stage: Stage<L>,
-    /// Counted by this worker over all its sessions with the source.
+    /// Counted by this worker over all uses of the session's index.
     generation: SessionGeneration,
     session: SessionId,
 }
@@ -132,20 +132,15 @@ where
         effects: &mut impl DestinationEffects<L, A>,
     ) -> Result<(), Cause> {
         if !self.sources.contains_key(source) {
-            let free = self.sessions.iter().position(Option::is_none).ok_or(Cause::Overloaded)?;
-            self.sessions[free] = Some(source.clone());
-            let fresh = Source {
-                stage: Stage::Down { until: None },
-                generation: SessionGeneration(0),
-                session: SessionId(free as u32),
-            };
+            let fresh = self.make_room(now).ok_or(Cause::Overloaded)?;
+            self.sessions[fresh.session.0 as usize] = Some(source.clone());
             self.sources.insert(source.clone(), fresh);
         }
         let Some(entry) = self.sources.get_mut(source) else { return Err(Cause::Internal) };
         let waiting = Waiting { generation: slot.generation, room, source: source.clone(), sent: false };
         match entry.stage {
             Stage::Ready { .. } => effects.ready(slot, entry.session),
-            Stage::Down { until: Some(until) } if until > now => return Err(Cause::PeerLost),
+            Stage::Down { until } if until > now => return Err(Cause::PeerLost),
             Stage::Down { .. } => {
                 entry.stage = Stage::Dialling { deadline: now + SESSION_SETUP_DEADLINE };
                 effects.dial(source);
@@ -325,6 +320,25 @@ where
         self.slots.len()
     }
 
+    /// A source without a name yet, in a free session or in that of the source that has been down for the
+    /// longest and that no slot waits for: prefill workers come and go, and what is left of one must not keep
+    /// the next one out. Generations go on where the session's last source left them, so that a late lane
+    /// or report of it is not taken for one of the new source.
+    fn make_room(&mut self, now: Instant) -> Option<Source<L>> {
+        let down = |session, generation| Source { stage: Stage::Down { until: now }, generation, session };
+        if let Some(free) = self.sessions.iter().position(Option::is_none) {
+            return Some(down(SessionId(free as u32), SessionGeneration(0)));
+        }
+        let is_awaited = |name: &A| self.slots.values().any(|waiting| waiting.source == *name);
+        let idle = self.sources.iter().filter_map(|(name, source)| match source.stage {
+            Stage::Down { until } => Some((until, name)),
+            _ => None,
+        });
+        let (_, oldest) = idle.filter(|(_, name)| !is_awaited(name)).min_by_key(|&(until, _)| until)?;
+        let oldest = oldest.clone();
+        self.sources.remove(&oldest).map(|gone| down(gone.session, gone.generation))
+    }
+
     fn source_of(&self, link: L) -> Option<A> {
         self.sources.iter().find(|(_, source)| source.link() == Some(link)).map(|(name, _)| name.clone())
     }
@@ -409,7 +423,7 @@ where
         let stood = matches!(entry.stage, Stage::Ready { .. } | Stage::Binding { .. });
         let session = entry.session;
         // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
-        let until = (!stood).then_some(now + DIAL_HOLD_OFF);
+        let until = if stood { now } else { now + DIAL_HOLD_OFF };
         entry.stage = Stage::Down { until };
         if stood {
             effects.mover(DestinationCommand::Close { session });
@@ -440,3 +454,7 @@ impl<L: Copy> Source<L> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "destination_tests.rs"]
+mod tests;

@@ -1,0 +1,212 @@
+//! Sessions of a decode worker over the lives of many prefill workers.
+
+use super::*;
+use crate::kv::layout::KvDtype;
+use crate::wire::message::{Fingerprint, HostId, TcpGrant, Token, Transport};
+
+const SESSIONS: usize = 4;
+const PROMPT: Prompt = Prompt { tokens: 16, hash: [1; 16] };
+
+/// A prefill worker is named by a number, its link by the same.
+type Manager = DestinationManager<u32, u32>;
+
+#[derive(Default, Debug)]
+struct Effects {
+    announced: Vec<SessionGeneration>,
+    dialled: Vec<u32>,
+    bound: Vec<SessionId>,
+    closed: Vec<SessionId>,
+    ready: Vec<(Slot, SessionId)>,
+    destinations: Vec<u32>,
+}
+
+fn rank() -> Rank {
+    let address = "127.0.0.1:9".parse().unwrap();
+    let identity = identity();
+    Rank {
+        regions: identity.regions(),
+        lanes: 1,
+        shm: None,
+        tcp: Some(TcpGrant { address, token: Token([0; 16]) }),
+        fake: false,
+    }
+}
+
+fn identity() -> Identity {
+    let layout = KvLayout::page_major(16, 2, 2, 8, KvDtype::F16);
+    Identity {
+        fingerprint: Fingerprint {
+            config: [1; 32],
+            weights: [2; 32],
+            kernels: [3; 32],
+            tokenizer: [4; 32],
+            template: [5; 32],
+        },
+        layout,
+        pages: 8,
+        pool_bytes: 8 * layout.page_stride,
+        slots: 8,
+        host: HostId([7; 16]),
+    }
+}
+
+impl DestinationEffects<u32, u32> for Effects {
+    fn send(&mut self, link: u32, message: &Message<'_>) {
+        match message {
+            Message::Announce(announce) => self.announced.push(announce.session),
+            Message::Destination(_) => self.destinations.push(link),
+            _ => {}
+        }
+    }
+
+    fn mover(&mut self, command: DestinationCommand) {
+        if let DestinationCommand::Close { session } = command {
+            self.closed.push(session);
+        }
+    }
+
+    fn dial(&mut self, source: &u32) {
+        self.dialled.push(*source);
+    }
+
+    fn hang_up(&mut self, _: u32) {}
+
+    fn offer(&mut self, _: SessionId, _: &u32) -> Rank {
+        rank()
+    }
+
+    fn bind(&mut self, _: u32, session: SessionId, _: Binding<'_>) {
+        self.bound.push(session);
+    }
+
+    fn ready(&mut self, slot: Slot, session: SessionId) {
+        self.ready.push((slot, session));
+    }
+
+    fn failed(&mut self, _: Slot, _: Cause) {}
+
+    fn refused(&mut self, _: &u32, mismatch: &Mismatch) {
+        panic!("{mismatch}");
+    }
+}
+
+/// A decode worker with few sessions.
+struct Worker {
+    manager: Manager,
+    status: Arc<StatusTable>,
+    effects: Effects,
+    now: Instant,
+}
+
+impl Worker {
+    fn new() -> Worker {
+        let status = Arc::new(StatusTable::new(8));
+        let manager = Manager::new(identity(), status.clone(), SESSIONS);
+        Worker { manager, status, effects: Effects::default(), now: Instant::now() }
+    }
+
+    /// A request whose prompt `source` reads.
+    fn enter(&mut self, slot: u32, source: u32) -> Result<Slot, Cause> {
+        let id = SlotId(slot);
+        let slot = Slot { id, generation: self.status.open(id) };
+        let entered = self.manager.enter(slot, Room(7), &source, self.now, &mut self.effects);
+        entered.map(|()| slot)
+    }
+
+    fn leave(&mut self, slot: Slot) {
+        self.manager.leave(slot, None, &mut self.effects);
+    }
+
+    /// From the dial to a session that stands; its index.
+    fn set_up(&mut self, source: u32) -> SessionId {
+        let Worker { manager, effects, now, .. } = self;
+        assert_eq!(effects.dialled.pop(), Some(source));
+        manager.link_up(&source, source, *now, effects);
+        let session = effects.announced.pop().unwrap();
+        let identity = identity();
+        let kv = identity.kv_claim();
+        let welcome = Welcome { session, transport: Transport::Tcp, kv, ranks: vec![rank()] };
+        manager.receive(source, &Message::Welcome(Box::new(welcome)), *now, effects);
+        let session = effects.bound.pop().unwrap();
+        manager.bound(session, Ok(()), *now, effects);
+        assert_eq!(effects.ready.last().map(|&(_, found)| found), Some(session));
+        session
+    }
+
+    /// A whole hand-off.
+    fn hand_off(&mut self, source: u32) -> SessionId {
+        let slot = self.enter(0, source).unwrap();
+        let session = self.set_up(source);
+        let deadline = self.now + SESSION_SETUP_DEADLINE;
+        self.manager.expecting(slot, PROMPT, &[PageId(0)], deadline, self.now, &mut self.effects);
+        assert_eq!(self.effects.destinations.pop(), Some(source));
+        self.leave(slot);
+        session
+    }
+
+    fn die(&mut self, source: u32) {
+        self.manager.link_down(source, self.now, &mut self.effects);
+        self.now += DIAL_HOLD_OFF;
+    }
+}
+
+#[test]
+fn prefill_workers_may_come_and_go_forever() {
+    let mut worker = Worker::new();
+    for source in 0..10 * SESSIONS as u32 {
+        worker.hand_off(source);
+        worker.die(source);
+    }
+    // So do those that never answer.
+    for source in 1000..1000 + 10 * SESSIONS as u32 {
+        let slot = worker.enter(0, source).unwrap();
+        worker.manager.dial_failed(&source, worker.now, &mut worker.effects);
+        worker.leave(slot);
+        assert_eq!(worker.effects.dialled.pop(), Some(source));
+    }
+    worker.hand_off(9);
+    assert_eq!(worker.manager.open_slots(), 0);
+}
+
+#[test]
+fn the_one_down_for_the_longest_gives_way_and_one_that_stands_never() {
+    let mut worker = Worker::new();
+    let sessions: Vec<SessionId> = (0..SESSIONS as u32).map(|source| worker.hand_off(source)).collect();
+    assert_eq!(worker.enter(0, 90), Err(Cause::Overloaded), "all stand");
+    worker.die(2);
+    worker.die(1);
+    assert_eq!(worker.hand_off(91), sessions[2]);
+    assert_eq!(worker.hand_off(92), sessions[1]);
+    assert_eq!(worker.enter(0, 93), Err(Cause::Overloaded));
+    // Those that stood go on as if nothing had been.
+    let slot = worker.enter(0, 3).unwrap();
+    assert_eq!(worker.effects.ready.pop(), Some((slot, sessions[3])));
+    assert!(worker.effects.dialled.is_empty());
+}
+
+#[test]
+fn a_source_with_an_open_slot_keeps_its_session() {
+    let mut worker = Worker::new();
+    for source in 0..SESSIONS as u32 {
+        worker.hand_off(source);
+    }
+    let held = worker.enter(1, 0).unwrap();
+    worker.die(0);
+    assert_eq!(worker.enter(0, 90), Err(Cause::Overloaded), "the scheduler has not let go of its slot");
+    worker.leave(held);
+    worker.hand_off(90);
+}
+
+/// A late lane of the old session names its index and generation; so the new one has another.
+#[test]
+fn generations_of_an_index_go_on_with_its_next_source() {
+    let mut worker = Worker::new();
+    let mut seen = [SessionGeneration(0); SESSIONS];
+    for source in 0..3 * SESSIONS as u32 {
+        let index = worker.hand_off(source).0 as usize;
+        let generation = worker.manager.sources[&source].generation;
+        assert!(generation.0 > seen[index].0, "{generation:?} of index {index} was used before");
+        seen[index] = generation;
+        worker.die(source);
+    }
+}

@@ -1,0 +1,355 @@
+//! A hand-off that ends before its time, by whatever means and at whatever point: what is left alone frees all
+//! it holds, tells its client, and serves the next request.
+//!
+//! Points that the outside can see are waited for: a leg that waits alone, a prompt half read, a stream that
+//! has begun. The messages between them pass within milliseconds and cannot be stopped at from outside, so
+//! the span that holds them is swept with delays: once from the first contact of two workers (look-up,
+//! Announce, Welcome, the transport's set-up, Destination), once in a session that stands (Destination,
+//! chunks, Done).
+
+use crate::dummy::Dummy;
+use crate::process::{PATIENCE, Process, post};
+use serde_json::{Value, json};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// What happens.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Blow {
+    ClientLeaves,
+    AbortAtPrefill,
+    AbortAtDecode,
+    PrefillDies,
+    DecodeDies,
+}
+
+/// When.
+#[derive(Clone, Copy, PartialEq, Debug)]
+enum Point {
+    /// So many ms after both legs are sent to workers that have not met.
+    FirstContact(u64),
+    /// The decode leg waits for KV; there is no prefill leg.
+    DecodeLegAlone,
+    /// The prefill leg waits for its Destination; there is no decode leg.
+    PrefillLegAlone,
+    /// Some chunks of the prompt are computed and handed over, many are not.
+    Chunks,
+    /// So many ms after both legs of a short request are sent in a session that stands.
+    Session(u64),
+    /// The client has the first token.
+    Decoding,
+}
+
+const SWEEP_MS: [u64; 6] = [0, 2, 5, 10, 20, 40];
+
+fn points() -> Vec<Point> {
+    let mut points = vec![Point::DecodeLegAlone, Point::PrefillLegAlone, Point::Chunks, Point::Decoding];
+    points.extend(SWEEP_MS.map(Point::FirstContact));
+    points.extend(SWEEP_MS.map(Point::Session));
+    points
+}
+
+/// One leg's connection.
+struct Leg {
+    stream: TcpStream,
+    answer: Vec<u8>,
+}
+
+impl Leg {
+    fn open(address: SocketAddr, body: &Value) -> Leg {
+        let body = body.to_string();
+        let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length:";
+        let mut stream = TcpStream::connect(address).expect("it listens");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(format!("{head} {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
+        Leg { stream, answer: Vec::new() }
+    }
+
+    #[track_caller]
+    fn await_words(&mut self, words: &str) {
+        while !String::from_utf8_lossy(&self.answer).contains(words) {
+            assert!(self.read(), "ended before {words}: {}", String::from_utf8_lossy(&self.answer));
+        }
+    }
+
+    /// Its whole answer; a leg that does not end is a failure.
+    #[track_caller]
+    fn end(mut self) -> String {
+        while self.read() {}
+        String::from_utf8_lossy(&self.answer).into_owned()
+    }
+
+    #[track_caller]
+    fn read(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        match self.stream.read(&mut bytes) {
+            Ok(count) => {
+                self.answer.extend_from_slice(&bytes[..count]);
+                count > 0
+            }
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!("the leg hangs after: {}", String::from_utf8_lossy(&self.answer))
+            }
+            // Its process was killed.
+            Err(_) => false,
+        }
+    }
+}
+
+/// Whether an answer is a stream that came to its proper end.
+fn is_whole(answer: &str) -> bool {
+    answer.starts_with("HTTP/1.1 200") && answer.contains("data: [DONE]") && !answer.contains("\"error\"")
+}
+
+/// A prefill and a decode worker of a slow model.
+struct Pair {
+    dummy: Dummy,
+    transfer: &'static str,
+    prefill: Process,
+    decode: Process,
+    room: u64,
+}
+
+impl Pair {
+    fn new(transfer: &'static str) -> Pair {
+        let dummy = Dummy::slow();
+        let prefill = Pair::prefill(&dummy, transfer, 0);
+        let decode = Pair::decode(&dummy, transfer);
+        Pair { dummy, transfer, prefill, decode, room: 0 }
+    }
+
+    fn prefill(dummy: &Dummy, transfer: &str, bootstrap_port: u16) -> Process {
+        let port = bootstrap_port.to_string();
+        let flags = ["--bootstrap-port", &port, "--chunked-prefill-size", "8", "--transfer", transfer];
+        dummy.start("prefill", &[&flags[..], &["--max-running-requests", "4"]].concat())
+    }
+
+    fn decode(dummy: &Dummy, transfer: &str) -> Process {
+        dummy.start("decode", &["--transfer", transfer, "--max-running-requests", "4"])
+    }
+
+    /// Both legs' body, under a fresh room.
+    fn body(&mut self, prompt: u32, max_tokens: u32) -> Value {
+        self.room += 1;
+        let room = self.room;
+        let prompt: Vec<u64> = (0..prompt).map(|i| 3 + (u64::from(i) * 7 + room * 13) % 380).collect();
+        json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true, "stream": true,
+            "bootstrap_host": "127.0.0.1", "bootstrap_port": self.prefill.bootstrap_port, "bootstrap_room": room})
+    }
+
+    fn legs(&self, body: &Value) -> [Option<Leg>; 2] {
+        [&self.prefill, &self.decode].map(|worker| Some(Leg::open(worker.address, body)))
+    }
+
+    /// A request goes through, at once but for a prefill worker that died: decode leaves it alone for a while.
+    #[track_caller]
+    fn check_works(&mut self, after: Option<Blow>) {
+        let begun = Instant::now();
+        loop {
+            let body = self.body(40, 3);
+            let [prefill, decode] = self.legs(&body).map(Option::unwrap);
+            let decode = decode.end();
+            if is_whole(&decode) {
+                let prefill = prefill.end();
+                assert!(is_whole(&prefill), "{prefill}");
+                return;
+            }
+            // As a router does.
+            drop(prefill);
+            assert!(after == Some(Blow::PrefillDies) && begun.elapsed() < PATIENCE, "{decode}");
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    /// Brings a request to the point.
+    fn steer(&mut self, point: Point) -> [Option<Leg>; 2] {
+        if matches!(point, Point::FirstContact(_)) {
+            self.decode = Pair::decode(&self.dummy, self.transfer);
+        }
+        match point {
+            Point::FirstContact(ms) | Point::Session(ms) => {
+                let body = self.body(24, 4);
+                let legs = self.legs(&body);
+                thread::sleep(Duration::from_millis(ms));
+                legs
+            }
+            Point::DecodeLegAlone => {
+                let leg = Leg::open(self.decode.address, &self.body(40, 4));
+                await_metric(&self.decode, "sglang:num_decode_transfer_queue_reqs{", |count| count == 1.0);
+                [None, Some(leg)]
+            }
+            Point::PrefillLegAlone => {
+                let leg = Leg::open(self.prefill.address, &self.body(40, 4));
+                let waiting = "sglang:num_prefill_bootstrap_queue_reqs{";
+                await_metric(&self.prefill, waiting, |count| count == 1.0);
+                [Some(leg), None]
+            }
+            Point::Chunks => {
+                const PROMPT: u32 = 1000;
+                let name = "sglang:prompt_tokens_total{";
+                for _ in 0..20 {
+                    let before = self.prefill.metric(name, "");
+                    let body = self.body(PROMPT, 4);
+                    let legs = self.legs(&body);
+                    let read = await_metric(&self.prefill, name, |read| read > before + 16.0) - before;
+                    if read < f64::from(PROMPT) / 2.0 {
+                        return legs;
+                    }
+                    // This process was held up meanwhile: once more.
+                    legs.into_iter().flatten().for_each(|leg| drop(leg.end()));
+                }
+                panic!("a prompt is never met half way");
+            }
+            Point::Decoding => {
+                let body = self.body(40, 300);
+                let mut legs = self.legs(&body);
+                legs[1].as_mut().unwrap().await_words("data: ");
+                legs
+            }
+        }
+    }
+
+    /// The blow falls; then every leg must end and every survivor be idle.
+    fn suffer(&mut self, point: Point, blow: Blow) {
+        let [prefill, decode] = self.steer(point);
+        match blow {
+            Blow::ClientLeaves => return drop((prefill, decode)),
+            Blow::PrefillDies => self.prefill.kill(),
+            Blow::DecodeDies => self.decode.kill(),
+            Blow::AbortAtPrefill => abort(&self.prefill),
+            Blow::AbortAtDecode => abort(&self.decode),
+        }
+        if point == Point::Decoding && matches!(blow, Blow::PrefillDies | Blow::AbortAtPrefill) {
+            // Decode has everything and needs nobody.
+            let answer = decode.unwrap().end();
+            assert!(is_whole(&answer), "{answer}");
+            return;
+        }
+        // Nothing was said between the two workers that would end the other leg; its client does.
+        let is_elsewhere = match point {
+            Point::PrefillLegAlone => matches!(blow, Blow::DecodeDies | Blow::AbortAtDecode),
+            Point::DecodeLegAlone => blow == Blow::AbortAtPrefill,
+            _ => false,
+        };
+        if is_elsewhere {
+            return;
+        }
+        let (hit, other) = match blow {
+            Blow::PrefillDies | Blow::AbortAtPrefill => (prefill, decode),
+            _ => (decode, prefill),
+        };
+        let was_hit = hit.is_none_or(|leg| !is_whole(&leg.end()));
+        let swept = matches!(point, Point::FirstContact(_) | Point::Session(_));
+        let Some(other) = other else { return };
+        if swept && was_hit && blow != Blow::PrefillDies {
+            // Perhaps before the workers had spoken of this room: the router ends the other leg. Not after
+            // a dead prefill worker: there decode decides.
+            return;
+        }
+        let answer = other.end();
+        assert!(is_whole(&answer) != was_hit || swept || point == Point::Decoding, "{answer}");
+    }
+
+    /// Brings back what died.
+    fn restart(&mut self, blow: Blow) {
+        match blow {
+            Blow::PrefillDies => {
+                self.prefill = Pair::prefill(&self.dummy, self.transfer, self.prefill.bootstrap_port);
+            }
+            Blow::DecodeDies => self.decode = Pair::decode(&self.dummy, self.transfer),
+            Blow::ClientLeaves | Blow::AbortAtPrefill | Blow::AbortAtDecode => {}
+        }
+    }
+}
+
+fn abort(worker: &Process) {
+    let (status, text) = post(worker.address, "/abort_request", r#"{"abort_all":true}"#);
+    assert_eq!(status, 200, "{text}");
+}
+
+#[track_caller]
+fn await_metric(worker: &Process, name: &str, is_there: impl Fn(f64) -> bool) -> f64 {
+    let begun = Instant::now();
+    loop {
+        let value = worker.metric(name, "");
+        if is_there(value) {
+            return value;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{name} stays at {value}");
+    }
+}
+
+/// One blow at all points, on the same survivors: what each leaks would add up.
+fn at_every_point(transfer: &'static str, blow: Blow) {
+    let mut pair = Pair::new(transfer);
+    pair.check_works(None);
+    for point in points() {
+        eprintln!("== {blow:?} at {point:?} over {transfer}");
+        pair.suffer(point, blow);
+        for (worker, death) in [(&mut pair.prefill, Blow::PrefillDies), (&mut pair.decode, Blow::DecodeDies)]
+        {
+            if blow != death {
+                worker.check_alive();
+                worker.await_idle();
+            }
+        }
+        pair.restart(blow);
+        pair.check_works(Some(blow));
+        for worker in [&mut pair.prefill, &mut pair.decode] {
+            worker.await_idle();
+            worker.check_alive();
+        }
+    }
+}
+
+#[test]
+fn a_client_leaves_over_shm() {
+    at_every_point("shm", Blow::ClientLeaves);
+}
+
+#[test]
+fn a_client_leaves_over_tcp() {
+    at_every_point("tcp", Blow::ClientLeaves);
+}
+
+#[test]
+fn prefill_dies_over_shm() {
+    at_every_point("shm", Blow::PrefillDies);
+}
+
+#[test]
+fn prefill_dies_over_tcp() {
+    at_every_point("tcp", Blow::PrefillDies);
+}
+
+#[test]
+fn decode_dies_over_shm() {
+    at_every_point("shm", Blow::DecodeDies);
+}
+
+#[test]
+fn decode_dies_over_tcp() {
+    at_every_point("tcp", Blow::DecodeDies);
+}
+
+#[test]
+fn prefill_is_told_to_abort_over_shm() {
+    at_every_point("shm", Blow::AbortAtPrefill);
+}
+
+#[test]
+fn prefill_is_told_to_abort_over_tcp() {
+    at_every_point("tcp", Blow::AbortAtPrefill);
+}
+
+#[test]
+fn decode_is_told_to_abort_over_shm() {
+    at_every_point("shm", Blow::AbortAtDecode);
+}
+
+#[test]
+fn decode_is_told_to_abort_over_tcp() {
+    at_every_point("tcp", Blow::AbortAtDecode);
+}

@@ -1,0 +1,115 @@
+//! Models of random weights, made for a test; and the field's dummy test: the machinery without weights and
+//! without moving a byte.
+
+use crate::fleet::Fleet;
+use crate::process::{Process, post};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+/// A directory with a configuration and a tokenizer, and no weights; it ends with the value.
+pub struct Dummy(PathBuf);
+
+impl Dummy {
+    /// Of the usual model, with these fields of its configuration changed.
+    pub fn new(changes: &Value) -> Dummy {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let dummy = Dummy(std::env::temp_dir().join(format!("baton-dummy-{}-{number}", std::process::id())));
+        std::fs::create_dir(&dummy.0).unwrap();
+        let model = Path::new(crate::MODEL);
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            std::fs::copy(model.join(file), dummy.0.join(file)).unwrap();
+        }
+        let config = std::fs::read_to_string(model.join("config.json")).unwrap();
+        let mut config: Value = serde_json::from_str(&config).unwrap();
+        for (field, value) in changes.as_object().unwrap() {
+            config[field.as_str()] = value.clone();
+        }
+        std::fs::write(dummy.0.join("config.json"), config.to_string()).unwrap();
+        dummy
+    }
+
+    /// So large that a prompt of some hundred tokens takes a good part of a second.
+    pub fn slow() -> Dummy {
+        Dummy::new(&json!({"hidden_size": 256, "intermediate_size": 1024, "head_dim": 64,
+            "num_hidden_layers": 8, "max_position_embeddings": 2048}))
+    }
+
+    /// `baton COMMAND` of this model.
+    pub fn start(&self, command: &str, more: &[&str]) -> Process {
+        let mut args = vec![command, self.0.to_str().unwrap(), "--load-format", "dummy"];
+        args.extend(["--port", "0", "--kv-memory", "32MiB", "--threads", "1"]);
+        args.extend(more);
+        Process::start(&args)
+    }
+}
+
+impl Drop for Dummy {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[track_caller]
+fn check_length((status, text): (u16, String), tokens: usize) {
+    assert_eq!(status, 200, "{text}");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(answer["usage"]["completion_tokens"], tokens, "{text}");
+    assert_eq!(answer["choices"][0]["token_ids"].as_array().unwrap().len(), tokens);
+    assert_eq!(answer["choices"][0]["finish_reason"], "length");
+}
+
+fn body(salt: u32, tokens: usize) -> Value {
+    let prompt: Vec<u32> = (0..20 + 5 * salt).map(|i| 3 + (i * 7 + salt * 13) % 380).collect();
+    json!({"prompt": prompt, "max_tokens": tokens, "ignore_eos": true, "return_token_ids": true})
+}
+
+/// More requests than the workers have slots: none of them may be held up by one that is over.
+#[test]
+fn a_router_and_two_workers_without_weights_that_move_nothing() {
+    let dummy = Dummy::new(&json!({}));
+    let fake = ["--transfer", "fake", "--max-running-requests", "4"];
+    let prefill = dummy.start("prefill", &[&fake[..], &["--bootstrap-port", "0"]].concat());
+    let decode = dummy.start("decode", &fake);
+    let mut fleet = Fleet::new(vec![prefill], vec![decode]);
+    let address = fleet.router.address;
+    for round in 0..16 {
+        thread::scope(|scope| {
+            for salt in 0..4 {
+                scope.spawn(move || {
+                    let tokens = 1 + round + salt as usize;
+                    let answer = post(address, "/v1/completions", &body(salt, tokens).to_string());
+                    check_length(answer, tokens);
+                });
+            }
+        });
+    }
+    fleet.check_idle();
+    assert!(fleet.prefill[0].metric("sglang:prompt_tokens_total{", "") > 0.0, "prefill has read prompts");
+}
+
+/// The router's bootstrap fields name nobody here; 64 clients at once, several times.
+#[test]
+fn decode_alone_under_load_without_weights() {
+    let dummy = Dummy::new(&json!({}));
+    let mut decode = dummy.start("decode", &["--transfer", "fake", "--max-running-requests", "16"]);
+    let address = decode.address;
+    thread::scope(|scope| {
+        for client in 0..64u32 {
+            scope.spawn(move || {
+                for round in 0..4 {
+                    let tokens = 8 + (client as usize + round) % 9;
+                    let mut body = body(client % 7, tokens);
+                    body["bootstrap_host"] = json!("2.2.2.2");
+                    body["bootstrap_room"] = json!(client * 10 + round as u32);
+                    check_length(post(address, "/v1/completions", &body.to_string()), tokens);
+                }
+            });
+        }
+    });
+    decode.await_idle();
+    decode.check_alive();
+    assert!(decode.metric("sglang:generation_tokens_total{", "") >= 64.0 * 4.0 * 8.0);
+}

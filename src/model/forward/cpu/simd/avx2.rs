@@ -4,7 +4,7 @@
 //! them; that is the reason behind every block below.
 #![allow(unsafe_code)]
 
-use super::{LANES, Lanes, Simd};
+use super::{Kernel, LANES, Lanes, Simd};
 use std::arch::x86_64::*;
 
 macro_rules! op {
@@ -39,6 +39,13 @@ macro_rules! pair {
         let (a, b) = ($a, $b);
         op!([$f(a[0], b[0]), $f(a[1], b[1])])
     }};
+}
+
+/// Runs a kernel with these instructions.
+#[target_feature(enable = "avx2,fma,f16c")]
+pub fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: these are the features of this function.
+    kernel.run(unsafe { Avx2::assume() })
 }
 
 impl Simd for Avx2 {

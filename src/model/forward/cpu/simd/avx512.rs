@@ -4,7 +4,7 @@
 //! has them; that is the reason behind every block below.
 #![allow(unsafe_code)]
 
-use super::{LANES, Lanes, Simd};
+use super::{Kernel, LANES, Lanes, Simd};
 use std::arch::x86_64::*;
 
 /// Proof that the CPU has AVX-512 F, BW, VL and DQ, and VNNI if so named. Both forms give equal bits.
@@ -25,6 +25,13 @@ macro_rules! op {
         // SAFETY: `self` proves the instructions; memory is named by references of exact size.
         unsafe { $($body)* }
     }};
+}
+
+/// Runs a kernel with these instructions, VNNI not among them.
+#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
+pub fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: these are the features of this function.
+    kernel.run(unsafe { Avx512::<false>::assume() })
 }
 
 impl<const VNNI: bool> Simd for Avx512<VNNI> {

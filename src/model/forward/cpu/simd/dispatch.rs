@@ -1,10 +1,11 @@
-//! Which kernel family runs. The only place that enters functions compiled for particular features.
+//! Which kernel family runs. The only place that enters functions compiled for particular features: each
+//! family's entry lies in a file of its own, so that the compiler works on several at once.
 #![allow(unsafe_code)]
 
 use super::Kernel;
 use super::portable::Portable;
 #[cfg(target_arch = "x86_64")]
-use super::{avx2::Avx2, avx512::Avx512};
+use super::{avx2::run_avx2, avx512::run_avx512, avx512_vnni::run_avx512_vnni};
 use std::fmt;
 
 /// Kernels that give equal bits wherever they run; the family is part of a model's fingerprint.
@@ -123,25 +124,4 @@ fn has_avx512() -> bool {
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512dq")
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c")]
-fn run_avx2<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: these are the features of this function.
-    kernel.run(unsafe { Avx2::assume() })
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq")]
-fn run_avx512<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: these are the features of this function.
-    kernel.run(unsafe { Avx512::<false>::assume() })
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")]
-fn run_avx512_vnni<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: these are the features of this function.
-    kernel.run(unsafe { Avx512::<true>::assume() })
 }

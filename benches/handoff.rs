@@ -84,7 +84,10 @@ fn handoff(name: &str, kind: Kind, tokens: u32) {
         let handoff = rig.begin(session, room, tokens);
         while rig.turn() {}
         let ours = one(&mut rig, &handoff);
-        rig.until_success(&handoff);
+        rig.until("both leases are back", |rig| {
+            rig.states(&handoff) == [State::Success; 2] && rig.holds_no_lease(&handoff)
+        });
+        rig.release(&handoff);
         runs.push([bare.run(), ours]);
     }
     // The first run touches the pages.

@@ -329,6 +329,37 @@ fn every_worker_is_asked_and_one_failure_is_told() {
 }
 
 #[test]
+fn workers_that_are_down_are_named_and_the_others_asked() {
+    let prefill = Worker::start();
+    let decode = [Worker::start(), Worker::start()];
+    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &[]);
+    decode[0].stop();
+    let gone = format!("http://{}", decode[0].address);
+    for path in ["/abort_request", "/flush_cache"] {
+        let mut client = router.post(path, "{}");
+        for worker in [&prefill, &decode[1]] {
+            let mut asked = worker.asked();
+            assert_eq!(asked.line, format!("POST {path} HTTP/1.1"));
+            asked.answer("200 OK", "{}");
+        }
+        let (status, body) = client.answer();
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let told = serde_json::json!({"success": false, "workers": 2, "unreached": [gone]});
+        assert_eq!((status, body), (200, told));
+    }
+    // An error of one that was reached is no less an error.
+    let mut client = router.post("/flush_cache", "{}");
+    prefill.asked().answer("500 No", "{}");
+    decode[1].asked().answer("200 OK", "{}");
+    let (status, body) = client.answer();
+    assert!(status == 502 && body.contains("status 500") && body.contains(&gone), "{status} {body}");
+    prefill.stop();
+    decode[1].stop();
+    let (status, body) = router.post("/flush_cache", "{}").answer();
+    assert!(status == 502 && body.contains("no worker was reached"), "{status} {body}");
+}
+
+#[test]
 fn a_trial_asks_a_pair_for_one_token() {
     let (prefill, decode, router) = trio();
     let mut client = router.get("/health_generate");

@@ -143,7 +143,8 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
-    let placement = Placement::Prefill(process.add_prefill(&loaded)?);
+    let worker = process.add_prefill(&loaded)?;
+    let placement = Placement::Prefill { worker, fake_bootstrap: config.handoff.fake_bootstrap };
     let host = config.worker.front.host;
     let listen = |reactor: &mut Reactor, port: u16, what: &'static str| {
         let address = SocketAddr::new(host, port);
@@ -442,7 +443,8 @@ impl Process {
             status: status.clone(),
         };
         let right = MoverRight::for_mover_thread();
-        self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
+        // One more: `front::handoff` has a session with nobody.
+        self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX + 1, right));
         let sender = Sender {
             status: status.clone(),
             pages: memory.lists.clone(),

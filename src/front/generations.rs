@@ -39,7 +39,12 @@ pub enum Placement {
     /// One worker, no hand-off.
     Mixed(Vec<WorkerId>),
     /// This process reads prompts for decode workers elsewhere; a router names the room.
-    Prefill(WorkerId),
+    Prefill {
+        /// The worker.
+        worker: WorkerId,
+        /// Whether at the bootstrap host 2.2.2.2 nobody waits for the KV.
+        fake_bootstrap: bool,
+    },
     /// This process takes over from prefill workers elsewhere; a router names them and the room.
     Decode {
         /// The worker.
@@ -76,6 +81,8 @@ struct Live {
     arrived: Instant,
     exchange: Option<Exchange>,
     begun: bool,
+    /// A request of our own: a worker that takes part in a hand-off serves it alone.
+    trial: bool,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
 }
@@ -214,6 +221,16 @@ impl Generations {
 
     /// A client asks for text.
     pub fn begin(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
+        self.take(conn, request, id, false, way);
+    }
+
+    /// A client asks whether tokens come. A worker whose other leg is elsewhere shows its own part: prefill
+    /// hands over to nobody, decode goes on from nothing.
+    pub fn begin_trial(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
+        self.take(conn, request, id, true, way);
+    }
+
+    fn take(&mut self, conn: ConnId, request: GenerateRequest, id: String, trial: bool, way: &mut Way<'_>) {
         if let Err(error) = self.check(&request) {
             return way.refuse(conn, &error);
         }
@@ -232,6 +249,7 @@ impl Generations {
             arrived: way.now,
             exchange: None,
             begun: false,
+            trial,
             legs: Vec::new(),
             timings: Vec::new(),
         };
@@ -395,19 +413,17 @@ impl Generations {
     ) -> Result<(), ApiError> {
         self.turn += 1;
         match self.terms.placement.clone() {
-            Placement::Prefill(worker) => {
-                let met = self.bootstrap(exchange, choice)?;
-                let request = self.request(exchange, sample, worker, met.room, ids, Some(1))?;
-                self.start(exchange, choice, Part::Held, request, None, None, now);
+            Placement::Prefill { worker, fake_bootstrap } => {
+                let (room, source) = self.meeting(exchange, choice, fake_bootstrap)?;
+                let request = self.request(exchange, sample, worker, room, ids, Some(1))?;
+                self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
             }
             Placement::Decode { worker, fake_bootstrap, fake_always } => {
-                let met = self.bootstrap(exchange, choice)?;
-                let host = met.host.unwrap_or_else(|| "127.0.0.1".into());
-                let source = match fake_always || (fake_bootstrap && host == FAKE_HOST) {
-                    true => Source::Fake,
-                    false => Source::Remote { host, port: met.port.unwrap_or(BOOTSTRAP_PORT) },
-                };
-                let request = self.request(exchange, sample, worker, met.room, ids, None)?;
+                let (room, mut source) = self.meeting(exchange, choice, fake_bootstrap)?;
+                if fake_always {
+                    source = Source::Fake;
+                }
+                let request = self.request(exchange, sample, worker, room, ids, None)?;
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
             }
             Placement::Mixed(workers) => {
@@ -436,16 +452,31 @@ impl Generations {
         Ok(())
     }
 
-    /// Where the two legs of a choice meet, as the router said.
-    fn bootstrap(&self, exchange: u64, choice: usize) -> Result<Bootstrap, ApiError> {
+    /// Where the two legs of a choice meet: as the router said, or nowhere. [`FAKE_HOST`] names nowhere where
+    /// that is honoured.
+    fn meeting(
+        &self,
+        exchange: u64,
+        choice: usize,
+        fake_bootstrap: bool,
+    ) -> Result<(Room, Source), ApiError> {
         let live = self.live.get(&exchange);
+        if live.is_some_and(|live| live.trial) {
+            return Ok((room_of(random()), Source::Fake));
+        }
         let met = live.and_then(|live| live.request.bootstrap.as_ref()?.get(choice).cloned());
-        met.ok_or_else(|| {
+        let Bootstrap { host, port, room } = met.ok_or_else(|| {
             ApiError::invalid(
                 "bootstrap_room",
                 "is needed: this worker takes part in a hand-off and serves no request alone",
             )
-        })
+        })?;
+        let host = host.unwrap_or_else(|| "127.0.0.1".into());
+        let source = match fake_bootstrap && host == FAKE_HOST {
+            true => Source::Fake,
+            false => Source::Remote { host, port: port.unwrap_or(BOOTSTRAP_PORT) },
+        };
+        Ok((room, source))
     }
 
     /// The worker with most free slots; of equals, in turn.

@@ -24,7 +24,7 @@ use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Which workers of this process a choice's legs go to.
 #[derive(Clone, Debug)]
@@ -136,7 +136,21 @@ pub struct Generations {
     turn: usize,
 }
 
+/// The share of a prefill worker of another process, in its own words.
+#[derive(Clone, Copy, Debug)]
+struct Elsewhere {
+    queue: Duration,
+    prefill: Duration,
+}
+
 impl ChoiceTimes {
+    /// What was done elsewhere for a choice whose prompt was not read in this process.
+    fn elsewhere(&self) -> Option<Elsewhere> {
+        let told = self.decode.filter(|_| self.prefill.is_none())?.prefill_us;
+        let micros = |us: u32| Duration::from_micros(us.into());
+        told.map(|(queue, prefill)| Elsewhere { queue: micros(queue), prefill: micros(prefill) })
+    }
+
     /// The stages of the time to first token, without gap; none before the first token.
     fn stages(&self) -> Option<Stages> {
         let decode = self.decode?;
@@ -149,9 +163,16 @@ impl ChoiceTimes {
             last = at;
             time
         };
-        let bootstrap = self.prefill.map_or_else(Default::default, |reader| stage(reader.bootstrapped));
+        let elsewhere = self.elsewhere();
+        let handed = self.prefill.is_some() || elsewhere.is_some();
+        let bootstrap = if handed { stage(reader.bootstrapped) } else { Duration::ZERO };
         let queue = stage(reader.admitted);
-        let prefill = stage(reader.filled);
+        // Of the wait for KV from elsewhere, prefill is what that worker says; the rest is the hand-over.
+        let prefill = match (elsewhere, reader.admitted.zip(reader.filled)) {
+            (Some(Elsewhere { prefill, .. }), Some((from, to))) => stage(Some((from + prefill).min(to))),
+            (Some(_), None) => Duration::ZERO,
+            (None, _) => stage(reader.filled),
+        };
         let handover = stage(decode.filled);
         let join = stage(decode.joined);
         let first_step = stage(Some(decode.first_token?));
@@ -761,6 +782,19 @@ impl Generations {
         let prompt = self.prompt_tokens(leg);
         let generated = live.exchange.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
         let handed = times.prefill.is_some();
+        let decode_ms = ms(decode.and_then(|at| at.first_token), times.ended).unwrap_or(0.0);
+        if let Some(Elsewhere { queue, prefill }) = times.elsewhere() {
+            return Timings {
+                queue_ms: queue.as_secs_f64() * 1e3,
+                prefill_tokens: prompt,
+                prefill_ms: prefill.as_secs_f64() * 1e3,
+                kv_wait_ms: ms(decode.and_then(|at| at.admitted), decode.and_then(|at| at.filled)),
+                join_ms: ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined)),
+                decode_tokens: generated.saturating_sub(1),
+                decode_ms,
+                ..Timings::default()
+            };
+        }
         Timings {
             queue_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.admitted)).unwrap_or(0.0),
             bootstrap_ms: handed
@@ -779,7 +813,8 @@ impl Generations {
                 .flatten(),
             first_decode_ms: None,
             decode_tokens: generated.saturating_sub(1),
-            decode_ms: ms(decode.and_then(|at| at.first_token), times.ended).unwrap_or(0.0),
+            decode_ms,
+            kv_wait_ms: None,
         }
     }
 }

@@ -90,6 +90,7 @@ impl RouterService {
                 self.take(event, now);
             }
         }
+        self.fleet.resolve(now);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             self.fleet.expire(&mut self.reactor, now);

@@ -128,7 +128,9 @@ impl Service {
 
     /// Looked for between the bell's announcement and the wait, so that nothing is slept over.
     fn has_news(&self) -> bool {
-        self.events.iter().any(|events| !events.is_empty()) || self.generations.has_news()
+        self.events.iter().any(|events| !events.is_empty())
+            || self.generations.has_news()
+            || self.peers.as_ref().is_some_and(Peers::has_news)
     }
 
     fn turn(&mut self, now: Instant) -> Option<End> {

@@ -447,8 +447,7 @@ impl Process {
             status: status.clone(),
         };
         let right = MoverRight::for_mover_thread();
-        // One more: `front::handoff` has a session with nobody.
-        self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX + 1, right));
+        self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
         let sender = Sender {
             status: status.clone(),
             pages: memory.lists.clone(),

@@ -8,7 +8,6 @@ use crate::cause::Cause;
 use crate::front::worker::{DestinationRing, Reports, SourceRing, Worker};
 use crate::ids::{Room, SessionGeneration, WorkerId};
 use crate::kv::layout::KvLayout;
-use crate::limits::SESSIONS_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::sched::mailbox::Command;
@@ -30,9 +29,6 @@ use crate::wire::message::{
 use std::collections::{HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Instant;
-
-/// A prefill worker's session with nobody, behind those of its manager: what goes there goes nowhere.
-const NOBODY: SessionId = SessionId(SESSIONS_MAX as u32);
 
 /// Where a decode worker reaches a prefill worker.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -196,12 +192,7 @@ pub struct Offer {
 
 impl Handoff {
     /// A process with these workers, in order of their ids.
-    pub fn new(mut members: Vec<Member>, offer: Offer) -> Handoff {
-        for member in &mut members {
-            if let Role::Prefill { mover, .. } = &mut member.role {
-                mover.send(SourceCommand::Open { session: NOBODY, binding: Box::new(Fake) });
-            }
-        }
+    pub fn new(members: Vec<Member>, offer: Offer) -> Handoff {
         Handoff {
             members,
             wishes: VecDeque::new(),
@@ -672,7 +663,7 @@ impl Handoff {
 fn grant_to_nobody(worker: &mut Worker, slot: Slot, room: Room) -> Result<(), Cause> {
     let Slot { id: slot, generation } = slot;
     worker.status.advance(slot, generation, Move::Grant).map_err(|_| Cause::OtherLeg)?;
-    let target = Target { session: NOBODY, slot, generation, room };
+    let target = Target { session: SessionId::NOBODY, slot, generation, room };
     worker.engine.send(Command::Granted { worker: worker.id, slot, generation, target });
     Ok(())
 }

@@ -126,35 +126,47 @@ mod tests {
     const PATIENCE: Duration = Duration::from_secs(60);
     const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
-    /// A resolver whose look-ups wait to be let through, and count.
-    fn held() -> (Resolver, Sender<io::Result<Vec<IpAddr>>>, std::sync::mpsc::Receiver<()>, Arc<AtomicUsize>)
-    {
-        let (let_through, held) = channel();
-        let (woken, wakes) = channel();
-        let count = Arc::new(AtomicUsize::new(0));
-        let counted = count.clone();
-        let look_up = move |_: &str| {
-            counted.fetch_add(1, Ordering::SeqCst);
-            held.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::Error::other("the test is over")))
-        };
-        let resolver = Resolver::over(look_up, move || woken.send(()).unwrap_or(())).unwrap();
-        (resolver, let_through, wakes, count)
+    /// What stands in for a name server: look-ups count, and wait for their answers.
+    struct Server {
+        answers: Sender<io::Result<Vec<IpAddr>>>,
+        woken: std::sync::mpsc::Receiver<()>,
+        asked: Arc<AtomicUsize>,
+    }
+
+    impl Server {
+        fn start() -> (Resolver, Server) {
+            let (answers, held) = channel();
+            let (wake, woken) = channel();
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = asked.clone();
+            let look_up = move |_: &str| {
+                count.fetch_add(1, Ordering::SeqCst);
+                held.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::Error::other("the test is over")))
+            };
+            let resolver = Resolver::over(look_up, move || wake.send(()).unwrap_or(())).unwrap();
+            (resolver, Server { answers, woken, asked })
+        }
+
+        /// Answers the oldest question, and waits until that is told.
+        fn answer(&self, answer: io::Result<Vec<IpAddr>>) {
+            self.answers.send(answer).unwrap();
+            self.woken.recv_timeout(PATIENCE).unwrap();
+        }
     }
 
     #[test]
     fn a_name_is_looked_up_once_and_remembered_for_a_while() {
-        let (mut names, let_through, wakes, count) = held();
+        let (mut names, server) = Server::start();
         let now = Instant::now();
         assert_eq!(names.resolve("a", now), None);
         assert_eq!(names.resolve("a", now), None, "it is under way");
         assert_eq!(names.poll(now), None);
-        let_through.send(Ok(vec![HOME])).unwrap();
-        wakes.recv_timeout(PATIENCE).unwrap();
+        server.answer(Ok(vec![HOME]));
         assert!(names.has_news());
         assert_eq!(names.poll(now), Some(("a".into(), Ok(vec![HOME]))));
         assert_eq!(names.poll(now), None);
         assert_eq!(names.resolve("a", now), Some(Ok(vec![HOME])));
-        assert_eq!(count.load(Ordering::SeqCst), 1);
+        assert_eq!(server.asked.load(Ordering::SeqCst), 1);
         assert_eq!(names.resolve("a", now + NAME_LIFE), None, "it is asked for again");
         names.forget("a");
         assert_eq!(names.resolve("a", now), None);
@@ -162,14 +174,13 @@ mod tests {
 
     #[test]
     fn what_is_not_found_is_told_and_asked_for_again() {
-        let (mut names, let_through, wakes, _) = held();
+        let (mut names, server) = Server::start();
         let now = Instant::now();
         for (answer, why) in
             [(Err(io::Error::other("no such name")), "no such name"), (Ok(vec![]), "no address")]
         {
             assert_eq!(names.resolve("a", now), None);
-            let_through.send(answer).unwrap();
-            wakes.recv_timeout(PATIENCE).unwrap();
+            server.answer(answer);
             let (name, found) = names.poll(now).unwrap();
             assert!(name == "a" && found.as_ref().is_err_and(|text| text.contains(why)), "{found:?}");
         }
@@ -177,22 +188,21 @@ mod tests {
 
     #[test]
     fn a_silent_server_costs_a_deadline_and_its_late_answer_is_kept() {
-        let (mut names, let_through, wakes, _) = held();
+        let (mut names, server) = Server::start();
         let now = Instant::now();
         assert_eq!(names.resolve("a", now), None);
         assert_eq!(names.expire(now), None);
         let late = now + NAME_DEADLINE;
         assert!(names.expire(late).is_some_and(|(name, found)| name == "a" && found.is_err()));
         assert_eq!(names.expire(late), None);
-        let_through.send(Ok(vec![HOME])).unwrap();
-        wakes.recv_timeout(PATIENCE).unwrap();
+        server.answer(Ok(vec![HOME]));
         assert_eq!(names.poll(late), None, "nobody waits for it");
         assert_eq!(names.resolve("a", late), Some(Ok(vec![HOME])));
     }
 
     #[test]
     fn names_under_way_are_bounded() {
-        let (mut names, _let_through, _wakes, _) = held();
+        let (mut names, _server) = Server::start();
         let now = Instant::now();
         let refused =
             (0..2 * NAMES_ASKED_MAX).filter(|n| names.resolve(&n.to_string(), now).is_some()).count();

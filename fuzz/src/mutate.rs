@@ -38,7 +38,7 @@ pub struct Options {
 impl Options {
     /// Reads a command line.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self { runs: 100_000, seed: 1, target: None, file: None };
+        let mut options = Self { runs: 500_000, seed: 1, target: None, file: None };
         while let Some(arg) = args.next() {
             let number = |value: Option<String>| {
                 let value = value.ok_or_else(|| format!("{arg} needs a number"))?;

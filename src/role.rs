@@ -16,6 +16,7 @@ use crate::front::lanes::Lanes;
 use crate::front::openai::Sampling;
 use crate::front::passing::Passing;
 use crate::front::peers::{self, Peers};
+use crate::front::resolver::Resolver;
 use crate::front::routes::{About, Mode, Routes};
 use crate::front::service::{End, Service};
 use crate::front::telemetry::{Telemetry, Watched};
@@ -143,7 +144,8 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
-    let placement = Placement::Prefill(process.add_prefill(&loaded)?);
+    let worker = process.add_prefill(&loaded)?;
+    let placement = Placement::Prefill { worker, fake_bootstrap: config.handoff.fake_bootstrap };
     let host = config.worker.front.host;
     let listen = |reactor: &mut Reactor, port: u16, what: &'static str| {
         let address = SocketAddr::new(host, port);
@@ -164,7 +166,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let key = config.handoff.cluster_key.clone();
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
     let lanes = Lanes::new(None, running.wait.clone());
-    let peers = Peers::new(identity, Some(control), Directory::new(Vec::new()), passing, lanes);
+    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes);
     running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
     event!(
         Info,
@@ -197,9 +199,12 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let worker = process.add_decode(&loaded)?;
     let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default };
     let mode = About::mode_of(EngineType::Decode);
+    let bell = ctl.clone();
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
     let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff)?;
-    let directory = Directory::new(config.bootstrap_allow.clone());
+    let names = Resolver::start(move || bell.ring());
+    let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
+    let directory = Directory::new(config.bootstrap_allow.clone(), names);
     let lanes = Lanes::new(Some(data), running.wait.clone());
     running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes), None);
     event!(Info, "ctl", "lanes are taken", data_port = port);

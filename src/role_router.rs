@@ -1,8 +1,9 @@
-//! `baton router`: one thread, `ctl`, and nothing that needs a model.
+//! `baton router`: one thread, `ctl`, beside it one that resolves names, and nothing that needs a model.
 
 use crate::cluster::router::Router;
 use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
+use crate::front::resolver::Resolver;
 use crate::front::router::RouterService;
 use crate::front::router::fleet::{Fleet, Target};
 use crate::front::router::flights::Flights;
@@ -31,10 +32,14 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     });
     let metrics = RouterMetrics::register(&mut registry, roles.zip(urls.iter().map(String::as_str)));
     let core = Router::new(config.policy, config.prefill.len(), config.decode.len(), now);
+    let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let waker = reactor.waker();
+    let names = Resolver::start(move || waker.wake());
+    let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let service = RouterService::new(
-        Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?,
+        reactor,
         config.front.address(),
-        Fleet::new(core, targets),
+        Fleet::new(core, targets, names),
         Flights::new(metrics),
         Paths::new(config.front.api_keys.clone(), registry),
         now,
@@ -51,7 +56,8 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     service.run().map_err(|error| RoleError::Io("cannot wait for sockets", error))
 }
 
-/// Workers in the order of their numbers; names are looked up once.
+/// Workers in the order of their numbers. A name that points nowhere at the start is a mistake; later it is
+/// looked up again where it leads nowhere.
 fn targets(config: &RouterConfig) -> Result<Vec<Target>, RoleError> {
     let prefill = config.prefill.iter().map(|end| ("--prefill", &end.url, Some(end.bootstrap_port)));
     let decode = config.decode.iter().map(|url| ("--decode", url, None));

@@ -38,7 +38,7 @@ pub struct Options {
 impl Options {
     /// Reads a command line.
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Self, String> {
-        let mut options = Self { runs: 100_000, seed: 1, target: None, file: None };
+        let mut options = Self { runs: 500_000, seed: 1, target: None, file: None };
         while let Some(arg) = args.next() {
             let number = |value: Option<String>| {
                 let value = value.ok_or_else(|| format!("{arg} needs a number"))?;
@@ -141,7 +141,7 @@ fn keep(name: &str, input: &[u8]) -> io::Result<PathBuf> {
 fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], rng: &mut Rng) {
     let at = rng.below(input.len() + 1);
     let end = (at + 1 + rng.below(32)).min(input.len());
-    match rng.below(8) {
+    match rng.below(10) {
         0 if at < input.len() => input[at] ^= 1 << rng.below(8),
         1 if at < input.len() => input[at] = rng.byte(),
         2 => input.insert(at, rng.byte()),
@@ -155,6 +155,19 @@ fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], rng: &mut Rng) {
             let from = rng.below(other.len() + 1);
             let to = (from + 1 + rng.below(64)).min(other.len());
             input.splice(at..end, other[from..to].iter().copied());
+        }
+        6 | 7 => {
+            // A number as binary formats have it.
+            let bits = 1u64 << rng.below(64);
+            let number = [bits, bits - 1, bits.wrapping_neg(), at as u64, input.len() as u64][rng.below(5)];
+            let width = 1 << rng.below(4);
+            let bytes = if rng.below(4) == 0 {
+                &number.to_be_bytes()[8 - width..]
+            } else {
+                &number.to_le_bytes()[..width]
+            };
+            let end = (at + width).min(input.len());
+            input[at..end].copy_from_slice(&bytes[..end - at]);
         }
         _ => {
             // The next number, whole, because lengths, counts and ranges are where readers err.

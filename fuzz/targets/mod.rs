@@ -12,6 +12,10 @@ macro_rules! targets {
 targets! {
     chat_body,
     completion_body,
+    gguf_header,
     http_request,
     http_response,
+    message,
+    safetensors_header,
+    zmtp,
 }

@@ -1,13 +1,16 @@
-//! Where a prefill worker's control port is: asked of its registry, remembered until the link fails.
+//! Where a prefill worker's control port is: its host's name is resolved, its registry asked, and the answer
+//! remembered until the link fails.
 //!
 //! Thread: `ctl`. `bootstrap_host` comes from a request body, so only hosts inside the configured networks
-//! are dialled. Bounded: one look-up per source at a time, each with a deadline and a short answer.
+//! are dialled, whatever a name's addresses are. Bounded: one look-up per source at a time, each with a deadline
+//! and a short answer.
 
 use crate::cluster::registry::Topology;
 use crate::config::values::Cidr;
 use crate::front::handoff::Source;
 use crate::front::http::client::{self, RequestLine, ResponseDecoder};
 use crate::front::http::{Limits, Method};
+use crate::front::resolver::{Addresses, Resolver};
 use crate::ids::WorkerId;
 use crate::limits::{REGISTRY_ANSWER_MAX, SESSION_SETUP_DEADLINE};
 use crate::net::{ConnId, Event, Reactor};
@@ -39,18 +42,46 @@ struct LookUp {
     until: Instant,
 }
 
+/// A look-up whose host's name is being resolved.
+#[derive(Debug)]
+struct Named {
+    worker: WorkerId,
+    source: Source,
+    name: String,
+    port: u16,
+}
+
 /// Look-ups under way, and what is known.
 #[derive(Debug)]
 pub struct Directory {
     allowed: Vec<Cidr>,
+    /// `None` where nobody is looked up.
+    names: Option<Resolver>,
     known: HashMap<Source, SocketAddr>,
+    named: Vec<Named>,
     asking: HashMap<ConnId, LookUp>,
 }
 
 impl Directory {
     /// Nothing is known yet; hosts inside `allowed` may be dialled.
-    pub fn new(allowed: Vec<Cidr>) -> Directory {
-        Directory { allowed, known: HashMap::new(), asking: HashMap::new() }
+    pub fn new(allowed: Vec<Cidr>, names: Resolver) -> Directory {
+        Directory { allowed, names: Some(names), ..Directory::closed() }
+    }
+
+    /// Of a process that looks nobody up.
+    pub fn closed() -> Directory {
+        Directory {
+            allowed: Vec::new(),
+            names: None,
+            known: HashMap::new(),
+            named: Vec::new(),
+            asking: HashMap::new(),
+        }
+    }
+
+    /// Whether a name was resolved.
+    pub fn has_news(&self) -> bool {
+        self.names.as_ref().is_some_and(Resolver::has_news)
     }
 
     /// Whether an event is of one of these connections.
@@ -64,7 +95,8 @@ impl Directory {
         }
     }
 
-    /// Looks a source up; the answer comes now or from [`Directory::handle`].
+    /// Looks a source up; the answer comes now, or from [`Directory::resolved`], [`Directory::handle`] or
+    /// [`Directory::expire`].
     pub fn look_up(
         &mut self,
         worker: WorkerId,
@@ -75,11 +107,70 @@ impl Directory {
         if let Some(&control) = self.known.get(&source) {
             return Some(Found { worker, source, control: Ok(control) });
         }
-        let asked = self.address_of(&source).and_then(|registry| {
-            let until = now + SESSION_SETUP_DEADLINE;
-            let conn = reactor.connect(&registry.into(), until).map_err(|reason| reason.to_string())?;
-            Ok((conn, registry, until))
-        });
+        let (name, port) = match &source {
+            Source::Remote { host, port } => (host.clone(), *port),
+            Source::Local(_) | Source::Fake => {
+                return Some(Found { worker, source, control: Err("not in another process".into()) });
+            }
+        };
+        let named = Named { worker, source, name, port };
+        let addresses = match (named.name.parse().ok(), &mut self.names) {
+            (Some(ip), _) => Ok(vec![ip]),
+            (None, Some(names)) => match names.resolve(&named.name, now) {
+                Some(addresses) => addresses,
+                None => {
+                    self.named.push(named);
+                    return None;
+                }
+            },
+            (None, None) => Err("nobody is looked up here".into()),
+        };
+        self.ask_at(named, addresses, reactor, now)
+    }
+
+    /// Goes on with look-ups whose names were resolved.
+    pub fn resolved(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<Found> {
+        let mut found = Vec::new();
+        while let Some((name, addresses)) = self.names.as_mut().and_then(|names| names.poll(now)) {
+            self.go_on(&name, &addresses, reactor, now, &mut found);
+        }
+        found
+    }
+
+    fn go_on(
+        &mut self,
+        name: &str,
+        addresses: &Addresses,
+        reactor: &mut Reactor,
+        now: Instant,
+        found: &mut Vec<Found>,
+    ) {
+        let waited = std::mem::take(&mut self.named);
+        let (ready, others) = waited.into_iter().partition(|named| named.name == name);
+        self.named = others;
+        let ready: Vec<Named> = ready;
+        for named in ready {
+            found.extend(self.ask_at(named, addresses.clone(), reactor, now));
+        }
+    }
+
+    /// Dials the registry at the first address that may be dialled.
+    fn ask_at(
+        &mut self,
+        named: Named,
+        addresses: Addresses,
+        reactor: &mut Reactor,
+        now: Instant,
+    ) -> Option<Found> {
+        let Named { worker, source, name, port } = named;
+        let asked = addresses
+            .map_err(|why| format!("bootstrap_host `{name}`: {why}"))
+            .and_then(|addresses| self.allowed_of(&name, &addresses))
+            .and_then(|ip| {
+                let (registry, until) = (SocketAddr::new(ip, port), now + SESSION_SETUP_DEADLINE);
+                let conn = reactor.connect(&registry.into(), until).map_err(|reason| reason.to_string())?;
+                Ok((conn, registry, until))
+            });
         match asked {
             Ok((conn, registry, until)) => {
                 let limits = Limits { body: REGISTRY_ANSWER_MAX, ..Limits::default() };
@@ -96,10 +187,13 @@ impl Directory {
     /// A link to this source has failed: what was known of it may be wrong.
     pub fn forget(&mut self, source: &Source) {
         self.known.remove(source);
+        if let (Source::Remote { host, .. }, Some(names)) = (source, &mut self.names) {
+            names.forget(host);
+        }
     }
 
     /// Takes an event of one of these connections.
-    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, now: Instant) -> Option<Found> {
+    pub fn handle(&mut self, event: Event, reactor: &mut Reactor) -> Option<Found> {
         let (conn, over) = match event {
             Event::Connected(conn) => {
                 self.ask(conn, reactor);
@@ -110,36 +204,39 @@ impl Directory {
             Event::Closed { conn, reason } => (conn, Some(Err(reason.to_string()))),
             Event::Accepted { .. } | Event::Drained(_) | Event::Woken | Event::Terminate => return None,
         };
-        let _ = now;
         let control = over?;
         reactor.close(conn);
         let LookUp { worker, source, .. } = self.asking.remove(&conn)?;
-        if let Ok(control) = control {
-            self.known.insert(source.clone(), control);
+        match control {
+            Ok(control) => drop(self.known.insert(source.clone(), control)),
+            Err(_) => self.forget(&source),
         }
         Some(Found { worker, source, control })
     }
 
     /// Ends look-ups that take too long.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<Found> {
+        let mut found = Vec::new();
+        while let Some((name, addresses)) = self.names.as_mut().and_then(|names| names.expire(now)) {
+            self.go_on(&name, &addresses, reactor, now, &mut found);
+        }
         let late: Vec<ConnId> =
             self.asking.iter().filter(|(_, asking)| asking.until <= now).map(|(&conn, _)| conn).collect();
-        late.into_iter()
-            .filter_map(|conn| {
-                reactor.close(conn);
-                let LookUp { worker, source, .. } = self.asking.remove(&conn)?;
-                Some(Found { worker, source, control: Err("the registry did not answer in time".into()) })
-            })
-            .collect()
+        for conn in late {
+            reactor.close(conn);
+            if let Some(LookUp { worker, source, .. }) = self.asking.remove(&conn) {
+                let control = Err("the registry did not answer in time".into());
+                found.push(Found { worker, source, control });
+            }
+        }
+        found
     }
 
-    fn address_of(&self, source: &Source) -> Result<SocketAddr, String> {
-        let Source::Remote { host, port } = source else { return Err("not in another process".into()) };
-        let ip: IpAddr = host.parse().map_err(|_| format!("bootstrap_host `{host}` is not an IP address"))?;
-        if !self.allowed.iter().any(|network| network.contains(ip)) {
-            return Err(format!("bootstrap_host {ip} lies in no network of --bootstrap-allow"));
-        }
-        Ok(SocketAddr::new(ip, *port))
+    fn allowed_of(&self, name: &str, addresses: &[IpAddr]) -> Result<IpAddr, String> {
+        let allowed = |ip: &IpAddr| self.allowed.iter().any(|network| network.contains(*ip));
+        addresses.iter().copied().find(allowed).ok_or_else(|| {
+            format!("bootstrap_host {name} ({addresses:?}) lies in no network of --bootstrap-allow")
+        })
     }
 
     fn ask(&self, conn: ConnId, reactor: &mut Reactor) {
@@ -195,7 +292,8 @@ impl LookUp {
             topology.control_port.ok_or("the registry's worker does not speak this hand-off protocol")?;
         let ip = match &topology.control_host {
             None => self.registry.ip(),
-            Some(host) => host.parse().map_err(|_| format!("control host `{host}` is not an IP address"))?,
+            // A name stands for the address at which the registry, of the same process, was reached.
+            Some(host) => host.parse().unwrap_or(self.registry.ip()),
         };
         Ok(SocketAddr::new(ip, port))
     }

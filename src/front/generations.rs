@@ -24,7 +24,7 @@ use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Which workers of this process a choice's legs go to.
 #[derive(Clone, Debug)]
@@ -39,7 +39,12 @@ pub enum Placement {
     /// One worker, no hand-off.
     Mixed(Vec<WorkerId>),
     /// This process reads prompts for decode workers elsewhere; a router names the room.
-    Prefill(WorkerId),
+    Prefill {
+        /// The worker.
+        worker: WorkerId,
+        /// Whether at the bootstrap host 2.2.2.2 nobody waits for the KV.
+        fake_bootstrap: bool,
+    },
     /// This process takes over from prefill workers elsewhere; a router names them and the room.
     Decode {
         /// The worker.
@@ -76,6 +81,8 @@ struct Live {
     arrived: Instant,
     exchange: Option<Exchange>,
     begun: bool,
+    /// A request of our own: a worker that takes part in a hand-off serves it alone.
+    trial: bool,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
 }
@@ -129,7 +136,21 @@ pub struct Generations {
     turn: usize,
 }
 
+/// The share of a prefill worker of another process, in its own words.
+#[derive(Clone, Copy, Debug)]
+struct Elsewhere {
+    queue: Duration,
+    prefill: Duration,
+}
+
 impl ChoiceTimes {
+    /// What was done elsewhere for a choice whose prompt was not read in this process.
+    fn elsewhere(&self) -> Option<Elsewhere> {
+        let told = self.decode.filter(|_| self.prefill.is_none())?.prefill_us;
+        let micros = |us: u32| Duration::from_micros(us.into());
+        told.map(|(queue, prefill)| Elsewhere { queue: micros(queue), prefill: micros(prefill) })
+    }
+
     /// The stages of the time to first token, without gap; none before the first token.
     fn stages(&self) -> Option<Stages> {
         let decode = self.decode?;
@@ -142,9 +163,16 @@ impl ChoiceTimes {
             last = at;
             time
         };
-        let bootstrap = self.prefill.map_or_else(Default::default, |reader| stage(reader.bootstrapped));
+        let elsewhere = self.elsewhere();
+        let handed = self.prefill.is_some() || elsewhere.is_some();
+        let bootstrap = if handed { stage(reader.bootstrapped) } else { Duration::ZERO };
         let queue = stage(reader.admitted);
-        let prefill = stage(reader.filled);
+        // Of the wait for KV from elsewhere, prefill is what that worker says; the rest is the hand-over.
+        let prefill = match (elsewhere, reader.admitted.zip(reader.filled)) {
+            (Some(Elsewhere { prefill, .. }), Some((from, to))) => stage(Some((from + prefill).min(to))),
+            (Some(_), None) => Duration::ZERO,
+            (None, _) => stage(reader.filled),
+        };
         let handover = stage(decode.filled);
         let join = stage(decode.joined);
         let first_step = stage(Some(decode.first_token?));
@@ -214,6 +242,16 @@ impl Generations {
 
     /// A client asks for text.
     pub fn begin(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
+        self.take(conn, request, id, false, way);
+    }
+
+    /// A client asks whether tokens come. A worker whose other leg is elsewhere shows its own part: prefill
+    /// hands over to nobody, decode goes on from nothing.
+    pub fn begin_trial(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
+        self.take(conn, request, id, true, way);
+    }
+
+    fn take(&mut self, conn: ConnId, request: GenerateRequest, id: String, trial: bool, way: &mut Way<'_>) {
         if let Err(error) = self.check(&request) {
             return way.refuse(conn, &error);
         }
@@ -232,6 +270,7 @@ impl Generations {
             arrived: way.now,
             exchange: None,
             begun: false,
+            trial,
             legs: Vec::new(),
             timings: Vec::new(),
         };
@@ -395,21 +434,14 @@ impl Generations {
     ) -> Result<(), ApiError> {
         self.turn += 1;
         match self.terms.placement.clone() {
-            Placement::Prefill(worker) => {
-                let met = self.bootstrap(exchange, choice)?;
-                let request = self.request(exchange, sample, worker, met.room, ids, Some(1))?;
-                self.start(exchange, choice, Part::Held, request, None, None, now);
+            Placement::Prefill { worker, fake_bootstrap } => {
+                let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
+                let request = self.request(exchange, sample, worker, room, ids, Some(1))?;
+                self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
             }
             Placement::Decode { worker, fake_bootstrap, fake_by_default } => {
-                let met = self.bootstrap(exchange, choice)?;
-                let port = met.port.unwrap_or(BOOTSTRAP_PORT);
-                let source = match met.host {
-                    Some(host) if fake_bootstrap && host == FAKE_HOST => Source::Fake,
-                    Some(host) => Source::remote(host, port),
-                    None if fake_by_default => Source::Fake,
-                    None => Source::remote("localhost".into(), port),
-                };
-                let request = self.request(exchange, sample, worker, met.room, ids, None)?;
+                let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
+                let request = self.request(exchange, sample, worker, room, ids, None)?;
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
             }
             Placement::Mixed(workers) => {
@@ -438,16 +470,34 @@ impl Generations {
         Ok(())
     }
 
-    /// Where the two legs of a choice meet, as the router said.
-    fn bootstrap(&self, exchange: u64, choice: usize) -> Result<Bootstrap, ApiError> {
+    /// Where the two legs of a choice meet: as the router said, or nowhere. [`FAKE_HOST`] names nowhere where
+    /// that is honoured.
+    fn meeting(
+        &self,
+        exchange: u64,
+        choice: usize,
+        fake_bootstrap: bool,
+        fake_by_default: bool,
+    ) -> Result<(Room, Source), ApiError> {
         let live = self.live.get(&exchange);
+        if live.is_some_and(|live| live.trial) {
+            return Ok((room_of(random()), Source::Fake));
+        }
         let met = live.and_then(|live| live.request.bootstrap.as_ref()?.get(choice).cloned());
-        met.ok_or_else(|| {
+        let Bootstrap { host, port, room } = met.ok_or_else(|| {
             ApiError::invalid(
                 "bootstrap_room",
                 "is needed: this worker takes part in a hand-off and serves no request alone",
             )
-        })
+        })?;
+        let port = port.unwrap_or(BOOTSTRAP_PORT);
+        let source = match host {
+            Some(host) if fake_bootstrap && host == FAKE_HOST => Source::Fake,
+            Some(host) => Source::remote(host, port),
+            None if fake_by_default => Source::Fake,
+            None => Source::remote("localhost".into(), port),
+        };
+        Ok((room, source))
     }
 
     /// The worker with most free slots; of equals, in turn.
@@ -732,6 +782,19 @@ impl Generations {
         let prompt = self.prompt_tokens(leg);
         let generated = live.exchange.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
         let handed = times.prefill.is_some();
+        let decode_ms = ms(decode.and_then(|at| at.first_token), times.ended).unwrap_or(0.0);
+        if let Some(Elsewhere { queue, prefill }) = times.elsewhere() {
+            return Timings {
+                queue_ms: queue.as_secs_f64() * 1e3,
+                prefill_tokens: prompt,
+                prefill_ms: prefill.as_secs_f64() * 1e3,
+                kv_wait_ms: ms(decode.and_then(|at| at.admitted), decode.and_then(|at| at.filled)),
+                join_ms: ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined)),
+                decode_tokens: generated.saturating_sub(1),
+                decode_ms,
+                ..Timings::default()
+            };
+        }
         Timings {
             queue_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.admitted)).unwrap_or(0.0),
             bootstrap_ms: handed
@@ -750,7 +813,8 @@ impl Generations {
                 .flatten(),
             first_decode_ms: None,
             decode_tokens: generated.saturating_sub(1),
-            decode_ms: ms(decode.and_then(|at| at.first_token), times.ended).unwrap_or(0.0),
+            decode_ms,
+            kv_wait_ms: None,
         }
     }
 }

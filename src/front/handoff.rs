@@ -19,6 +19,7 @@ use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::manager::source::{self, SourceEffects, SourceManager};
 use crate::transfer::plan::Template;
+use crate::transfer::status::Move;
 use crate::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use crate::transfer::transport::{DestinationBinding, SourceBinding, fake::Fake};
 use crate::wire::Multipart;
@@ -34,7 +35,7 @@ use std::time::Instant;
 pub enum Source {
     /// A worker of this process.
     Local(WorkerId),
-    /// Nobody: the transport is fake, and so is its source.
+    /// Nobody: the transport is fake, and so is the other side.
     Fake,
     /// A worker whose registry answers at this host and port. Made by [`Source::remote`].
     Remote {
@@ -242,8 +243,9 @@ impl Handoff {
         &mut self.members[id.index()].worker
     }
 
-    /// Gives a request to its worker; on a decode worker `source` reads its prompt. What cannot be met ends
-    /// through the engine like any other failure.
+    /// Gives a request to its worker; on a decode worker `source` reads its prompt. On a prefill worker
+    /// nobody waits for it where that is fake. What cannot be met ends through the engine like any other
+    /// failure.
     pub fn submit(&mut self, request: Box<Request>, source: Option<&Source>, now: Instant) {
         let id = request.worker;
         let (slot, room) = (Slot { id: request.slot, generation: request.generation }, request.room);
@@ -253,6 +255,7 @@ impl Handoff {
         let Some(prompt) = prompt else { return };
         let wishes = &mut self.wishes;
         let entered = match role {
+            Role::Prefill { .. } if source == Some(&Source::Fake) => grant_to_nobody(worker, slot, room),
             Role::Prefill { manager, mover } => manager.enter(
                 room,
                 slot,
@@ -668,6 +671,15 @@ impl Handoff {
         self.open_source(key.0, key.1, Box::new(source_half));
         Ok(Box::new(half))
     }
+}
+
+/// Has a prefill worker hand over to nobody, without a Destination: no manager knows of the room.
+fn grant_to_nobody(worker: &mut Worker, slot: Slot, room: Room) -> Result<(), Cause> {
+    let Slot { id: slot, generation } = slot;
+    worker.status.advance(slot, generation, Move::Grant).map_err(|_| Cause::OtherLeg)?;
+    let target = Target { session: SessionId::NOBODY, slot, generation, room };
+    worker.engine.send(Command::Granted { worker: worker.id, slot, generation, target });
+    Ok(())
 }
 
 /// What one worker shows of itself in a session. `lanes` lets the other side open lanes of tcp.

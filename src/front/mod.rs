@@ -11,6 +11,7 @@ pub mod lanes;
 pub mod openai;
 pub mod passing;
 pub mod peers;
+pub mod resolver;
 pub mod router;
 pub mod routes;
 pub mod service;

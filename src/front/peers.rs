@@ -101,7 +101,7 @@ impl Peers {
             return self.lanes.handle(event, reactor, handoff, now);
         }
         if self.directory.owns(&event) {
-            if let Some(found) = self.directory.handle(event, reactor, now) {
+            if let Some(found) = self.directory.handle(event, reactor) {
                 self.found(found, reactor, handoff, now);
             }
             return;
@@ -127,8 +127,16 @@ impl Peers {
         }
     }
 
+    /// Whether a name was resolved.
+    pub fn has_news(&self) -> bool {
+        self.directory.has_news()
+    }
+
     /// Does what the managers want done for links to other processes.
     pub fn serve(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        for found in self.directory.resolved(reactor, now) {
+            self.found(found, reactor, handoff, now);
+        }
         while let Some(remote) = handoff.poll_remote() {
             match remote {
                 Remote::Send(conn, message) => self.send(conn, &message, reactor, handoff, now),

@@ -90,6 +90,7 @@ impl RouterService {
                 self.take(event, now);
             }
         }
+        self.fleet.resolve(now);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             self.fleet.expire(&mut self.reactor, now);
@@ -153,7 +154,10 @@ impl RouterService {
             return Some(End::CutOff);
         }
         event!(Info, "router", "draining: no new requests, those that run are finished");
-        self.draining = Some(now + DRAIN_TIME_MAX);
+        let until = now + DRAIN_TIME_MAX;
+        self.draining = Some(until);
+        // What was answered is to arrive as well.
+        self.reactor.flush_until(until);
         self.paths.drain();
         self.connections.drain();
         self.reactor.stop_listening(self.listener);
@@ -162,7 +166,7 @@ impl RouterService {
 
     fn drained(&self, now: Instant) -> Option<End> {
         let until = self.draining?;
-        if self.flights.is_idle() && self.fanout.is_idle() {
+        if self.flights.is_idle() && self.fanout.is_idle() && self.reactor.queued_total() == 0 {
             Some(End::Drained)
         } else if now >= until {
             Some(End::CutOff)

@@ -146,10 +146,12 @@ impl Routes {
                 self.generate(conn, parsed, id, generations, way)
             }
             (Get, "/health_generate") => {
-                const BODY: &[u8] =
-                    br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":1,"temperature":0}}"#;
+                // Two tokens: in a hand-off the first one is prefill's, the second decode's.
+                const BODY: &[u8] = br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":2,"temperature":0,"ignore_eos":true}}"#;
                 let parsed = generate::parse(BODY, &self.about.sampling)?;
-                self.generate(conn, parsed, id, generations, way)
+                self.admitting()?;
+                generations.begin_trial(conn, parsed, id.to_owned(), way);
+                Ok(())
             }
             (Get | Head, "/health" | "/ping" | "/liveness") => {
                 self.alive()?;

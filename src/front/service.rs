@@ -128,7 +128,9 @@ impl Service {
 
     /// Looked for between the bell's announcement and the wait, so that nothing is slept over.
     fn has_news(&self) -> bool {
-        self.events.iter().any(|events| !events.is_empty()) || self.generations.has_news()
+        self.events.iter().any(|events| !events.is_empty())
+            || self.generations.has_news()
+            || self.peers.as_ref().is_some_and(Peers::has_news)
     }
 
     fn turn(&mut self, now: Instant) -> Option<End> {
@@ -208,7 +210,10 @@ impl Service {
             return Some(End::CutOff);
         }
         event!(Info, "ctl", "draining: no new requests, those that run are finished");
-        self.draining = Some(now + DRAIN_TIME_MAX);
+        let until = now + DRAIN_TIME_MAX;
+        self.draining = Some(until);
+        // What was answered is to arrive as well.
+        self.reactor.flush_until(until);
         self.routes.drain();
         self.connections.drain();
         self.reactor.stop_listening(self.listener);
@@ -217,7 +222,7 @@ impl Service {
 
     fn drained(&self, now: Instant) -> Option<End> {
         let until = self.draining?;
-        if self.generations.is_idle() {
+        if self.generations.is_idle() && self.reactor.queued_total() == 0 {
             Some(End::Drained)
         } else if now >= until {
             Some(End::CutOff)

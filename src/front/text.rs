@@ -1,7 +1,8 @@
 //! Text to ids, on a thread of its own: a long prompt takes milliseconds to tokenise, which would stall
 //! every stream if `ctl` did it.
 //!
-//! Thread: `tok` works, `ctl` asks. Bounded: a full queue refuses the request.
+//! Thread: `tok` works, `ctl` asks. Bounded: a full queue refuses the request. A panic on a prompt is the end
+//! of its request alone.
 
 use crate::front::openai::request::Conversation;
 use crate::front::openai::{ApiError, Endpoint, Prompts};
@@ -9,6 +10,7 @@ use crate::model::chat::{self, ChatTemplate};
 use crate::model::tokenizer::Tokenizer;
 use crate::stdx::bell::Bell;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -53,11 +55,23 @@ pub struct TextQueue {
 impl TextQueue {
     /// Starts the thread. At most `capacity` jobs wait; `ctl` is rung for each answer.
     pub fn start(text: Arc<Text>, capacity: usize, ctl: Arc<Bell>) -> std::io::Result<TextQueue> {
+        TextQueue::over(move |job| text.ids(&job.prompts, job.endpoint), capacity, ctl)
+    }
+
+    fn over(
+        mut ids: impl FnMut(&Job) -> Result<Vec<Vec<u32>>, ApiError> + Send + 'static,
+        capacity: usize,
+        ctl: Arc<Bell>,
+    ) -> std::io::Result<TextQueue> {
         let (jobs, queue) = crossbeam_channel::bounded::<Job>(capacity);
         let (answers, done) = crossbeam_channel::bounded(capacity);
         std::thread::Builder::new().name("tok".into()).spawn(move || {
             for job in queue {
-                let ids = text.ids(&job.prompts, job.endpoint);
+                // Nothing is changed by a job, so nothing is left half changed.
+                let ids = catch_unwind(AssertUnwindSafe(|| ids(&job)));
+                let ids = ids.unwrap_or_else(|_| {
+                    Err(ApiError::new(500, "internal", "the prompt could not be tokenised"))
+                });
                 let answer = Tokenised { id: job.id, ids, prompts: job.prompts };
                 if answers.send(answer).is_err() {
                     return;
@@ -140,5 +154,53 @@ pub fn prompt_param(endpoint: Endpoint, prompts: &Prompts) -> &'static str {
         (Endpoint::Chat, _) => "messages",
         (Endpoint::Generate, Prompts::Ids(_)) => "input_ids",
         (Endpoint::Generate, _) => "text",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::{Duration, Instant};
+
+    fn answer(queue: &TextQueue) -> Tokenised {
+        let begun = Instant::now();
+        loop {
+            if let Some(answer) = queue.poll() {
+                return answer;
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "no answer");
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn a_panic_ends_its_request_and_not_the_thread() {
+        let ids = |job: &Job| match job.id {
+            0 => panic!("a fault in a tokeniser"),
+            id => Ok(vec![vec![id as u32]]),
+        };
+        let queue = TextQueue::over(ids, 4, Arc::new(Bell::new(|| {}))).unwrap();
+        let job = |id| Job { id, prompts: Prompts::Ids(Vec::new()), endpoint: Endpoint::Completions };
+        queue.submit(job(0)).unwrap();
+        let failed = answer(&queue);
+        assert_eq!((failed.id, failed.ids.unwrap_err().status), (0, 500));
+        queue.submit(job(7)).unwrap();
+        assert_eq!(answer(&queue).ids.unwrap(), [[7]]);
+    }
+
+    #[test]
+    fn a_template_that_cannot_be_evaluated_refuses_its_request() {
+        let source = "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
+        let chat = ChatTemplate::new(source, Vec::new()).unwrap();
+        let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
+        let text = Text { tokenizer, chat: Some(chat) };
+        let message = serde_json::json!({"role": "user", "content": "x"});
+        let conversation = Conversation {
+            messages: vec![message],
+            add_generation_prompt: true,
+            template_kwargs: serde_json::Map::new(),
+        };
+        let refused = text.render(&conversation).unwrap_err();
+        assert_eq!((refused.status, refused.param.as_deref()), (400, Some("messages")));
     }
 }

@@ -95,6 +95,8 @@ pub struct Reactor {
     waker: Waker,
     signals: Option<Signals>,
     queued_total: usize,
+    /// How long closing connections may at least take.
+    flush_until: Option<Instant>,
     /// Given up to accept, and close, one connection when descriptors have run out.
     reserve: Option<File>,
     refused: u64,
@@ -147,6 +149,7 @@ impl Reactor {
             waker,
             signals: None,
             queued_total: 0,
+            flush_until: None,
             reserve: File::open("/dev/null").ok(),
             refused: 0,
         })
@@ -366,12 +369,27 @@ impl Reactor {
                 connection.discard();
                 // It may have been paused, and the peer's end is still to be seen.
                 self.turns.push_back(id);
-                self.set_deadline(id, Instant::now() + limits::NET_LINGER);
+                let linger = Instant::now() + limits::NET_LINGER;
+                self.set_deadline(id, self.flush_until.map_or(linger, |until| until.max(linger)));
                 self.linger_if_flushed(id);
             }
             Some(_) => self.release(id),
             None => {}
         }
+    }
+
+    /// Gives closing connections, those that close from now on too, until then to take what is queued for
+    /// them, where that is later than they would have.
+    pub fn flush_until(&mut self, until: Instant) {
+        self.flush_until = Some(until);
+        for id in self.table.in_state(State::Flushing) {
+            self.set_deadline(id, until.max(Instant::now() + limits::NET_LINGER));
+        }
+    }
+
+    /// Bytes that wait to be sent, on all connections.
+    pub fn queued_total(&self) -> usize {
+        self.queued_total
     }
 
     /// Connections that are open or on their way.
@@ -585,6 +603,8 @@ impl Reactor {
         let shut = connection.stream.as_ref().map_or(Ok(()), Stream::shutdown_write);
         if connection.eof || shut.is_err() {
             self.release(id);
+        } else {
+            self.set_deadline(id, Instant::now() + limits::NET_LINGER);
         }
     }
 

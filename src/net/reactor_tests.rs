@@ -167,6 +167,40 @@ fn the_peers_end_leaves_our_direction_open() {
 }
 
 #[test]
+fn closing_connections_may_be_given_more_time() {
+    let answer = vec![9; NET_QUEUED_MAX];
+    for (more_before, more_after) in [(true, false), (false, true)] {
+        let (mut reactor, _, conn, mut client) = served();
+        let until = Instant::now() + PATIENCE;
+        if more_before {
+            reactor.flush_until(until);
+        }
+        reactor.send(conn, &answer).unwrap();
+        reactor.close_after_flush(conn);
+        if more_after {
+            reactor.flush_until(until);
+        }
+        // Longer than a closing connection has as a rule.
+        let pause = Instant::now() + limits::NET_LINGER + Duration::from_secs(1);
+        while Instant::now() < pause {
+            reactor.poll(Some(pause)).unwrap();
+        }
+        assert!(reactor.queued_total() > 0, "the sockets hold it all");
+        let reader = std::thread::spawn(move || {
+            let mut bytes = Vec::new();
+            client.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let deadline = Instant::now() + PATIENCE;
+        while !reader.is_finished() {
+            assert!(Instant::now() < deadline, "waited in vain");
+            reactor.poll(Some(Instant::now() + Duration::from_millis(20))).unwrap();
+        }
+        assert!(reader.join().unwrap().unwrap() == answer);
+        assert_eq!(reactor.queued_total(), 0);
+    }
+}
+
+#[test]
 fn a_flushed_close_delivers_everything_though_input_is_unread() {
     let (mut reactor, _, conn, mut client) = served();
     // Input that is never consumed would make a plain close reset the connection.

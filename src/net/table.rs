@@ -2,7 +2,7 @@
 //!
 //! Invariants: an id is given once: each reuse of an index has a higher generation, from 1.
 
-use super::connection::{ConnId, Connection};
+use super::connection::{ConnId, Connection, State};
 
 #[derive(Debug)]
 pub(super) struct Table {
@@ -52,6 +52,16 @@ impl Table {
     pub(super) fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
         let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
         slot.connection.as_mut()
+    }
+
+    /// The connections in a given state.
+    pub(super) fn in_state(&self, state: State) -> Vec<ConnId> {
+        let named = |(index, slot): (usize, &Slot)| {
+            let connection = slot.connection.as_ref()?;
+            let id = ConnId { index: index as u32, generation: slot.generation };
+            (connection.state == state).then_some(id)
+        };
+        self.slots.iter().enumerate().filter_map(named).collect()
     }
 
     pub(super) fn remove(&mut self, id: ConnId) -> Option<Connection> {

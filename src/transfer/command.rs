@@ -13,6 +13,12 @@ use std::ops::Range;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct SessionId(pub u32);
 
+impl SessionId {
+    /// A source's session with nobody: what is handed over there goes nowhere. It is always open, and no
+    /// manager gives it out.
+    pub const NOBODY: SessionId = SessionId(u32::MAX);
+}
+
 /// The destination's slot as it named it in Destination.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Target {

@@ -329,6 +329,37 @@ fn every_worker_is_asked_and_one_failure_is_told() {
 }
 
 #[test]
+fn workers_that_are_down_are_named_and_the_others_asked() {
+    let prefill = Worker::start();
+    let decode = [Worker::start(), Worker::start()];
+    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &[]);
+    decode[0].stop();
+    let gone = format!("http://{}", decode[0].address);
+    for path in ["/abort_request", "/flush_cache"] {
+        let mut client = router.post(path, "{}");
+        for worker in [&prefill, &decode[1]] {
+            let mut asked = worker.asked();
+            assert_eq!(asked.line, format!("POST {path} HTTP/1.1"));
+            asked.answer("200 OK", "{}");
+        }
+        let (status, body) = client.answer();
+        let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+        let told = serde_json::json!({"success": false, "workers": 2, "unreached": [gone]});
+        assert_eq!((status, body), (200, told));
+    }
+    // An error of one that was reached is no less an error.
+    let mut client = router.post("/flush_cache", "{}");
+    prefill.asked().answer("500 No", "{}");
+    decode[1].asked().answer("200 OK", "{}");
+    let (status, body) = client.answer();
+    assert!(status == 502 && body.contains("status 500") && body.contains(&gone), "{status} {body}");
+    prefill.stop();
+    decode[1].stop();
+    let (status, body) = router.post("/flush_cache", "{}").answer();
+    assert!(status == 502 && body.contains("no worker was reached"), "{status} {body}");
+}
+
+#[test]
 fn a_trial_asks_a_pair_for_one_token() {
     let (prefill, decode, router) = trio();
     let mut client = router.get("/health_generate");
@@ -418,5 +449,36 @@ fn a_drain_finishes_what_runs() {
     at_decode.chunk("data: 2\n\n");
     at_decode.end_stream();
     assert_eq!(client.answer(), (200, "data: 2\n\n".into()));
+    assert_eq!(router.exit_status(), Some(0));
+}
+
+/// What was answered before the drain's end still arrives, however slowly it is read.
+#[test]
+fn a_drain_waits_for_a_client_that_reads_slowly() {
+    const ANSWERS: usize = 14;
+    let (prefill, _decode, router) = trio();
+    let mut client = router.connect();
+    client.pipeline(&"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n".repeat(ANSWERS));
+    // Whole answers are gathered up to 1 MiB; together these are more than sockets hold.
+    let body = "x".repeat((1 << 20) - 64);
+    let whole = body.clone();
+    let worker = thread::spawn(move || {
+        for _ in 0..ANSWERS {
+            prefill.asked().answer("200 OK", &whole);
+        }
+        prefill
+    });
+    for number in 0..ANSWERS {
+        let (status, read) = client.answer();
+        assert!(status == 200 && read == body, "answer {number}: {status}, {} bytes", read.len());
+        client.next();
+        if number == ANSWERS - 4 {
+            // The rest is for the larger part inside the router when it is told to end.
+            thread::sleep(Duration::from_secs(1));
+            router.terminate();
+            thread::sleep(Duration::from_secs(1));
+        }
+    }
+    drop((client, worker.join().unwrap()));
     assert_eq!(router.exit_status(), Some(0));
 }

@@ -1,7 +1,14 @@
 //! Clients that go away: what they asked for ends on both workers, and nothing stays held.
 
-use crate::server::{Server, endless};
+use crate::client::PATIENCE;
+use crate::server::{LONG_CONTEXT, Server, endless};
 use serde_json::json;
+use std::io::Read;
+use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 const LAYOUTS: [&[&str]; 3] = [&["--mixed"], &[], &["--prefill-workers", "2", "--decode-workers", "2"]];
 
@@ -42,40 +49,78 @@ fn a_client_may_leave_at_any_moment() {
             for client in &mut clients {
                 client.post(["/v1/completions", "/v1/completions", "/metrics"][round as usize % 3], &body);
             }
-            std::thread::sleep(std::time::Duration::from_micros(round * round * 20));
+            thread::sleep(Duration::from_micros(round * round * 20));
         }
         server.wait_until_idle();
         server.check_works();
     }
 }
 
+/// A stream that fills its worker's batch: so long that it does not end by itself, and read by a thread, so
+/// that it is not cut off.
+struct Filler {
+    socket: TcpStream,
+    bytes: Arc<AtomicUsize>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Filler {
+    fn start(server: &Server) -> Filler {
+        let mut client = server.connect();
+        let mut body = endless();
+        body["max_tokens"] = json!(LONG_CONTEXT - 100);
+        client.post("/v1/completions", &body);
+        client.wait_for("data: ");
+        let socket = client.stream.try_clone().unwrap();
+        let bytes = Arc::new(AtomicUsize::new(0));
+        let count = bytes.clone();
+        let reader = thread::spawn(move || {
+            let mut piece = [0; 64 << 10];
+            while let Ok(read @ 1..) = client.stream.read(&mut piece) {
+                count.fetch_add(read, Ordering::SeqCst);
+            }
+        });
+        Filler { socket, bytes, reader: Some(reader) }
+    }
+
+    /// Waits for more of its stream.
+    fn check_runs(&self) {
+        let (before, begun) = (self.bytes.load(Ordering::SeqCst), Instant::now());
+        while self.bytes.load(Ordering::SeqCst) == before {
+            assert!(!self.reader.as_ref().unwrap().is_finished(), "a stream that should fill has ended");
+            assert!(begun.elapsed() < PATIENCE, "a stream that should fill stands still");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Filler {
+    fn drop(&mut self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        let _ = self.reader.take().map(JoinHandle::join);
+    }
+}
+
 #[test]
-#[ignore = "on a slow machine the streams that should fill the worker end before the test does"]
 fn a_request_that_still_waits_ends_with_its_client() {
     for layout in LAYOUTS {
         let flags = [&["--max-running-requests", "1", "--max-queued-requests", "9"], layout].concat();
         let server = Server::start_long(&flags);
         let workers = server.metrics().pools().len() as u32 / 2;
-        let mut running: Vec<_> = (0..workers.max(1)).map(|_| server.connect()).collect();
-        for client in &mut running {
-            client.post("/v1/completions", &endless());
-            client.wait_for("data: ");
-        }
+        let fillers: Vec<_> = (0..workers.max(1)).map(|_| Filler::start(&server)).collect();
+        server.wait_until("only the fillers are there", |metrics| metrics.waiting() == 0.0);
         for _ in 0..12 {
-            let before = server.metrics().waiting();
             let mut client = server.connect();
             let mut body = endless();
             body["stream"] = json!(false);
             client.post("/v1/completions", &body);
-            server.wait_until("one more waits", |metrics| metrics.waiting() > before);
+            server.wait_until("one more waits", |metrics| metrics.waiting() > 0.0);
             drop(client);
-            server.wait_until("it is gone", |metrics| metrics.waiting() == before);
+            server.wait_until("it is gone", |metrics| metrics.waiting() == 0.0);
+            // Those that run do so undisturbed; nothing that waits can have begun.
+            fillers.iter().for_each(Filler::check_runs);
         }
-        // Those that run do so undisturbed.
-        for client in &mut running {
-            client.wait_for("data: ");
-        }
-        drop(running);
+        drop(fillers);
         server.wait_until_idle();
         server.check_works();
     }

@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 
 pub const MODEL: &str = "llama-f32";
 
+/// Tokens of the context of [`Server::start_long`].
+pub const LONG_CONTEXT: u32 = 1 << 18;
+
 pub fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
@@ -59,9 +62,11 @@ impl Server {
             std::fs::copy(entry.path(), made.0.join(entry.file_name())).unwrap();
         }
         let config = std::fs::read_to_string(fixture(MODEL).join("config.json")).unwrap();
-        let config =
-            config.replace(r#""max_position_embeddings": 512"#, r#""max_position_embeddings": 65536"#);
-        assert!(config.contains("65536"));
+        let config = config.replace(
+            r#""max_position_embeddings": 512"#,
+            &format!(r#""max_position_embeddings": {LONG_CONTEXT}"#),
+        );
+        assert!(config.contains(&format!(r#""max_position_embeddings": {LONG_CONTEXT}"#)));
         std::fs::write(made.0.join("config.json"), config).unwrap();
         let memory: &[&str] = if flags.contains(&"--kv-memory") { &[] } else { &["--kv-memory", "256MiB"] };
         let flags = [memory, flags].concat();

@@ -22,8 +22,8 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 const SESSION: SessionId = SessionId(0);
 const OTHER: SessionId = SessionId(1);
 /// Every way for bytes, streams also in small parts.
-const KINDS: [Kind; 5] =
-    [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
+const KINDS: [Kind; 6] =
+    [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Wide(2), Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
 /// The ways with a state in between that a step can end in.
 const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
 

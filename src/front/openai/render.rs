@@ -124,6 +124,10 @@ pub struct Timings {
     /// From the end of prefill to the last byte in decode's memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub handover_ms: Option<f64>,
+    /// Where prefill is another process, in place of that: decode's wait from the lease of its pages to
+    /// the last byte, most of which is prefill's own queue and work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub kv_wait_ms: Option<f64>,
     /// The transport's name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub transport: Option<&'static str>,

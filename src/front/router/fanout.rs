@@ -1,7 +1,7 @@
 //! What is asked of every worker: one answer to the client once all have answered.
 //!
-//! Thread: `ctl`. A worker that cannot be reached, or answers with an error, makes the whole an error; the
-//! others have been asked all the same.
+//! Thread: `ctl`. A worker that answers with an error makes the whole an error, as does that none is reached;
+//! all others have been asked all the same. Those that were not reached are named: what they ran is over.
 
 use crate::cause::Cause;
 use crate::cluster::loads::WorkerNumber;
@@ -12,14 +12,18 @@ use crate::front::router::fleet::What;
 use crate::front::router::flights::Way;
 use crate::limits::ROUTER_FANOUT_TIME;
 use crate::net::ConnId;
+use serde::Serialize;
 use std::collections::HashMap;
 use std::sync::Arc;
 
 #[derive(Debug, Default)]
 struct Fan {
-    open: Vec<ConnId>,
-    asked: usize,
-    /// What went wrong first.
+    open: Vec<(ConnId, WorkerNumber)>,
+    /// Workers that answered well.
+    done: usize,
+    /// The others.
+    unreached: Vec<WorkerNumber>,
+    /// What went wrong first with one that was reached.
     failure: Option<String>,
 }
 
@@ -38,16 +42,16 @@ impl Fanout {
     /// Asks every worker.
     pub fn begin(&mut self, client: ConnId, order: &Order, body: Vec<u8>, way: &mut Way<'_>) {
         let body = Arc::new(body);
-        let mut fan = Fan { asked: way.fleet.targets().len(), ..Fan::default() };
-        for worker in (0..fan.asked).map(WorkerNumber) {
+        let mut fan = Fan::default();
+        for worker in (0..way.fleet.targets().len()).map(WorkerNumber) {
             let booking = way.fleet.router().visit(worker);
             let until = way.now + ROUTER_FANOUT_TIME;
             match way.fleet.open(way.reactor, Owner::Part(client), booking, until, way.now) {
                 Ok((conn, _)) => {
                     way.fleet.begin(way.reactor, conn, order, &body, way.now);
-                    fan.open.push(conn);
+                    fan.open.push((conn, worker));
                 }
-                Err(reason) => fan.fail(format!("a worker cannot be reached: {reason}")),
+                Err(_) => fan.unreached.push(worker),
             }
         }
         self.go_on(client, fan, way);
@@ -56,40 +60,63 @@ impl Fanout {
     /// News of one of the calls.
     pub fn part(&mut self, client: ConnId, conn: ConnId, what: &What, way: &mut Way<'_>) {
         let Some(mut fan) = self.open.remove(&client) else { return };
+        let at = fan.open.iter().position(|&(open, _)| open == conn);
+        let Some(at) = at.filter(|_| !matches!(what, What::Ready | What::Arrived)) else {
+            return drop(self.open.insert(client, fan));
+        };
+        let (_, worker) = fan.open.swap_remove(at);
         match what {
-            What::Ready | What::Arrived => return drop(self.open.insert(client, fan)),
-            What::Ended(answer) if answer.is_success() => {}
-            What::Ended(answer) => fan.fail(format!("a worker answered with status {}", answer.status)),
-            What::Lost(lost) => fan.fail(format!("a worker did not answer: {lost}")),
-            What::Refused => fan.fail("a worker cannot be reached".into()),
+            What::Ended(answer) if answer.is_success() => fan.done += 1,
+            What::Ended(answer) => {
+                let url = &way.fleet.targets()[worker.0].url;
+                fan.failure.get_or_insert(format!("{url} answered with status {}", answer.status));
+            }
+            _ => fan.unreached.push(worker),
         }
-        fan.open.retain(|&open| open != conn);
         self.go_on(client, fan, way);
     }
 
     /// A client has gone away; workers carry out what they were asked.
     pub fn gone(&mut self, client: ConnId, way: &mut Way<'_>) {
         let Some(fan) = self.open.remove(&client) else { return };
-        for conn in fan.open {
+        for (conn, _) in fan.open {
             way.fleet.leave(conn);
         }
     }
 
-    fn go_on(&mut self, client: ConnId, fan: Fan, way: &mut Way<'_>) {
+    fn go_on(&mut self, client: ConnId, mut fan: Fan, way: &mut Way<'_>) {
         if !fan.open.is_empty() {
             self.open.insert(client, fan);
-        } else if let Some(failure) = fan.failure {
-            let cause = Cause::PeerLost;
-            way.refuse(client, &ApiError::new(cause.http_status(), cause.name(), failure));
-        } else {
-            let body = format!("{{\"success\":true,\"workers\":{}}}", fan.asked);
-            way.connections.answer(way.reactor, client, &Answer::json(body.as_bytes()), way.now);
+            return;
         }
+        fan.unreached.sort_unstable_by_key(|worker| worker.0);
+        let url = |worker: &WorkerNumber| way.fleet.targets()[worker.0].url.to_string();
+        let unreached: Vec<String> = fan.unreached.iter().map(url).collect();
+        let failure = match fan.failure {
+            None if fan.done == 0 => Some("no worker was reached".to_owned()),
+            Some(failure) if !unreached.is_empty() => {
+                Some(format!("{failure}; not reached: {}", unreached.join(", ")))
+            }
+            failure => failure,
+        };
+        if let Some(failure) = failure {
+            let cause = Cause::PeerLost;
+            return way.refuse(client, &ApiError::new(cause.http_status(), cause.name(), failure));
+        }
+        let told = Told { success: unreached.is_empty(), workers: fan.done, unreached };
+        let body = serde_json::to_vec(&told).expect("plain structs are JSON");
+        way.connections.answer(way.reactor, client, &Answer::json(&body), way.now);
     }
 }
 
-impl Fan {
-    fn fail(&mut self, why: String) {
-        self.failure.get_or_insert(why);
-    }
+/// What a client hears.
+#[derive(Serialize)]
+struct Told {
+    /// Whether all workers have done it.
+    success: bool,
+    /// How many have.
+    workers: usize,
+    /// Those that were not reached.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    unreached: Vec<String>,
 }

@@ -8,6 +8,7 @@ use crate::cluster::health::Change;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Router};
 use crate::config::values::WorkerUrl;
+use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
 use crate::limits::{
     ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME,
@@ -15,7 +16,7 @@ use crate::limits::{
 use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
 use crate::obs::log::event;
 use std::collections::{HashMap, VecDeque};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -24,13 +25,20 @@ use std::time::Instant;
 pub struct Target {
     /// As configured.
     pub url: WorkerUrl,
-    /// Where its name points.
+    /// Where its name points, as far as is known.
     pub address: SocketAddr,
     /// Of its registry; `None` for decode workers.
     pub bootstrap_port: Option<u16>,
 }
 
 impl Target {
+    /// Another address of its name, which comes behind the one that led nowhere.
+    fn turn_to(&mut self, addresses: &[IpAddr]) {
+        let at = addresses.iter().position(|&ip| ip == self.address.ip());
+        let next = at.map_or(0, |at| (at + 1) % addresses.len());
+        self.address.set_ip(addresses[next]);
+    }
+
     /// The value of a request's Host field.
     fn host(&self) -> String {
         self.url.to_string().trim_start_matches("http://").to_owned()
@@ -75,6 +83,7 @@ struct Idle {
 pub struct Fleet {
     router: Router,
     targets: Vec<Target>,
+    names: Resolver,
     /// By worker; the one used last is the last.
     idle: Vec<Vec<Idle>>,
     /// Whose the idle ones are.
@@ -84,10 +93,11 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// `targets` by worker number.
-    pub fn new(router: Router, targets: Vec<Target>) -> Fleet {
+    /// `targets` by worker number; their names are resolved again where they lead nowhere.
+    pub fn new(router: Router, targets: Vec<Target>, names: Resolver) -> Fleet {
         let idle = vec![Vec::new(); targets.len()];
-        Fleet { router, targets, idle, kept: HashMap::new(), calls: HashMap::new(), news: VecDeque::new() }
+        let (kept, calls, news) = (HashMap::new(), HashMap::new(), VecDeque::new());
+        Fleet { router, targets, names, idle, kept, calls, news }
     }
 
     /// The decisions.
@@ -293,6 +303,7 @@ impl Fleet {
         if !connected {
             let change = self.router.refused(worker);
             self.tell(worker, change, &reason);
+            self.look_up_again(worker, now);
         }
         if begun {
             self.lose(reactor, conn, Lost::Closed, now);
@@ -350,6 +361,28 @@ impl Fleet {
         }
     }
 
+    /// Takes in where names point now.
+    pub fn resolve(&mut self, now: Instant) {
+        // What takes too long is asked for again when it leads nowhere again.
+        while self.names.expire(now).is_some() {}
+        while let Some((name, found)) = self.names.poll(now) {
+            let Ok(addresses) = found else { continue };
+            for target in self.targets.iter_mut().filter(|target| target.url.host == name) {
+                target.turn_to(&addresses);
+            }
+        }
+    }
+
+    /// A worker takes no connection: its name may point elsewhere by now.
+    fn look_up_again(&mut self, worker: WorkerNumber, now: Instant) {
+        let target = &mut self.targets[worker.0];
+        if target.url.host.parse::<IpAddr>().is_err()
+            && let Some(Ok(addresses)) = self.names.resolve(&target.url.host, now)
+        {
+            target.turn_to(&addresses);
+        }
+    }
+
     fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) {
         let change = self.router.probed(worker, is_well, now);
         self.tell(worker, change, &"probe");
@@ -364,5 +397,47 @@ impl Fleet {
             }
             None => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::resolved::Policy;
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    /// The worker has moved: where its name pointed at the start nobody listens.
+    #[test]
+    fn a_name_that_leads_nowhere_is_resolved_again() {
+        let worker = TcpListener::bind("127.0.0.1:0").unwrap();
+        worker.set_nonblocking(true).unwrap();
+        let here = worker.local_addr().unwrap();
+        let url: WorkerUrl = format!("http://worker.test:{}", here.port()).parse().unwrap();
+        let gone = SocketAddr::new("127.0.0.9".parse().unwrap(), here.port());
+        let begun = Instant::now();
+        let mut reactor = Reactor::new().unwrap();
+        let waker = reactor.waker();
+        let names = Resolver::over(
+            move |name| {
+                assert_eq!(name, "worker.test");
+                Ok(vec![gone.ip(), here.ip()])
+            },
+            move || waker.wake(),
+        );
+        let target = Target { url, address: gone, bootstrap_port: None };
+        let router = Router::new(Policy::RoundRobin, 0, 1, begun);
+        let mut fleet = Fleet::new(router, vec![target], names.unwrap());
+        while worker.accept().is_err() {
+            let now = Instant::now();
+            assert!(begun.elapsed() < Duration::from_secs(60), "it is never found");
+            fleet.probe(&mut reactor, now);
+            reactor.poll(Some(now + Duration::from_millis(50))).unwrap();
+            while let Some(event) = reactor.next_event() {
+                fleet.handle(&mut reactor, event, now);
+            }
+            fleet.resolve(now);
+        }
+        assert_eq!(fleet.targets()[0].address, here);
     }
 }

@@ -227,4 +227,32 @@ mod tests {
         let looping = ChatTemplate::new("{% set n = namespace() %}{% set n.n = n %}{{ n|tojson }}", vec![]);
         assert!(looping.unwrap().render(&conversation(&[])).is_err());
     }
+
+    /// On a stack as small as that of the thread `tok`.
+    #[test]
+    fn no_template_takes_the_process_with_it() {
+        let deep =
+            |open: &str, close: &str| format!("{{{{ {}1{} }}}}", open.repeat(5000), close.repeat(5000));
+        let sources = [
+            "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}".to_owned(),
+            "{% for x in [[1]] recursive %}{{ loop([[x]]) }}{% endfor %}".to_owned(),
+            "{{ messages[::-1][::0] }}".to_owned(),
+            "{{ [][::-1] }}{{ ''[::-1] }}{{ ()[::-1] }}".to_owned(),
+            "{{ 'x' * 9999999999999 }}".to_owned(),
+            "{{ 9223372036854775807 + 1 }}{{ -9223372036854775808 // -1 }}{{ 1 % 0 }}".to_owned(),
+            "{{ strftime_now('%') }}{{ '%s'|format }}{{ 'x'.join(1) }}".to_owned(),
+            deep("[", "]"),
+            deep("(", ")"),
+            deep("not ", ""),
+            "{% if 1 %}".repeat(5000),
+        ];
+        let render = move || {
+            for source in sources {
+                if let Ok(template) = ChatTemplate::new(&source, Vec::new()) {
+                    let _ = template.render(&conversation(&[]));
+                }
+            }
+        };
+        std::thread::Builder::new().stack_size(2 << 20).spawn(render).unwrap().join().unwrap();
+    }
 }

@@ -12,6 +12,7 @@ use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{LeaseEnd, SessionId, SourceCommand, Target};
 use crate::transfer::mover::Report;
 use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::transport::fake::Fake;
 use crate::transfer::transport::{Completion, Memory, Post, SourceHalf};
 use crossbeam_channel::{Receiver, Sender};
 use std::ops::Range;
@@ -34,12 +35,23 @@ pub struct SourceLinks {
     pub status: Arc<StatusTable>,
 }
 
+/// Halves by session; the last one is that of [`SessionId::NOBODY`].
+#[derive(Debug)]
+struct Sessions(Vec<Option<Box<dyn SourceHalf>>>);
+
+impl Sessions {
+    fn half(&mut self, session: SessionId) -> &mut Option<Box<dyn SourceHalf>> {
+        let last = self.0.len() - 1;
+        &mut self.0[if session == SessionId::NOBODY { last } else { session.0 as usize }]
+    }
+}
+
 /// All sessions and slots of one prefill worker.
 #[derive(Debug)]
 pub struct SourceMover {
     links: SourceLinks,
     memory: Memory,
-    sessions: Vec<Option<Box<dyn SourceHalf>>>,
+    sessions: Sessions,
     slots: Vec<Option<Transfer>>,
     /// Slots with something to post or to wait for.
     active: Vec<SlotId>,
@@ -65,9 +77,10 @@ impl SourceMover {
     /// A mover without sessions; `sessions` bounds their number.
     pub fn new(links: SourceLinks, memory: Memory, sessions: usize, right: MoverRight) -> SourceMover {
         let slots = links.status.slots();
+        let nobody: Option<Box<dyn SourceHalf>> = Some(Box::new(Fake));
         SourceMover {
             memory,
-            sessions: (0..sessions).map(|_| None).collect(),
+            sessions: Sessions((0..sessions).map(|_| None).chain([nobody]).collect()),
             slots: (0..slots).map(|_| None).collect(),
             active: Vec::with_capacity(slots),
             completed: Vec::with_capacity(slots),
@@ -90,7 +103,7 @@ impl SourceMover {
     fn apply(&mut self, command: SourceCommand) {
         match command {
             SourceCommand::Open { session, binding } => {
-                self.sessions[session.0 as usize] = Some(binding);
+                *self.sessions.half(session) = Some(binding);
             }
             SourceCommand::Close { session } => self.close(session),
             SourceCommand::Begin { slot, generation, target, lease } => {
@@ -113,7 +126,7 @@ impl SourceMover {
     fn begin(&mut self, slot: SlotId, transfer: Transfer) {
         debug_assert!(self.slots[slot.index()].is_none(), "slot {slot} begun twice");
         let open = self.links.status.is_open(slot, transfer.generation)
-            && self.sessions[transfer.target.session.0 as usize].is_some();
+            && self.sessions.half(transfer.target.session).is_some();
         if !open {
             let lost = Move::Fail(Cause::PeerLost);
             let _ = self.links.status.advance(slot, transfer.generation, lost);
@@ -147,7 +160,7 @@ impl SourceMover {
         let Some(session) = self.live(slot, generation).map(|transfer| transfer.target.session) else {
             return;
         };
-        let half = self.sessions[session.0 as usize].as_ref();
+        let half = self.sessions.half(session).as_ref();
         if half.is_some_and(|half| half.completion() == Completion::Pulled) {
             self.finish(slot);
         }
@@ -156,7 +169,7 @@ impl SourceMover {
     fn try_withdraw(&mut self, slot: SlotId) {
         let Some(transfer) = &self.slots[slot.index()] else { return };
         let (generation, session) = (transfer.generation, transfer.target.session);
-        let half = self.sessions[session.0 as usize].as_mut();
+        let half = self.sessions.half(session).as_mut();
         if half.is_none_or(|half| half.withdraw(slot)) {
             self.end_lease(slot);
             self.report(Report::Withdrawn { slot, generation, quiet: true });
@@ -181,7 +194,7 @@ impl SourceMover {
             transfer.pending = None;
             return false;
         }
-        let Some(half) = self.sessions[transfer.target.session.0 as usize].as_mut() else {
+        let Some(half) = self.sessions.half(transfer.target.session).as_mut() else {
             // Closed: `close` has failed the slot, its Cancel is on the way.
             transfer.pending = None;
             return false;
@@ -200,8 +213,8 @@ impl SourceMover {
 
     fn poll_sessions(&mut self) -> bool {
         let mut busy = false;
-        for index in 0..self.sessions.len() {
-            let Some(half) = self.sessions[index].as_mut() else { continue };
+        for index in 0..self.sessions.0.len() {
+            let Some(half) = self.sessions.0[index].as_mut() else { continue };
             let completed = &mut self.completed;
             let stepped = half.step(&self.memory, &mut |slot| completed.push(slot));
             while let Some(slot) = self.completed.pop() {
@@ -247,7 +260,7 @@ impl SourceMover {
 
     /// Drops the session and fails what was bound to it; its streams are closed with it.
     fn close(&mut self, session: SessionId) {
-        self.sessions[session.0 as usize] = None;
+        *self.sessions.half(session) = None;
         for index in 0..self.slots.len() {
             let Some(transfer) = &self.slots[index] else { continue };
             if transfer.target.session != session {

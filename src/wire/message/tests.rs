@@ -119,6 +119,28 @@ fn every_kind_comes_back_as_sent_bare_and_sealed() {
     }
 }
 
+/// The seeds of `fuzz/` are messages of this version. After a change of a message, once with
+/// BATON_WRITE_CORPUS set.
+#[test]
+fn the_fuzz_corpus_holds_every_kind() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus/message");
+    for (index, message) in every_kind().iter().enumerate() {
+        let name = format!("{message:?}");
+        let name = name.split(['(', ' ']).next().unwrap().to_lowercase();
+        let path = folder.join(format!("{index:02}_{name}"));
+        // A byte for the target's own use, then the parts behind their lengths.
+        let mut seed = vec![index as u8 * 19];
+        for part in encoded(message).parts().iter() {
+            seed.extend_from_slice(&(part.len() as u16).to_le_bytes());
+            seed.extend_from_slice(part);
+        }
+        if std::env::var_os("BATON_WRITE_CORPUS").is_some() {
+            std::fs::write(&path, &seed).unwrap();
+        }
+        assert!(std::fs::read(&path).is_ok_and(|stored| stored == seed), "{} is stale", path.display());
+    }
+}
+
 #[test]
 fn a_message_without_its_seal_is_refused() {
     let (_, mut theirs) = seals();

@@ -1,0 +1,222 @@
+//! Names of hosts to addresses, on a thread of its own: the system's resolver blocks, for seconds where a
+//! name server is silent, which would stall every stream if `ctl` called it.
+//!
+//! Thread: `names` works, `ctl` asks. Bounded: names under way and names remembered, each with a deadline;
+//! an answer that comes too late is still remembered. What cannot be found is not remembered.
+
+use crate::limits::{NAME_DEADLINE, NAME_LIFE, NAMES_ASKED_MAX, NAMES_KNOWN_MAX};
+use crossbeam_channel::{Receiver, Sender};
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs};
+use std::thread;
+use std::time::Instant;
+
+/// The addresses of a name, best first and at least one; or why there is none.
+pub type Addresses = Result<Vec<IpAddr>, String>;
+
+/// `ctl`'s end.
+#[derive(Debug)]
+pub struct Resolver {
+    asks: Sender<String>,
+    answers: Receiver<(String, Addresses)>,
+    /// Until when each is waited for.
+    asked: HashMap<String, Instant>,
+    known: HashMap<String, (Vec<IpAddr>, Instant)>,
+}
+
+impl Resolver {
+    /// Starts the thread over the system's resolver; `wake` is called for each answer.
+    pub fn start(wake: impl Fn() + Send + 'static) -> io::Result<Resolver> {
+        Resolver::over(system, wake)
+    }
+
+    /// Starts the thread over `look_up`.
+    pub fn over(
+        mut look_up: impl FnMut(&str) -> io::Result<Vec<IpAddr>> + Send + 'static,
+        wake: impl Fn() + Send + 'static,
+    ) -> io::Result<Resolver> {
+        let (asks, asked) = crossbeam_channel::bounded::<String>(NAMES_ASKED_MAX);
+        let (answer, answers) = crossbeam_channel::bounded(NAMES_ASKED_MAX);
+        thread::Builder::new().name("names".into()).spawn(move || {
+            for name in asked {
+                let found = match look_up(&name) {
+                    Ok(addresses) if addresses.is_empty() => Err("it has no address".into()),
+                    Ok(addresses) => Ok(addresses),
+                    Err(error) => Err(error.to_string()),
+                };
+                if answer.send((name, found)).is_err() {
+                    return;
+                }
+                wake();
+            }
+        })?;
+        Ok(Resolver { asks, answers, asked: HashMap::new(), known: HashMap::new() })
+    }
+
+    /// The addresses of `name` where they are known or cannot be asked for; otherwise
+    /// [`Resolver::poll`] or [`Resolver::expire`] tells.
+    pub fn resolve(&mut self, name: &str, now: Instant) -> Option<Addresses> {
+        if let Some((addresses, _)) = self.known.get(name).filter(|(_, until)| now < *until) {
+            return Some(Ok(addresses.clone()));
+        }
+        if self.asked.contains_key(name) {
+            return None;
+        }
+        // Those that nobody waits for any more still stand in the queue, which is as long as this map may be.
+        if self.asks.try_send(name.to_owned()).is_err() {
+            return Some(Err("too many names are being looked up".into()));
+        }
+        self.asked.insert(name.to_owned(), now + NAME_DEADLINE);
+        None
+    }
+
+    /// Forgets what was known: it led nowhere.
+    pub fn forget(&mut self, name: &str) {
+        self.known.remove(name);
+    }
+
+    /// Whether an answer waits.
+    pub fn has_news(&self) -> bool {
+        !self.answers.is_empty()
+    }
+
+    /// The next name that somebody waits for, and its addresses.
+    pub fn poll(&mut self, now: Instant) -> Option<(String, Addresses)> {
+        while let Ok((name, found)) = self.answers.try_recv() {
+            if let Ok(addresses) = &found {
+                self.remember(name.clone(), addresses.clone(), now);
+            }
+            if self.asked.remove(&name).is_some() {
+                return Some((name, found));
+            }
+        }
+        None
+    }
+
+    /// The next name that took too long.
+    pub fn expire(&mut self, now: Instant) -> Option<(String, Addresses)> {
+        let late = self.asked.iter().find(|(_, until)| **until <= now).map(|(name, _)| name.clone())?;
+        self.asked.remove(&late);
+        Some((late, Err("it was not found in time".into())))
+    }
+
+    fn remember(&mut self, name: String, addresses: Vec<IpAddr>, now: Instant) {
+        if self.known.len() >= NAMES_KNOWN_MAX {
+            self.known.retain(|_, (_, until)| now < *until);
+        }
+        if self.known.len() < NAMES_KNOWN_MAX {
+            self.known.insert(name, (addresses, now + NAME_LIFE));
+        }
+    }
+}
+
+fn system(name: &str) -> io::Result<Vec<IpAddr>> {
+    Ok((name, 0).to_socket_addrs()?.map(|address| address.ip()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc::{Sender, channel};
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+    const HOME: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+
+    /// What stands in for a name server: look-ups count, and wait for their answers.
+    struct Server {
+        answers: Sender<io::Result<Vec<IpAddr>>>,
+        woken: std::sync::mpsc::Receiver<()>,
+        asked: Arc<AtomicUsize>,
+    }
+
+    impl Server {
+        fn start() -> (Resolver, Server) {
+            let (answers, held) = channel();
+            let (wake, woken) = channel();
+            let asked = Arc::new(AtomicUsize::new(0));
+            let count = asked.clone();
+            let look_up = move |_: &str| {
+                count.fetch_add(1, Ordering::SeqCst);
+                held.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::Error::other("the test is over")))
+            };
+            let resolver = Resolver::over(look_up, move || wake.send(()).unwrap_or(())).unwrap();
+            (resolver, Server { answers, woken, asked })
+        }
+
+        /// Answers the oldest question, and waits until that is told.
+        fn answer(&self, answer: io::Result<Vec<IpAddr>>) {
+            self.answers.send(answer).unwrap();
+            self.woken.recv_timeout(PATIENCE).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_name_is_looked_up_once_and_remembered_for_a_while() {
+        let (mut names, server) = Server::start();
+        let now = Instant::now();
+        assert_eq!(names.resolve("a", now), None);
+        assert_eq!(names.resolve("a", now), None, "it is under way");
+        assert_eq!(names.poll(now), None);
+        server.answer(Ok(vec![HOME]));
+        assert!(names.has_news());
+        assert_eq!(names.poll(now), Some(("a".into(), Ok(vec![HOME]))));
+        assert_eq!(names.poll(now), None);
+        assert_eq!(names.resolve("a", now), Some(Ok(vec![HOME])));
+        assert_eq!(server.asked.load(Ordering::SeqCst), 1);
+        assert_eq!(names.resolve("a", now + NAME_LIFE), None, "it is asked for again");
+        names.forget("a");
+        assert_eq!(names.resolve("a", now), None);
+    }
+
+    #[test]
+    fn what_is_not_found_is_told_and_asked_for_again() {
+        let (mut names, server) = Server::start();
+        let now = Instant::now();
+        for (answer, why) in
+            [(Err(io::Error::other("no such name")), "no such name"), (Ok(vec![]), "no address")]
+        {
+            assert_eq!(names.resolve("a", now), None);
+            server.answer(answer);
+            let (name, found) = names.poll(now).unwrap();
+            assert!(name == "a" && found.as_ref().is_err_and(|text| text.contains(why)), "{found:?}");
+        }
+    }
+
+    #[test]
+    fn a_silent_server_costs_a_deadline_and_its_late_answer_is_kept() {
+        let (mut names, server) = Server::start();
+        let now = Instant::now();
+        assert_eq!(names.resolve("a", now), None);
+        assert_eq!(names.expire(now), None);
+        let late = now + NAME_DEADLINE;
+        assert!(names.expire(late).is_some_and(|(name, found)| name == "a" && found.is_err()));
+        assert_eq!(names.expire(late), None);
+        server.answer(Ok(vec![HOME]));
+        assert_eq!(names.poll(late), None, "nobody waits for it");
+        assert_eq!(names.resolve("a", late), Some(Ok(vec![HOME])));
+    }
+
+    #[test]
+    fn names_under_way_are_bounded() {
+        let (mut names, _server) = Server::start();
+        let now = Instant::now();
+        let refused =
+            (0..2 * NAMES_ASKED_MAX).filter(|n| names.resolve(&n.to_string(), now).is_some()).count();
+        // One may be with the thread already.
+        assert!((NAMES_ASKED_MAX - 1..=NAMES_ASKED_MAX).contains(&refused), "{refused}");
+    }
+
+    #[test]
+    fn the_systems_resolver_knows_this_host() {
+        let (woken, wakes) = channel();
+        let mut names = Resolver::start(move || woken.send(()).unwrap_or(())).unwrap();
+        assert_eq!(names.resolve("localhost", Instant::now()), None);
+        wakes.recv_timeout(PATIENCE).unwrap();
+        let (_, found) = names.poll(Instant::now()).unwrap();
+        assert!(found.unwrap().iter().all(IpAddr::is_loopback));
+    }
+}

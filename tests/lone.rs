@@ -1,0 +1,163 @@
+//! A prefill or a decode worker on its own, and decode with a prefill worker whose host has a name.
+
+#[path = "cluster/process.rs"]
+#[allow(dead_code)] // Others use the rest.
+mod process;
+
+use process::{PATIENCE, Process, post};
+use serde_json::{Value, json};
+use std::net::{IpAddr, ToSocketAddrs};
+use std::thread;
+use std::time::Instant;
+
+const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
+
+fn start(command: &str, more: &[&str]) -> Process {
+    let common = [
+        command,
+        MODEL,
+        "--port",
+        "0",
+        "--kv-memory",
+        "8MiB",
+        "--threads",
+        "1",
+        "--max-running-requests",
+        "4",
+    ];
+    Process::start(&[&common[..], more].concat())
+}
+
+fn body(prefill: &Process, host: &str, room: u64) -> String {
+    let prompt: Vec<u32> = (10..310).collect();
+    json!({
+        "prompt": prompt, "max_tokens": 5, "temperature": 0, "ignore_eos": true, "return_timings": true,
+        "bootstrap_host": host, "bootstrap_port": prefill.bootstrap_port, "bootstrap_room": room,
+    })
+    .to_string()
+}
+
+/// Both legs at once; decode's answer.
+fn dual(prefill: &Process, decode: &Process, body: &str) -> Value {
+    let (address, same) = (prefill.address, body.to_owned());
+    let reader = thread::spawn(move || post(address, "/v1/completions", &same));
+    let (status, answer) = decode.post("/v1/completions", body);
+    assert_eq!(status, 200, "{answer}");
+    let read = reader.join().unwrap();
+    assert_eq!(read.0, 200, "{}", read.1);
+    serde_json::from_str(&answer).unwrap()
+}
+
+#[test]
+fn a_worker_alone_shows_that_tokens_come() {
+    for (command, flags) in [("prefill", &["--bootstrap-port", "0"][..]), ("decode", &[])] {
+        let worker = start(command, flags);
+        for _ in 0..3 {
+            let (status, answer) = worker.get("/health_generate");
+            assert_eq!(status, 200, "{command}: {answer}");
+            let answer: Value = serde_json::from_str(&answer).unwrap();
+            let tokens = if command == "prefill" { 1 } else { 2 };
+            assert_eq!(answer["meta_info"]["completion_tokens"], tokens, "{answer}");
+        }
+        // Nobody else gets in without a router.
+        let (status, answer) = worker.post("/v1/completions", r#"{"prompt":[5],"max_tokens":1}"#);
+        assert!(status == 400 && answer.contains("bootstrap_room"), "{status} {answer}");
+        worker.await_idle();
+    }
+}
+
+#[test]
+fn trials_do_not_disturb_a_hand_off() {
+    let (prefill, decode) = (start("prefill", &["--bootstrap-port", "0"]), start("decode", &[]));
+    let expected = dual(&prefill, &decode, &body(&prefill, "127.0.0.1", 1))["choices"].clone();
+    for room in 2..8 {
+        for worker in [&prefill, &decode] {
+            assert_eq!(worker.get("/health_generate").0, 200);
+        }
+        assert_eq!(dual(&prefill, &decode, &body(&prefill, "127.0.0.1", room))["choices"], expected);
+    }
+    prefill.await_idle();
+    decode.await_idle();
+}
+
+/// Without the flag the fake host is an address like any other.
+#[test]
+fn nobody_waits_at_the_fake_host_where_it_is_honoured() {
+    let prefill = start("prefill", &["--bootstrap-port", "0", "--fake-bootstrap"]);
+    for room in 0..5 {
+        let (status, answer) = prefill.post("/v1/completions", &body(&prefill, "2.2.2.2", room));
+        assert_eq!(status, 200, "{answer}");
+    }
+    prefill.await_idle();
+}
+
+/// Decode cannot see what prefill does, and does not call its own wait prefill's work.
+#[test]
+fn decodes_timings_name_its_wait_for_kv() {
+    let (prefill, decode) = (start("prefill", &["--bootstrap-port", "0"]), start("decode", &[]));
+    let begun = Instant::now();
+    let (address, late) = (prefill.address, body(&prefill, "127.0.0.1", 9));
+    let same = late.clone();
+    let delay = std::time::Duration::from_millis(700);
+    // Prefill's leg comes late: nothing of this time is prefill.
+    let reader = thread::spawn(move || {
+        thread::sleep(delay);
+        post(address, "/v1/completions", &same)
+    });
+    let (status, answer) = decode.post("/v1/completions", &late);
+    assert_eq!(status, 200, "{answer}");
+    assert_eq!(reader.join().unwrap().0, 200);
+    let whole = begun.elapsed().as_secs_f64() * 1e3;
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let timings = &answer["timings"];
+    let ms = |name: &str| timings[name].as_f64().unwrap_or_else(|| panic!("no {name}: {timings}"));
+    assert_eq!((&timings["prefill_tokens"], &timings["decode_tokens"]), (&json!(300), &json!(4)));
+    assert!(timings["handover_ms"].is_null(), "{timings}");
+    // The session's set-up comes before the wait, and can take of the delay.
+    assert!(ms("prefill_ms") > 0.0 && ms("prefill_ms") <= whole - 700.0, "{timings} of {whole}");
+    assert!(ms("kv_wait_ms") > ms("prefill_ms") && ms("kv_wait_ms") <= whole, "{timings} of {whole}");
+    // The stages of the time to first token keep the two apart as well.
+    let seconds = |stage: &str| {
+        let (_, metrics) = decode.get("/metrics");
+        let label = format!("stage=\"{stage}\"");
+        let is_sum = |line: &&str| line.starts_with("baton_stage_seconds_sum{") && line.contains(&label);
+        let line = metrics.lines().find(is_sum).expect("a stage").to_owned();
+        line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() * 1e3
+    };
+    assert!((seconds("prefill") - ms("prefill_ms")).abs() < 1.0, "{} {timings}", seconds("prefill"));
+    assert!(seconds("handover") > 0.0);
+}
+
+/// A name of this host that is neither an address nor `localhost`, if it has one that leads to it.
+fn name() -> Option<String> {
+    let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let names = [hostname.trim(), "localhost.localdomain", "ip6-localhost", "LOCALHOST"];
+    let leads_here = |name: &&str| {
+        let found =
+            (*name, 0).to_socket_addrs().map(|addresses| addresses.map(|a| a.ip()).collect::<Vec<_>>());
+        found.is_ok_and(|found| found.iter().any(IpAddr::is_ipv4))
+    };
+    names.into_iter().find(leads_here).map(str::to_owned)
+}
+
+#[test]
+fn a_bootstrap_host_may_be_a_name() {
+    let Some(name) = name() else {
+        eprintln!("SKIPPED: this host has no name that leads to it");
+        return;
+    };
+    eprintln!("the name is {name}");
+    let prefill = start("prefill", &["--bootstrap-port", "0", "--host", "0.0.0.0", "--insecure"]);
+    let decode = start("decode", &["--bootstrap-allow", "0.0.0.0/0"]);
+    for room in 1..4 {
+        dual(&prefill, &decode, &body(&prefill, &name, room));
+    }
+    // Only a name's addresses decide whether it is dialled.
+    let strict = start("decode", &["--bootstrap-allow", "203.0.113.0/24"]);
+    let begun = Instant::now();
+    for host in [name.as_str(), "no-such-host.invalid"] {
+        let (status, answer) = strict.post("/v1/completions", &body(&prefill, host, 7));
+        assert!(status == 502 && begun.elapsed() < PATIENCE, "{host}: {status} {answer}");
+    }
+    strict.await_idle();
+}

@@ -771,14 +771,16 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
         self.wishes.push_back(Wish::HangUp { link });
     }
 
-    fn offer(&mut self, session: SessionId, _source: &Source) -> Rank {
-        let transports = &self.offer.transports;
+    fn offer(&mut self, session: SessionId, without: &[Transport]) -> Option<Rank> {
+        let left = |transport: &Transport| !without.contains(transport);
+        let mut transports = self.offer.transports.clone();
+        transports.retain(left);
         let lanes = self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
             let token = Token(random());
             self.wishes.push_back(Wish::Grant { worker: self.worker.id, session, token });
             TcpGrant { address, token }
         });
-        rank(self.worker, transports, self.offer, lanes)
+        (!transports.is_empty()).then(|| rank(self.worker, &transports, self.offer, lanes))
     }
 
     fn bind(&mut self, link: Link, session: SessionId, how: destination::Binding<'_>) {

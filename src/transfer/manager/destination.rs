@@ -2,7 +2,8 @@
 //! that wait for it or in it. Mirrors [`super::source`].
 //!
 //! Life of a source: down → dialling → announced → binding → ready; any trouble leads back to down, fails
-//! what waited, and holds off the next dial for a while.
+//! what waited, and holds off the next dial for a while. Only a transport that cannot be set up leads from
+//! announced or binding back to announced, without that transport, until none is left.
 
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
@@ -15,7 +16,8 @@ use crate::transfer::mover::Report;
 use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
 use crate::wire::message::{
-    Abort, AbortAck, Announce, Destination, Done, Message, Rank, Refused, Status, TransferId, Welcome,
+    Abort, AbortAck, Announce, Destination, Done, Message, Rank, Refusal, Refused, Status, TransferId,
+    Transport, Welcome,
 };
 use std::collections::HashMap;
 use std::fmt::Debug;
@@ -33,8 +35,9 @@ pub trait DestinationEffects<L, A> {
     fn dial(&mut self, source: &A);
     /// Ends a link.
     fn hang_up(&mut self, link: L);
-    /// What this worker offers to a source in a new session: one rank.
-    fn offer(&mut self, session: SessionId, source: &A) -> Rank;
+    /// What this worker offers to a source in a new session: one rank, these transports not in it. `None`
+    /// where nothing is left to offer.
+    fn offer(&mut self, session: SessionId, without: &[Transport]) -> Option<Rank>;
     /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`] follows.
     fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
     /// Tells the scheduler that the slot's session stands.
@@ -67,10 +70,13 @@ enum Stage<L> {
     },
     Announced {
         link: L,
+        /// The first of those offered, which a source without other wishes takes.
+        best: Transport,
         deadline: Instant,
     },
     Binding {
         link: L,
+        transport: Transport,
         deadline: Instant,
     },
     Ready {
@@ -84,6 +90,8 @@ struct Source<L> {
     /// Counted by this worker over all uses of the session's index.
     generation: SessionGeneration,
     session: SessionId,
+    /// Transports that could not be set up over the link of now.
+    without: Vec<Transport>,
 }
 
 #[derive(Debug)]
@@ -210,16 +218,8 @@ where
         if !matches!(entry.stage, Stage::Dialling { .. }) {
             return effects.hang_up(link);
         }
-        entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
-        entry.stage = Stage::Announced { link, deadline: now + SESSION_SETUP_DEADLINE };
-        let announce = Announce {
-            session: entry.generation,
-            fingerprint: self.identity.fingerprint,
-            kv: self.identity.kv_claim(),
-            aux: self.identity.aux_claim(),
-            ranks: vec![effects.offer(entry.session, source)],
-        };
-        effects.send(link, &Message::Announce(Box::new(announce)));
+        entry.without.clear();
+        self.announce(source, link, now, effects);
     }
 
     /// The source could not be reached or proven.
@@ -256,9 +256,9 @@ where
     ) {
         let Some(source) = self.sessions[session.0 as usize].clone() else { return };
         let Some(entry) = self.sources.get_mut(&source) else { return };
-        let Stage::Binding { link, .. } = entry.stage else { return };
+        let Stage::Binding { link, transport, .. } = entry.stage else { return };
         if outcome.is_err() {
-            return self.down(&source, now, Cause::PeerLost, effects);
+            return self.announce_without(&source, transport, now, effects);
         }
         entry.stage = Stage::Ready { link };
         let session = entry.session;
@@ -325,7 +325,12 @@ where
     /// the next one out. Generations go on where the session's last source left them, so that a late lane
     /// or report of it is not taken for one of the new source.
     fn make_room(&mut self, now: Instant) -> Option<Source<L>> {
-        let down = |session, generation| Source { stage: Stage::Down { until: now }, generation, session };
+        let down = |session, generation| Source {
+            stage: Stage::Down { until: now },
+            generation,
+            session,
+            without: Vec::new(),
+        };
         if let Some(free) = self.sessions.iter().position(Option::is_none) {
             return Some(down(SessionId(free as u32), SessionGeneration(0)));
         }
@@ -358,7 +363,8 @@ where
         let pool = welcome.ranks.first().map_or(0, |rank| rank.regions.kv);
         match self.identity.plan_from(&welcome.kv, pool) {
             Ok((layout, template)) => {
-                entry.stage = Stage::Binding { link, deadline: now + SESSION_SETUP_DEADLINE };
+                let transport = welcome.transport;
+                entry.stage = Stage::Binding { link, transport, deadline: now + SESSION_SETUP_DEADLINE };
                 effects.bind(link, entry.session, Binding { welcome, layout, template });
             }
             Err(mismatch) => {
@@ -375,9 +381,9 @@ where
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
-        if self.sources.get(source).is_none_or(|entry| entry.generation != refused.session) {
+        let Some(entry) = self.sources.get(source).filter(|entry| entry.generation == refused.session) else {
             return;
-        }
+        };
         let mismatch = Mismatch {
             reason: refused.reason,
             field: refused.field.into(),
@@ -385,7 +391,54 @@ where
             destination: refused.destination.into(),
         };
         effects.refused(source, &mismatch);
-        self.down(source, now, Cause::PeerLost, effects);
+        match entry.stage {
+            Stage::Announced { best, .. } if refused.reason == Refusal::Transport => {
+                self.announce_without(source, best, now, effects);
+            }
+            _ => self.down(source, now, Cause::PeerLost, effects),
+        }
+    }
+
+    /// Announces a session, in whose place the link may have had another.
+    fn announce(&mut self, source: &A, link: L, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+        let Some(entry) = self.sources.get_mut(source) else { return };
+        entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
+        let Some((rank, best)) = effects
+            .offer(entry.session, &entry.without)
+            .and_then(|rank| Some((rank, Transport::ALL.into_iter().find(|&way| rank.offers(way))?)))
+        else {
+            return self.down(source, now, Cause::PeerLost, effects);
+        };
+        entry.stage = Stage::Announced { link, best, deadline: now + SESSION_SETUP_DEADLINE };
+        let announce = Announce {
+            session: entry.generation,
+            fingerprint: self.identity.fingerprint,
+            kv: self.identity.kv_claim(),
+            aux: self.identity.aux_claim(),
+            ranks: vec![rank],
+        };
+        effects.send(link, &Message::Announce(Box::new(announce)));
+    }
+
+    /// A transport could not be set up: the session is announced anew with what is left.
+    fn announce_without(
+        &mut self,
+        source: &A,
+        transport: Transport,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some((entry, link)) = self.sources.get_mut(source).and_then(|entry| {
+            let link = entry.link()?;
+            Some((entry, link))
+        }) else {
+            return;
+        };
+        if matches!(entry.stage, Stage::Binding { .. }) {
+            effects.mover(DestinationCommand::Close { session: entry.session });
+        }
+        entry.without.push(transport);
+        self.announce(source, link, now, effects);
     }
 
     /// Asked for or not: nothing lands for this use of the slot any more. The lease is the mover's to end.

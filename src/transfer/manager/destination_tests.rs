@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::kv::layout::KvDtype;
-use crate::wire::message::{Fingerprint, HostId, TcpGrant, Token, Transport};
+use crate::wire::message::{Fingerprint, HostId, ShmGrant, SocketName, TcpGrant, Token, Transport};
 
 const SESSIONS: usize = 4;
 const PROMPT: Prompt = Prompt { tokens: 16, hash: [1; 16] };
@@ -13,6 +13,10 @@ type Manager = DestinationManager<u32, u32>;
 #[derive(Default, Debug)]
 struct Effects {
     announced: Vec<SessionGeneration>,
+    /// Transports of the last Announce.
+    offered: Vec<Transport>,
+    failed: Vec<Slot>,
+    refused: usize,
     dialled: Vec<u32>,
     bound: Vec<SessionId>,
     closed: Vec<SessionId>,
@@ -26,7 +30,11 @@ fn rank() -> Rank {
     Rank {
         regions: identity.regions(),
         lanes: 1,
-        shm: None,
+        shm: Some(ShmGrant {
+            host: identity.host,
+            socket: SocketName::new(b"-").unwrap(),
+            token: Token([0; 16]),
+        }),
         tcp: Some(TcpGrant { address, token: Token([0; 16]) }),
         fake: false,
     }
@@ -53,7 +61,11 @@ fn identity() -> Identity {
 impl DestinationEffects<u32, u32> for Effects {
     fn send(&mut self, link: u32, message: &Message<'_>) {
         match message {
-            Message::Announce(announce) => self.announced.push(announce.session),
+            Message::Announce(announce) => {
+                self.offered =
+                    Transport::ALL.into_iter().filter(|&way| announce.ranks[0].offers(way)).collect();
+                self.announced.push(announce.session);
+            }
             Message::Destination(_) => self.destinations.push(link),
             _ => {}
         }
@@ -71,8 +83,11 @@ impl DestinationEffects<u32, u32> for Effects {
 
     fn hang_up(&mut self, _: u32) {}
 
-    fn offer(&mut self, _: SessionId, _: &u32) -> Rank {
-        rank()
+    fn offer(&mut self, _: SessionId, without: &[Transport]) -> Option<Rank> {
+        let mut rank = rank();
+        rank.shm = rank.shm.filter(|_| !without.contains(&Transport::Shm));
+        rank.tcp = rank.tcp.filter(|_| !without.contains(&Transport::Tcp));
+        (rank.shm.is_some() || rank.tcp.is_some()).then_some(rank)
     }
 
     fn bind(&mut self, _: u32, session: SessionId, _: Binding<'_>) {
@@ -83,10 +98,13 @@ impl DestinationEffects<u32, u32> for Effects {
         self.ready.push((slot, session));
     }
 
-    fn failed(&mut self, _: Slot, _: Cause) {}
+    fn failed(&mut self, slot: Slot, _: Cause) {
+        self.failed.push(slot);
+    }
 
     fn refused(&mut self, _: &u32, mismatch: &Mismatch) {
-        panic!("{mismatch}");
+        assert_eq!(mismatch.reason, Refusal::Transport, "{mismatch}");
+        self.refused += 1;
     }
 }
 
@@ -209,4 +227,62 @@ fn generations_of_an_index_go_on_with_its_next_source() {
         seen[index] = generation;
         worker.die(source);
     }
+}
+
+/// What the source says of the session announced last.
+fn welcome(transport: Transport, session: SessionGeneration) -> Message<'static> {
+    let kv = identity().kv_claim();
+    Message::Welcome(Box::new(Welcome { session, transport, kv, ranks: vec![rank()] }))
+}
+
+#[test]
+fn a_transport_that_fails_here_leads_to_an_announce_without_it() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_up(&1, 1, *now, effects);
+    assert_eq!(effects.offered, [Transport::Shm, Transport::Tcp]);
+    let first = effects.announced.pop().unwrap();
+    manager.receive(1, &welcome(Transport::Shm, first), *now, effects);
+    let session = effects.bound.pop().unwrap();
+    manager.bound(session, Err("no descriptors".into()), *now, effects);
+    assert_eq!((&effects.offered[..], &effects.closed[..]), (&[Transport::Tcp][..], &[session][..]));
+    let second = effects.announced.pop().unwrap();
+    assert_ne!(first, second, "a late answer must not be taken for the new session's");
+    manager.receive(1, &welcome(Transport::Shm, first), *now, effects);
+    assert!(effects.bound.is_empty());
+    manager.receive(1, &welcome(Transport::Tcp, second), *now, effects);
+    manager.bound(effects.bound.pop().unwrap(), Ok(()), *now, effects);
+    assert_eq!((&effects.ready[..], effects.failed.len()), (&[(slot, session)][..], 0));
+}
+
+#[test]
+fn a_transport_that_fails_at_the_source_leads_to_an_announce_without_it_until_none_is_left() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_up(&1, 1, *now, effects);
+    for left in [&[Transport::Tcp][..], &[]] {
+        let session = effects.announced.pop().unwrap();
+        let refused = Refused {
+            session,
+            reason: Refusal::Transport,
+            field: "transport",
+            source: "no memory",
+            destination: "",
+        };
+        manager.receive(1, &Message::Refused(refused), *now, effects);
+        match left {
+            [] => assert_eq!(effects.announced, []),
+            left => assert_eq!(effects.offered, left),
+        }
+    }
+    assert_eq!((effects.refused, &effects.failed[..]), (2, &[slot][..]));
+    // The next dial offers everything again.
+    manager.leave(slot, None, effects);
+    worker.now += DIAL_HOLD_OFF;
+    worker.enter(0, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_up(&1, 1, *now, effects);
+    assert_eq!(effects.offered, [Transport::Shm, Transport::Tcp]);
 }

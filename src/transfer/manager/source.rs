@@ -250,8 +250,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             Transport::Tcp | Transport::Fake => announce.ranks.iter().all(|rank| rank.offers(transport)),
         };
         self.allowed.iter().copied().find(|&transport| offered(transport)).ok_or_else(|| {
-            let all = [Transport::Shm, Transport::Tcp, Transport::Fake];
-            let theirs: Vec<_> = all.into_iter().filter(|&transport| offered(transport)).collect();
+            let theirs: Vec<_> = Transport::ALL.into_iter().filter(|&transport| offered(transport)).collect();
             Mismatch {
                 reason: Refusal::Transport,
                 field: "transport".into(),

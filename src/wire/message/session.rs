@@ -25,6 +25,9 @@ pub enum Transport {
 }
 
 impl Transport {
+    /// The best first.
+    pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Tcp, Transport::Fake];
+
     const fn bit(self) -> u32 {
         1 << self as u8
     }

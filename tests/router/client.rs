@@ -97,15 +97,6 @@ pub struct Client {
 }
 
 impl Client {
-    /// Requests sent one behind the other; [`Client::next`] comes before each answer but the first.
-    pub fn pipeline(&mut self, requests: &str) {
-        self.send(requests);
-    }
-
-    pub fn next(&mut self) {
-        (self.decoder, self.head) = (decoder(), None);
-    }
-
     /// `fields` are whole header lines.
     pub fn post(&mut self, path: &str, fields: &str, body: &str) {
         let length = body.len();

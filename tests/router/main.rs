@@ -451,34 +451,3 @@ fn a_drain_finishes_what_runs() {
     assert_eq!(client.answer(), (200, "data: 2\n\n".into()));
     assert_eq!(router.exit_status(), Some(0));
 }
-
-/// What was answered before the drain's end still arrives, however slowly it is read.
-#[test]
-fn a_drain_waits_for_a_client_that_reads_slowly() {
-    const ANSWERS: usize = 14;
-    let (prefill, _decode, router) = trio();
-    let mut client = router.connect();
-    client.pipeline(&"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n".repeat(ANSWERS));
-    // Whole answers are gathered up to 1 MiB; together these are more than sockets hold.
-    let body = "x".repeat((1 << 20) - 64);
-    let whole = body.clone();
-    let worker = thread::spawn(move || {
-        for _ in 0..ANSWERS {
-            prefill.asked().answer("200 OK", &whole);
-        }
-        prefill
-    });
-    for number in 0..ANSWERS {
-        let (status, read) = client.answer();
-        assert!(status == 200 && read == body, "answer {number}: {status}, {} bytes", read.len());
-        client.next();
-        if number == ANSWERS - 4 {
-            // The rest is for the larger part inside the router when it is told to end.
-            thread::sleep(Duration::from_secs(1));
-            router.terminate();
-            thread::sleep(Duration::from_secs(1));
-        }
-    }
-    drop((client, worker.join().unwrap()));
-    assert_eq!(router.exit_status(), Some(0));
-}

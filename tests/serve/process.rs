@@ -2,6 +2,7 @@
 
 use crate::server::{Server, baton, endless, fixture};
 use baton::front::http::Method;
+use baton::limits::NET_QUEUED_MAX;
 use serde_json::json;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -42,6 +43,33 @@ fn a_drain_finishes_what_runs_and_takes_nothing_new() {
         assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 3000);
         assert_eq!(server.wait().code(), Some(0));
     }
+}
+
+/// What was generated before the drain began still arrives, though it is far more than sockets hold.
+#[test]
+fn a_drain_waits_for_a_client_that_reads_late() {
+    const CHOICES: usize = 4;
+    let mut server = Server::start_long(&[]);
+    let body = |tokens: usize| {
+        let mut body = endless();
+        body["max_tokens"] = json!(tokens);
+        body["n"] = json!(CHOICES);
+        body["logprobs"] = json!(20);
+        body["stream_options"] = json!({"include_usage": true});
+        body
+    };
+    let per_token = server.post("/v1/completions", &body(100)).body.len() / 100;
+    // A third of what makes a client too slow.
+    let tokens = NET_QUEUED_MAX / 3 / per_token;
+    let mut client = server.connect();
+    client.post("/v1/completions", &body(tokens));
+    client.wait_for("data: ");
+    server.wait_until_idle();
+    server.signal("TERM");
+    wait_until_closed(server.address);
+    let events = client.reply(Method::Post).events();
+    assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], CHOICES * tokens);
+    assert_eq!(server.wait().code(), Some(0));
 }
 
 #[test]

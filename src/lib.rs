@@ -16,7 +16,6 @@ pub mod model;
 pub mod net;
 pub mod obs;
 pub mod role;
-pub mod role_router;
 pub mod sched;
 pub mod stdx;
 pub mod sys;

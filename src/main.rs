@@ -8,7 +8,7 @@ use baton::doctor::{self, Verdict};
 use baton::front::service::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
-use baton::{role, role_router};
+use baton::role;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -39,7 +39,7 @@ fn run(command: &Command) -> ExitCode {
         Command::Serve(config) => role::serve(config),
         Command::Prefill(config) => role::prefill(config),
         Command::Decode(config) => role::decode(config),
-        Command::Router(config) => role_router::router(config),
+        Command::Router(config) => role::router::router(config),
     };
     match ended {
         Ok(End::Drained) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! `baton router`: one thread, `ctl`, beside it one that resolves names, and nothing that needs a model.
 
+use super::RoleError;
 use crate::cluster::router::Router;
 use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
@@ -13,7 +14,6 @@ use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::obs::metrics::{EngineType, RouterMetrics};
 use crate::obs::registry::Registry;
-use crate::role::RoleError;
 use std::net::ToSocketAddrs;
 use std::time::Instant;
 

@@ -1,0 +1,165 @@
+//! A model opened and laid out: weights, KV geometry, bounds, and how peers recognise it.
+//!
+//! Thread: the one that starts the process. Nothing here changes afterwards.
+
+use super::RoleError;
+use crate::config::resolved::{self, ChunkConfig, WorkerConfig};
+use crate::kv::layout::{KvDtype, KvLayout};
+use crate::model::config::ModelConfig;
+use crate::model::forward::cpu::{CpuModel, CpuOptions};
+use crate::model::open::{LoadFormat, ModelFiles};
+use crate::model::tensor::TensorType;
+use crate::obs::log::event;
+use crate::sched::config::SchedConfig;
+use crate::transfer::manager::identity::Identity;
+use crate::transfer::transport::Memory;
+use crate::wire::message::{Fingerprint, HostId, Transport};
+use sha2::{Digest, Sha256};
+use std::net::SocketAddr;
+
+/// A model in memory and what follows from it.
+pub struct Loaded {
+    /// Configuration, tokenizer and template; the weights' mappings.
+    pub files: ModelFiles,
+    /// The weights as the kernels want them.
+    pub forward: CpuModel,
+    /// Bounds of the scheduler.
+    pub sched: SchedConfig,
+    /// Geometry of KV.
+    pub layout: KvLayout,
+    /// Pages of each worker.
+    pub pages: u32,
+    /// Requests that a worker holds at most, queued ones included.
+    pub slots: usize,
+    /// By which peers know the same model.
+    pub fingerprint: Fingerprint,
+    /// What hand-offs may use, best first.
+    pub transports: Vec<Transport>,
+    /// Where lanes of tcp are accepted.
+    pub data: Option<SocketAddr>,
+    /// Whether threads have cores of their own, on which to spin.
+    pub spin: bool,
+}
+
+impl Loaded {
+    /// Opens the files, checks and repacks the weights. `chunks` is of roles that read prompts.
+    pub fn open(
+        worker: &WorkerConfig,
+        chunks: Option<ChunkConfig>,
+        transports: Vec<Transport>,
+    ) -> Result<Loaded, RoleError> {
+        let format = match worker.model.load_format {
+            resolved::LoadFormat::Auto => LoadFormat::Auto,
+            resolved::LoadFormat::Dummy => LoadFormat::Dummy,
+        };
+        event!(Info, "model", "opening", path = worker.model.path.display());
+        let files = ModelFiles::open(&worker.model.path, format)?;
+        let model = &files.config;
+        let context = context(model, worker.model.max_model_len)?;
+        let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
+        let (kv_heads, head_dim) = (model.kv_heads as u32, model.head_dim as u32);
+        let layout =
+            KvLayout::page_major(worker.kv.page_size, model.layers as u32, kv_heads, head_dim, dtype);
+        let pages = u32::try_from(worker.kv.memory.0 / layout.page_bytes()).unwrap_or(u32::MAX);
+        if pages == 0 {
+            let reason = format!("holds no page: one takes {} bytes", layout.page_bytes());
+            return Err(RoleError::Config("--kv-memory", reason));
+        }
+        let sched = SchedConfig {
+            max_running: worker.max_running_requests as usize,
+            max_prefill_tokens: chunks.map_or(1, |chunks| chunks.max_prefill_tokens),
+            chunked_prefill_size: chunks.map_or(1, |chunks| chunks.chunked_prefill_size),
+            chunk_ms: chunks.map_or(0, |chunks| chunks.chunk_ms),
+            page_size: worker.kv.page_size,
+            context: context as u32,
+            vocab: model.vocab as u32,
+        };
+        let pinned = worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
+        let options = CpuOptions {
+            threads: worker.cores.threads,
+            limits: sched.batch_limits(),
+            kernel: None,
+            pin: pinned.then(|| worker.cores.cpus.clone()),
+        };
+        let mut shown = 0;
+        let forward = CpuModel::load(model, files.weights.as_ref(), &options, &mut |done, total| {
+            let percent = done * 100 / total.max(1);
+            if percent >= shown + 25 {
+                shown = percent;
+                event!(Info, "model", "loading", percent = percent);
+            }
+        })?;
+        let memory = forward.memory_bytes();
+        event!(
+            Info,
+            "model",
+            "loaded",
+            kernels = forward.kernel_family().name(),
+            weights_mib = memory.weights >> 20,
+            scratch_mib = memory.scratch >> 20,
+            kv_mib = (u64::from(pages) * layout.page_bytes()) >> 20,
+            kv_dtype = dtype.name(),
+            context = context,
+        );
+        let fingerprint = fingerprint(&files, forward.kernel_family().name());
+        let slots = (worker.max_running_requests + worker.max_queued_requests) as usize;
+        let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
+        Ok(Loaded { files, forward, sched, layout, pages, slots, fingerprint, transports, data: None, spin })
+    }
+
+    /// What a worker over this memory says of itself.
+    pub fn identity(&self, memory: &Memory) -> Identity {
+        Identity {
+            fingerprint: self.fingerprint,
+            layout: self.layout,
+            pages: self.pages,
+            pool_bytes: memory.region.len() as u64,
+            slots: self.slots as u32,
+            host: host_id(),
+        }
+    }
+}
+
+fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> {
+    match asked {
+        Some(asked) if asked as usize > model.context => {
+            let reason = format!("is {asked}; the model's context has {} tokens", model.context);
+            Err(RoleError::Config("--max-model-len", reason))
+        }
+        Some(asked) => Ok(asked as usize),
+        None => Ok(model.context),
+    }
+}
+
+/// `auto`: float32 checkpoints keep float32 KV, all others f16. So do bfloat16 ones: keys and values stay far
+/// inside f16's range (and are held there), and bf16 would round eight times more coarsely.
+fn kv_dtype(asked: resolved::KvDtype, checkpoint: TensorType) -> KvDtype {
+    match (asked, checkpoint) {
+        (resolved::KvDtype::F32, _) | (resolved::KvDtype::Auto, TensorType::F32) => KvDtype::F32,
+        (resolved::KvDtype::Bf16, _) => KvDtype::Bf16,
+        (resolved::KvDtype::F16 | resolved::KvDtype::Auto, _) => KvDtype::F16,
+    }
+}
+
+fn fingerprint(files: &ModelFiles, kernels: &str) -> Fingerprint {
+    let own = &files.fingerprint;
+    Fingerprint {
+        config: own.config,
+        weights: own.weights,
+        kernels: Sha256::digest(kernels.as_bytes()).into(),
+        tokenizer: own.tokenizer,
+        template: own.template,
+    }
+}
+
+/// The kernel's boot id and the network namespace: the same in all processes that can pass each other
+/// descriptors over an abstract unix socket.
+pub fn host_id() -> HostId {
+    let mut id = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    let namespace = std::fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    id.extend_from_slice(namespace.as_os_str().as_encoded_bytes());
+    let digest = Sha256::digest(&id);
+    let mut host = [0; 16];
+    host.copy_from_slice(&digest[..16]);
+    HostId(host)
+}

@@ -1,0 +1,235 @@
+//! Which threads and rings exist in this process; start, drain, stop.
+//!
+//! `serve`: `ctl` (this thread), one `engine` that steps all workers with a team of compute threads, one
+//! `move`, one `tok`. No logic here: a role is what exists and who is connected to whom.
+
+pub mod router;
+
+mod loaded;
+mod process;
+
+use crate::cluster::registry::{Registration, Registry};
+use crate::config::resolved::{
+    DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerLayout,
+};
+use crate::front::bootstrap::Bootstrap;
+use crate::front::directory::Directory;
+use crate::front::generations::Placement;
+use crate::front::handoff::random;
+use crate::front::lanes::Lanes;
+use crate::front::passing::Passing;
+use crate::front::peers::{self, Peers};
+use crate::front::resolver::Resolver;
+use crate::front::routes::{About, Mode};
+use crate::front::service::End;
+use crate::ids::Peer;
+use crate::limits::CONTROL_CONNECTIONS_MAX;
+use crate::model::weights::LoadError;
+use crate::net::Reactor;
+use crate::obs::log::event;
+use crate::obs::metrics::EngineType;
+use crate::stdx::bell::Bell;
+use crate::wire::auth::ClusterKey;
+use crate::wire::message::{self as wire, Transport};
+use loaded::Loaded;
+use process::Process;
+use sha2::{Digest, Sha256};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+use std::{fmt, io};
+
+/// Why a process could not start, or ended badly.
+#[derive(Debug)]
+pub enum RoleError {
+    /// The model's files.
+    Model(LoadError),
+    /// The system refused something; what was being done.
+    Io(&'static str, io::Error),
+    /// A value that only the model shows to be wrong: flag and reason.
+    Config(&'static str, String),
+}
+
+impl fmt::Display for RoleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RoleError::Model(error) => error.fmt(f),
+            RoleError::Io(doing, error) => write!(f, "{doing}: {error}"),
+            RoleError::Config(flag, reason) => write!(f, "{flag}: {reason}"),
+        }
+    }
+}
+
+impl std::error::Error for RoleError {}
+
+impl From<LoadError> for RoleError {
+    fn from(error: LoadError) -> RoleError {
+        RoleError::Model(error)
+    }
+}
+
+/// Serves a model in this process until it is told to stop.
+pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
+    let begun = Instant::now();
+    let transports = match config.layout {
+        WorkerLayout::Mixed => Vec::new(),
+        WorkerLayout::Split { transfer: Transfer::Auto | Transfer::Shm, .. } => vec![Transport::Shm],
+        WorkerLayout::Split { transfer: Transfer::Fake, .. } => vec![Transport::Fake],
+        WorkerLayout::Split { transfer: Transfer::Tcp, .. } => {
+            let reason =
+                "tcp between workers of one process is not supported; use shm, or separate processes";
+            return Err(RoleError::Config("--transfer", reason.into()));
+        }
+    };
+    let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
+    let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let waker = reactor.waker();
+    let ctl = Arc::new(Bell::new(move || waker.wake()));
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
+    let placement = match config.layout {
+        WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
+        WorkerLayout::Split { prefill, decode, .. } => Placement::Split {
+            prefill: (0..prefill).map(|_| process.add_prefill(&loaded)).collect::<Result<_, _>>()?,
+            decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
+        },
+    };
+    let running = process.start(
+        loaded,
+        &config.worker,
+        placement,
+        About::mode_of(EngineType::Unified),
+        reactor,
+        ctl,
+    )?;
+    running.announce_ready(&config.worker, begun);
+    running.run()
+}
+
+/// Reads prompts for decode workers of other processes.
+pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
+    let begun = Instant::now();
+    let transports = transports(config.handoff.transfer);
+    let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
+    let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let waker = reactor.waker();
+    let ctl = Arc::new(Bell::new(move || waker.wake()));
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
+    let worker = process.add_prefill(&loaded)?;
+    let placement = Placement::Prefill { worker, fake_bootstrap: config.handoff.fake_bootstrap };
+    let host = config.worker.front.host;
+    let listen = |reactor: &mut Reactor, port: u16, what: &'static str| {
+        let address = SocketAddr::new(host, port);
+        let listener = reactor.listen(&address.into(), CONTROL_CONNECTIONS_MAX);
+        listener.map_err(|error| RoleError::Io(what, error))
+    };
+    let control = listen(&mut reactor, config.control_port, "cannot listen on the control port")?;
+    let registry = listen(&mut reactor, config.bootstrap_port, "cannot listen on the bootstrap port")?;
+    let control_port = reactor.local_address(control).map_or(0, |address| address.port());
+    let bootstrap_port = reactor.local_address(registry).map_or(0, |address| address.port());
+    let mut passing = Passing::default();
+    passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
+    let registration = registration(config, &loaded, control_port);
+    let mode = Mode { bootstrap_port: Some(bootstrap_port), ..About::mode_of(EngineType::Prefill) };
+    let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
+    let mut table = Registry::default();
+    table.register(registration).map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
+    let key = config.handoff.cluster_key.clone();
+    let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
+    let lanes = Lanes::new(None, running.wait.clone());
+    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes);
+    running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
+    event!(
+        Info,
+        "ctl",
+        "control links are taken",
+        control_port = control_port,
+        bootstrap_port = bootstrap_port
+    );
+    running.announce_ready(&config.worker, begun);
+    running.run()
+}
+
+/// Takes over from prefill workers of other processes.
+pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
+    let begun = Instant::now();
+    let transports = transports(config.handoff.transfer);
+    let fake_by_default = transports == [Transport::Fake];
+    let mut loaded = Loaded::open(&config.worker, None, transports)?;
+    let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let address = SocketAddr::new(config.worker.front.host, config.data_port);
+    let data = reactor.listen(&address.into(), CONTROL_CONNECTIONS_MAX);
+    let data = data.map_err(|error| RoleError::Io("cannot listen on the data port", error))?;
+    let port = reactor.local_address(data).map_or(0, |address| address.port());
+    let advertised = config.handoff.advertise_host.as_deref().and_then(|host| host.parse().ok());
+    loaded.data = Some(SocketAddr::new(advertised.unwrap_or(config.worker.front.host), port));
+    let waker = reactor.waker();
+    let ctl = Arc::new(Bell::new(move || waker.wake()));
+    let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
+    let fake_bootstrap = config.handoff.fake_bootstrap || fake_by_default;
+    let worker = process.add_decode(&loaded)?;
+    let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default };
+    let mode = About::mode_of(EngineType::Decode);
+    let bell = ctl.clone();
+    let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
+    let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff)?;
+    let names = Resolver::start(move || bell.ring());
+    let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
+    let directory = Directory::new(config.bootstrap_allow.clone(), names);
+    let lanes = Lanes::new(Some(data), running.wait.clone());
+    running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes), None);
+    event!(Info, "ctl", "lanes are taken", data_port = port);
+    running.announce_ready(&config.worker, begun);
+    running.run()
+}
+
+/// Which transports a worker offers or takes, best first.
+fn transports(asked: Transfer) -> Vec<Transport> {
+    match asked {
+        Transfer::Auto => vec![Transport::Shm, Transport::Tcp],
+        Transfer::Shm => vec![Transport::Shm],
+        Transfer::Tcp => vec![Transport::Tcp],
+        Transfer::Fake => vec![Transport::Fake],
+    }
+}
+
+/// What the registry tells of this worker.
+fn registration(config: &PrefillConfig, loaded: &Loaded, control_port: u16) -> Registration {
+    let front = &config.worker.front;
+    let rank_ip = config.handoff.advertise_host.clone().unwrap_or_else(|| front.host.to_string());
+    Registration {
+        attn_tp_size: 1,
+        attn_tp_rank: 0,
+        attn_cp_size: 1,
+        attn_cp_rank: 0,
+        attn_dp_size: 1,
+        attn_dp_rank: 0,
+        pp_size: 1,
+        pp_rank: 0,
+        system_dp_size: 1,
+        system_dp_rank: 0,
+        rank_ip,
+        rank_port: control_port,
+        page_size: loaded.layout.page_size,
+        kv_cache_dtype: loaded.layout.dtype.name().into(),
+        load_balance_method: "follow_bootstrap_room".into(),
+        decode_allocation_policy: "early".into(),
+        prefill_http_port: Some(front.port),
+        control_host: config.handoff.advertise_host.clone(),
+        control_port: Some(control_port),
+    }
+}
+
+/// Who this process is to its peers: named by its address and role, with a fresh incarnation.
+fn peer_identity(
+    role: wire::Role,
+    address: Option<SocketAddr>,
+    handoff: &HandoffConfig,
+) -> Result<peers::Identity, RoleError> {
+    let name = format!("{role:?} {address:?} {:?}", handoff.advertise_host);
+    let digest = Sha256::digest(name.as_bytes());
+    let mut id = [0; 16];
+    id.copy_from_slice(&digest[..16]);
+    let key = handoff.cluster_key.as_ref().map(|key| ClusterKey::new(key.bytes())).transpose();
+    let key = key.map_err(|_| RoleError::Config("--cluster-key-file", "the key is too short".into()))?;
+    Ok(peers::Identity { peer: Peer { id, incarnation: random() }, role, key })
+}

@@ -1,0 +1,366 @@
+//! Workers, rings and threads of one process: put together, started, stopped.
+//!
+//! Thread: the one that starts the process, which becomes `ctl`.
+
+use super::RoleError;
+use super::loaded::{Loaded, host_id};
+use crate::config::resolved::WorkerConfig;
+use crate::front::generations::{Generations, Placement, Terms};
+use crate::front::handoff::{Handoff, Member, Offer, Role};
+use crate::front::openai::Sampling;
+use crate::front::routes::{About, Mode, Routes};
+use crate::front::service::{End, Service};
+use crate::front::telemetry::{Telemetry, Watched};
+use crate::front::text::{Text, TextQueue};
+use crate::front::worker::{Ring, Worker};
+use crate::ids::WorkerId;
+use crate::kv::lease::MoverRight;
+use crate::kv::region::Region;
+use crate::limits::{SESSIONS_MAX, TOKENISE_QUEUE_MAX};
+use crate::model::config::{Architecture, ModelConfig};
+use crate::net::Reactor;
+use crate::obs::log::event;
+use crate::obs::metrics::{EngineType, WorkerMetrics};
+use crate::obs::registry as figures;
+use crate::sched::config::SchedConfig;
+use crate::sched::decode::DecodeWorker;
+use crate::sched::engine::{self, Engine};
+use crate::sched::mail::{Mail, events_per_turn};
+use crate::sched::mailbox::Command;
+use crate::sched::mixed::MixedWorker;
+use crate::sched::prefill::PrefillWorker;
+use crate::sched::stats::WorkerStats;
+use crate::sched::worker::{KvMemory, Worker as SchedWorker};
+use crate::stdx::bell::Bell;
+use crate::sys::event::WaitSet;
+use crate::transfer::handle::{Receiver, Sender};
+use crate::transfer::manager::destination::DestinationManager;
+use crate::transfer::manager::source::SourceManager;
+use crate::transfer::mover::destination::{DestinationLinks, DestinationMover};
+use crate::transfer::mover::source::{SourceLinks, SourceMover};
+use crate::transfer::mover::{Mover, Waiter};
+use crate::transfer::pages::PageLists;
+use crate::transfer::status::StatusTable;
+use crate::transfer::transport::Memory;
+use crossbeam_channel as channel;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread::{self, JoinHandle, Thread};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Empty turns of an engine before it parks, where it has a core of its own.
+const ENGINE_SPINS: u32 = 2000;
+
+/// Workers and rings, before the threads run.
+pub struct Process {
+    members: Vec<Member>,
+    workers: Vec<Box<dyn SchedWorker>>,
+    mover: Mover,
+    waiter: Waiter,
+    engine_commands: (channel::Sender<Command>, channel::Receiver<Command>),
+    engine_bell: Arc<Bell>,
+    engine_thread: Arc<OnceLock<Thread>>,
+    ctl: Arc<Bell>,
+    registry: figures::Registry,
+    watched: Vec<Watched>,
+    model_name: String,
+}
+
+impl Process {
+    /// Rings and a mover, no worker yet.
+    pub fn new(loaded: &Loaded, config: &WorkerConfig, ctl: Arc<Bell>) -> Result<Process, RoleError> {
+        let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
+        let unpark = engine_thread.clone();
+        let engine_bell = Arc::new(Bell::new(move || {
+            if let Some(thread) = unpark.get() {
+                thread.unpark();
+            }
+        }));
+        let waiter =
+            Waiter::new(loaded.spin).map_err(|error| RoleError::Io("cannot park the mover", error))?;
+        Ok(Process {
+            members: Vec::new(),
+            workers: Vec::new(),
+            mover: Mover { sources: Vec::new(), destinations: Vec::new() },
+            waiter,
+            engine_commands: channel::bounded(loaded.slots * 4 + 64),
+            engine_bell,
+            engine_thread,
+            ctl,
+            registry: figures::Registry::default(),
+            watched: Vec::new(),
+            model_name: config.model.served_names[0].clone(),
+        })
+    }
+
+    fn memory(&self, loaded: &Loaded) -> Result<Memory, RoleError> {
+        let io = |error| RoleError::Io("cannot map KV memory", error);
+        let bytes = u64::from(loaded.pages) * loaded.layout.page_stride;
+        let pages_of_context = loaded.layout.pages_for(loaded.sched.context) as usize;
+        Ok(Memory {
+            region: Arc::new(Region::new(c"baton-kv", bytes as usize).map_err(io)?),
+            layout: loaded.layout,
+            pages: loaded.pages,
+            lists: Arc::new(PageLists::new(loaded.slots, pages_of_context).map_err(io)?),
+        })
+    }
+
+    /// The parts that all roles share.
+    fn worker(&mut self, loaded: &Loaded) -> Result<(WorkerId, Memory, Arc<StatusTable>, Worker), RoleError> {
+        let id = WorkerId(self.members.len() as u32);
+        let memory = self.memory(loaded)?;
+        let status = Arc::new(StatusTable::new(loaded.slots));
+        let ring = Ring::new(self.engine_commands.0.clone(), self.engine_bell.clone());
+        let worker = Worker::new(id, ring, status.clone(), memory.clone());
+        Ok((id, memory, status, worker))
+    }
+
+    fn watch(&mut self, role: EngineType, id: WorkerId, stats: Arc<WorkerStats>, page_size: u32) {
+        let metrics = WorkerMetrics::register(&mut self.registry, &self.model_name, role, id.index());
+        self.watched.push(Watched { role, metrics: Arc::new(metrics), stats, page_size });
+    }
+
+    /// A worker that reads prompts and generates.
+    pub fn add_mixed(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
+        let (id, memory, _, worker) = self.worker(loaded)?;
+        let mixed = MixedWorker::new(id, loaded.sched, kv_memory(&memory), loaded.slots);
+        self.watch(EngineType::Unified, id, mixed.stats().clone(), loaded.layout.page_size);
+        self.workers.push(Box::new(mixed));
+        self.members.push(Member { worker, role: Role::Mixed, reports: None });
+        Ok(id)
+    }
+
+    /// A prefill worker.
+    pub fn add_prefill(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
+        let (id, memory, status, worker) = self.worker(loaded)?;
+        let (commands, ring) = channel::bounded(mover_ring(loaded.slots));
+        let (ends, ended) = channel::bounded(loaded.slots + 1);
+        let (reports, reported) = channel::bounded(loaded.slots * 2 + SESSIONS_MAX);
+        let links = SourceLinks {
+            commands: ring,
+            ends,
+            reports,
+            engine: self.engine_bell.clone(),
+            ctl: self.ctl.clone(),
+            status: status.clone(),
+        };
+        let right = MoverRight::for_mover_thread();
+        self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
+        let sender = Sender {
+            status: status.clone(),
+            pages: memory.lists.clone(),
+            commands: commands.clone(),
+            ends: ended,
+            bell: self.waiter.bell.clone(),
+        };
+        let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory), sender);
+        self.watch(EngineType::Prefill, id, prefill.stats().clone(), loaded.layout.page_size);
+        self.workers.push(Box::new(prefill));
+        let identity = loaded.identity(&memory);
+        let manager = SourceManager::new(identity, loaded.transports.clone(), status, SESSIONS_MAX);
+        let mover = Ring::new(commands, self.waiter.bell.clone());
+        let role = Role::Prefill { manager: Box::new(manager), mover };
+        self.members.push(Member { worker, role, reports: Some(reported) });
+        Ok(id)
+    }
+
+    /// A decode worker.
+    pub fn add_decode(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
+        let (id, memory, status, worker) = self.worker(loaded)?;
+        let (commands, ring) = channel::bounded(mover_ring(loaded.slots));
+        let (ends, ended) = channel::bounded(loaded.slots + 1);
+        let (reports, reported) = channel::bounded(loaded.slots * 2 + SESSIONS_MAX);
+        let links = DestinationLinks {
+            commands: ring,
+            ends,
+            reports,
+            engine: self.engine_bell.clone(),
+            ctl: self.ctl.clone(),
+            status: status.clone(),
+        };
+        let right = MoverRight::for_mover_thread();
+        self.mover.destinations.push(DestinationMover::new(links, memory.clone(), SESSIONS_MAX, right));
+        let receiver = Receiver {
+            status: status.clone(),
+            pages: memory.lists.clone(),
+            commands: commands.clone(),
+            ends: ended,
+            bell: self.waiter.bell.clone(),
+        };
+        let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), receiver);
+        self.watch(EngineType::Decode, id, decode.stats().clone(), loaded.layout.page_size);
+        self.workers.push(Box::new(decode));
+        let manager = DestinationManager::new(loaded.identity(&memory), status, SESSIONS_MAX);
+        let mover = Ring::new(commands, self.waiter.bell.clone());
+        let doorbell = self
+            .waiter
+            .doorbell
+            .duplicate()
+            .map_err(|error| RoleError::Io("cannot duplicate a doorbell", error))?;
+        let role = Role::Decode { manager: Box::new(manager), mover, doorbell };
+        self.members.push(Member { worker, role, reports: Some(reported) });
+        Ok(id)
+    }
+
+    /// Starts the threads; nothing is served before [`Running::run`].
+    pub fn start(
+        self,
+        loaded: Loaded,
+        config: &WorkerConfig,
+        placement: Placement,
+        mode: Mode,
+        reactor: Reactor,
+        ctl: Arc<Bell>,
+    ) -> Result<Running, RoleError> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
+        let mail = Mail::new(self.engine_commands.1, events, ctl.clone());
+        let io = |error| RoleError::Io("cannot start a thread", error);
+        let Loaded { files, forward, sched, layout, pages, transports, data, spin, .. } = loaded;
+        let mut threads = Vec::new();
+        let progress;
+        {
+            let (workers, bell, stop, cell) =
+                (self.workers, self.engine_bell.clone(), stop.clone(), self.engine_thread);
+            let spins = if spin { ENGINE_SPINS } else { 0 };
+            let mut engine = Engine::new(&sched, workers, Box::new(forward), mail, Box::new(Instant::now));
+            progress = engine.progress().clone();
+            threads.push(
+                thread::Builder::new()
+                    .name("engine".into())
+                    .spawn(move || {
+                        let _ = cell.set(thread::current());
+                        engine::run(&mut engine, &bell, &stop, spins);
+                    })
+                    .map_err(io)?,
+            );
+        }
+        let mover_bell = self.waiter.bell.clone();
+        let wait = self.waiter.set.clone();
+        {
+            let (mover, waiter, stop) = (self.mover, self.waiter, stop.clone());
+            threads.push(
+                thread::Builder::new()
+                    .name("move-0".into())
+                    .spawn(move || mover.run(&waiter, &stop))
+                    .map_err(io)?,
+            );
+        }
+        let text = Arc::new(Text { tokenizer: files.tokenizer, chat: files.chat_template.ok() });
+        let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
+        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data });
+        let terms = Terms {
+            names: config.model.served_names.clone(),
+            context: sched.context as usize,
+            eos: files.config.eos.clone(),
+            placement,
+        };
+        let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
+        let generations = Generations::new(terms, text, queue, handoff, metrics);
+        let pool_tokens = pages as usize * layout.page_size as usize;
+        let about = about(config, &files.config, &files.sampling, &sched, pool_tokens, mode);
+        let telemetry = Telemetry::new(self.registry, self.watched);
+        let routes = Routes::new(about, config.front.api_keys.clone(), telemetry);
+        let address = config.front.address();
+        let service = Service::new(
+            reactor,
+            address,
+            generations,
+            routes,
+            (vec![events_in], progress),
+            ctl,
+            Instant::now(),
+        )
+        .map_err(|error| RoleError::Io("cannot listen for HTTP", error))?;
+        Ok(Running { service, stop, bells: vec![self.engine_bell, mover_bell], wait, threads })
+    }
+}
+
+/// A process with its threads.
+pub struct Running {
+    /// What `ctl` runs.
+    pub service: Service,
+    stop: Arc<AtomicBool>,
+    bells: Vec<Arc<Bell>>,
+    /// Where the mover parks.
+    pub wait: Arc<WaitSet>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    /// Says so in the log, with how long the start took.
+    pub fn announce_ready(&self, config: &WorkerConfig, begun: Instant) {
+        event!(
+            Info,
+            "ctl",
+            "ready",
+            address = self.service.address().map_or("?".into(), |address| address.to_string()),
+            model = config.model.served_names[0],
+            seconds = format!("{:.2}", begun.elapsed().as_secs_f64()),
+        );
+    }
+
+    /// Serves until a drain has ended, then stops all threads.
+    pub fn run(self) -> Result<End, RoleError> {
+        let ended = self.service.run().map_err(|error| RoleError::Io("the reactor failed", error));
+        self.stop.store(true, Ordering::Release);
+        for bell in &self.bells {
+            bell.ring();
+        }
+        for thread in self.threads {
+            thread.thread().unpark();
+            // A thread that panicked has said so; what it carried ends with the process.
+            let _ = thread.join();
+        }
+        ended
+    }
+}
+
+/// Begin, Chunk, Done and Expect of every slot, and one Cancel each on top (`transfer::handle`).
+fn mover_ring(slots: usize) -> usize {
+    slots * 4 + SESSIONS_MAX + 64
+}
+
+/// What one turn may tell, twice over, so that `ctl` may be a turn behind.
+fn event_ring(slots: usize) -> usize {
+    2 * events_per_turn(slots)
+}
+
+fn kv_memory(memory: &Memory) -> KvMemory {
+    KvMemory { region: memory.region.clone(), layout: memory.layout, pages: memory.pages }
+}
+
+fn about(
+    config: &WorkerConfig,
+    model: &ModelConfig,
+    advised: &crate::model::hf::config::SamplingDefaults,
+    sched: &SchedConfig,
+    pool_tokens: usize,
+    mode: Mode,
+) -> About {
+    let (model_type, architecture) = match model.architecture {
+        Architecture::Llama => ("llama", "LlamaForCausalLM"),
+        Architecture::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+        Architecture::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+    };
+    let usual = Sampling::default();
+    About {
+        model_path: config.model.path.display().to_string(),
+        model_type,
+        architectures: vec![architecture.into()],
+        mode: mode.name,
+        bootstrap_port: mode.bootstrap_port,
+        pool_tokens,
+        page_size: sched.page_size as usize,
+        max_running: sched.max_running,
+        sampling: Sampling {
+            temperature: advised.temperature.unwrap_or(usual.temperature),
+            top_p: advised.top_p.unwrap_or(usual.top_p),
+            top_k: advised.top_k.or(usual.top_k),
+            min_p: advised.min_p.unwrap_or(usual.min_p),
+            repetition_penalty: advised.repetition_penalty.unwrap_or(usual.repetition_penalty),
+            ..usual
+        },
+        started: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+    }
+}

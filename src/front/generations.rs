@@ -678,7 +678,8 @@ impl Generations {
         let times = &live.timings[leg.choice];
         if let Some(stages) = times.stages() {
             metrics.first_token(&stages);
-            if times.prefill.is_some() {
+            let came = times.elsewhere().is_some_and(|told| !told.prefill.is_zero());
+            if (times.prefill.is_some() || came) && self.handoff.transport_name() != "fake" {
                 let prompt = self.prompt_tokens(leg);
                 let layout = self.handoff.worker(leg.worker).layout();
                 let bytes = u64::from(layout.pages_for(prompt)) * layout.page_bytes();

@@ -528,8 +528,10 @@ impl Handoff {
 
     /// Gives a source's mover its half.
     pub fn open_source(&mut self, id: WorkerId, session: SessionId, binding: Box<SourceBinding>) {
-        if let Role::Prefill { mover, .. } = &mut self.members[id.index()].role {
-            mover.send(SourceCommand::Open { session, binding });
+        if let Role::Prefill { manager, mover } = &mut self.members[id.index()].role {
+            if let Some(generation) = manager.usage(session) {
+                mover.send(SourceCommand::Open { session, generation, binding });
+            }
         }
     }
 
@@ -560,17 +562,11 @@ impl Handoff {
         else {
             return;
         };
-        let outcome =
-            half.map(|binding| mover.send(DestinationCommand::Open { session, generation, binding }));
-        if let Err(why) = &outcome {
+        if let Err(why) = &half {
             event!(Warn, "handoff", "a session could not be set up", worker = id, why = why);
         }
-        manager.bound(
-            session,
-            outcome,
-            now,
-            &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
-        );
+        let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
+        manager.bound(session, generation, half, now, effects);
         self.settle(now);
     }
 
@@ -634,7 +630,10 @@ impl Handoff {
         let outcome = ring.map(|ring| {
             match ring {
                 Some(ring) => drop(self.rings.insert((id, session), ring)),
-                None => mover.send(SourceCommand::Open { session, binding: Box::new(Fake) }),
+                None => {
+                    let generation = manager.usage(session).unwrap_or(SessionGeneration(0));
+                    mover.send(SourceCommand::Open { session, generation, binding: Box::new(Fake) });
+                }
             }
             rank(worker, &[transport], &self.offer, None)
         });
@@ -771,10 +770,12 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
         self.wishes.push_back(Wish::HangUp { link });
     }
 
-    fn offer(&mut self, session: SessionId, without: &[Transport]) -> Option<Rank> {
-        let left = |transport: &Transport| !without.contains(transport);
-        let mut transports = self.offer.transports.clone();
-        transports.retain(left);
+    fn offer(&mut self, session: SessionId, source: &Source, without: &[Transport]) -> Option<Rank> {
+        let mut transports = match source {
+            Source::Fake => vec![Transport::Fake],
+            Source::Local(_) | Source::Remote { .. } => self.offer.transports.clone(),
+        };
+        transports.retain(|transport| !without.contains(transport));
         let lanes = self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
             let token = Token(random());
             self.wishes.push_back(Wish::Grant { worker: self.worker.id, session, token });

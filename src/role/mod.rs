@@ -31,7 +31,7 @@ use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
 use crate::wire::auth::ClusterKey;
 use crate::wire::message::{self as wire, Transport};
-use loaded::Loaded;
+use loaded::{Loaded, host_id};
 use process::Process;
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
@@ -219,13 +219,14 @@ fn registration(config: &PrefillConfig, loaded: &Loaded, control_port: u16) -> R
     }
 }
 
-/// Who this process is to its peers: named by its address and role, with a fresh incarnation.
+/// Who this process is to its peers: named by its host, address and role, with a fresh incarnation. The host
+/// counts since all workers may listen on 0.0.0.0.
 fn peer_identity(
     role: wire::Role,
     address: Option<SocketAddr>,
     handoff: &HandoffConfig,
 ) -> Result<peers::Identity, RoleError> {
-    let name = format!("{role:?} {address:?} {:?}", handoff.advertise_host);
+    let name = format!("{role:?} {address:?} {:?} {:?}", handoff.advertise_host, host_id());
     let digest = Sha256::digest(name.as_bytes());
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);

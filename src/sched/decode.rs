@@ -159,7 +159,8 @@ impl DecodeWorker {
         };
         held.computed = tokens;
         held.cached = aux.cached_tokens.min(tokens);
-        held.request.stamps.filled = Some(turn.now);
+        // Not the turn's time: a prefill worker of this engine may have computed since it began.
+        held.request.stamps.filled = Some((turn.clock)());
         held.request.stamps.prefill_us = Some((aux.queue_us, aux.prefill_us));
         held.state.stage = Stage::Arrived;
         self.stats.generated(1);

@@ -2,7 +2,7 @@
 //!
 //! Thread: any may ring; one listens. Invariant: no lost wake-up. The listener announces that it
 //! parks, *then* looks once more for work; a ringer stores its work, *then* looks whether somebody
-//! parks; a SeqCst fence between the two on both sides (checked model `park.pml`).
+//! parks; a SeqCst fence between the two on both sides.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 

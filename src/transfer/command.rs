@@ -39,6 +39,8 @@ pub enum SourceCommand {
     Open {
         /// Its index.
         session: SessionId,
+        /// Which use of the index.
+        generation: SessionGeneration,
         /// The transport's half.
         binding: Box<SourceBinding>,
     },

@@ -6,9 +6,10 @@ use crate::{body, choices, dual, prefill, start, with_room};
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
 use baton::limits::ZMTP_PARTS_MAX;
+use baton::transfer::transport::tcp::Preamble;
 use baton::wire::auth::Side;
 use baton::wire::link::Link;
-use baton::wire::message::{Abort, AbortAck, Destination, Done, Hello, Message, Role, TransferId};
+use baton::wire::message::{Abort, AbortAck, Destination, Done, Hello, Message, Role, Token, TransferId};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::thread;
@@ -143,12 +144,19 @@ fn attacks() -> Vec<(&'static str, Vec<u8>)> {
         ("READY and many parts", after_ready(&[1, 0].repeat(10_000))),
         ("READY and a frame cut short", after_ready(&[0, 200, 1, 2, 3])),
         ("READY and a false Hello", after_ready(&[&[0, 200][..], &noise(7, 200)].concat())),
-        ("a false preamble", [&b"BtnL\x01\0\0\0"[..], &noise(8, 56)].concat()),
+        ("a preamble of no session", preamble()),
+        ("a preamble cut short", preamble()[..20].to_vec()),
     ];
     for length in [7, 100, 5000, 500_000] {
         attacks.push(("noise", noise(length as u64, length)));
     }
     attacks
+}
+
+/// Whole and right, but for a token that nobody was given.
+fn preamble() -> Vec<u8> {
+    let token = Token(noise(8, 16).try_into().expect("16 bytes"));
+    Preamble { token, session: SessionGeneration(1), lane: 0, lanes: 1 }.encode().to_vec()
 }
 
 /// Alone and with the connection left open: control and data port close it of themselves, the registry when

@@ -140,7 +140,10 @@ pub fn prove(mut stream: TcpStream, lane: usize, lanes: usize) -> Arrival {
 
 pub fn open_source(rig: &mut Rig, session: SessionId, half: impl SourceHalf + 'static) {
     let binding = Box::new(Faulty::source(half, rig.scripts[0].clone()));
-    rig.source.commands.send(SourceCommand::Open { session, binding }).unwrap();
+    rig.source
+        .commands
+        .send(SourceCommand::Open { session, generation: SessionGeneration(5), binding })
+        .unwrap();
     rig.step_source();
 }
 

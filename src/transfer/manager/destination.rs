@@ -15,6 +15,7 @@ use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::mover::Report;
 use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::transport::DestinationBinding;
 use crate::wire::message::{
     Abort, AbortAck, Announce, Destination, Done, Message, Rank, Refusal, Refused, Status, TransferId,
     Transport, Welcome,
@@ -37,7 +38,7 @@ pub trait DestinationEffects<L, A> {
     fn hang_up(&mut self, link: L);
     /// What this worker offers to a source in a new session: one rank, these transports not in it. `None`
     /// where nothing is left to offer.
-    fn offer(&mut self, session: SessionId, without: &[Transport]) -> Option<Rank>;
+    fn offer(&mut self, session: SessionId, source: &A, without: &[Transport]) -> Option<Rank>;
     /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`] follows.
     fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
     /// Tells the scheduler that the slot's session stands.
@@ -70,8 +71,7 @@ enum Stage<L> {
     },
     Announced {
         link: L,
-        /// The first of those offered, which a source without other wishes takes.
-        best: Transport,
+        offered: Rank,
         deadline: Instant,
     },
     Binding {
@@ -250,15 +250,19 @@ where
     pub fn bound(
         &mut self,
         session: SessionId,
-        outcome: Result<(), String>,
+        generation: SessionGeneration,
+        half: Result<Box<DestinationBinding>, String>,
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
         let Some(source) = self.sessions[session.0 as usize].clone() else { return };
-        let Some(entry) = self.sources.get_mut(&source) else { return };
+        let Some(entry) = self.sources.get_mut(&source).filter(|entry| entry.generation == generation) else {
+            return;
+        };
         let Stage::Binding { link, transport, .. } = entry.stage else { return };
-        if outcome.is_err() {
-            return self.announce_without(&source, transport, now, effects);
+        match half {
+            Ok(binding) => effects.mover(DestinationCommand::Open { session, generation, binding }),
+            Err(_) => return self.announce_without(&source, transport, now, effects),
         }
         entry.stage = Stage::Ready { link };
         let session = entry.session;
@@ -291,8 +295,11 @@ where
             Report::Failed { slot, generation, cause } => {
                 effects.failed(Slot { id: slot, generation }, cause)
             }
-            Report::Lost { session } => {
-                if let Some(source) = self.sessions[session.0 as usize].clone() {
+            Report::Lost { session, generation } => {
+                let source = self.sessions[session.0 as usize].clone();
+                let is_meant =
+                    |source: &A| self.sources.get(source).is_some_and(|entry| entry.generation == generation);
+                if let Some(source) = source.filter(is_meant) {
                     self.down(&source, now, Cause::PeerLost, effects);
                 }
             }
@@ -357,8 +364,21 @@ where
         effects: &mut impl DestinationEffects<L, A>,
     ) {
         let Some(entry) = self.sources.get_mut(source) else { return };
-        if welcome.session != entry.generation || !matches!(entry.stage, Stage::Announced { .. }) {
+        let Stage::Announced { offered, .. } = entry.stage else { return };
+        if welcome.session != entry.generation {
             return;
+        }
+        // It chooses among what was offered. Another one, such as fake, would pass off old pages as KV.
+        if !offered.offers(welcome.transport) {
+            let theirs = Transport::ALL.into_iter().filter(|&transport| offered.offers(transport));
+            let mismatch = Mismatch {
+                reason: Refusal::Transport,
+                field: "transport".into(),
+                source: format!("{:?}", welcome.transport),
+                destination: format!("{:?}", theirs.collect::<Vec<_>>()),
+            };
+            effects.refused(source, &mismatch);
+            return self.down(source, now, Cause::Mismatch, effects);
         }
         let pool = welcome.ranks.first().map_or(0, |rank| rank.regions.kv);
         match self.identity.plan_from(&welcome.kv, pool) {
@@ -392,8 +412,12 @@ where
         };
         effects.refused(source, &mismatch);
         match entry.stage {
-            Stage::Announced { best, .. } if refused.reason == Refusal::Transport => {
-                self.announce_without(source, best, now, effects);
+            // Of those offered a source without other wishes takes the best.
+            Stage::Announced { offered, .. } if refused.reason == Refusal::Transport => {
+                match Transport::ALL.into_iter().find(|&transport| offered.offers(transport)) {
+                    Some(best) => self.announce_without(source, best, now, effects),
+                    None => self.down(source, now, Cause::PeerLost, effects),
+                }
             }
             _ => self.down(source, now, Cause::PeerLost, effects),
         }
@@ -403,19 +427,17 @@ where
     fn announce(&mut self, source: &A, link: L, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
         let Some(entry) = self.sources.get_mut(source) else { return };
         entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
-        let Some((rank, best)) = effects
-            .offer(entry.session, &entry.without)
-            .and_then(|rank| Some((rank, Transport::ALL.into_iter().find(|&way| rank.offers(way))?)))
-        else {
+        let Some(offered) = effects.offer(entry.session, source, &entry.without) else {
+            effects.hang_up(link);
             return self.down(source, now, Cause::PeerLost, effects);
         };
-        entry.stage = Stage::Announced { link, best, deadline: now + SESSION_SETUP_DEADLINE };
+        entry.stage = Stage::Announced { link, offered, deadline: now + SESSION_SETUP_DEADLINE };
         let announce = Announce {
             session: entry.generation,
             fingerprint: self.identity.fingerprint,
             kv: self.identity.kv_claim(),
             aux: self.identity.aux_claim(),
-            ranks: vec![rank],
+            ranks: vec![offered],
         };
         effects.send(link, &Message::Announce(Box::new(announce)));
     }
@@ -434,10 +456,8 @@ where
         }) else {
             return;
         };
-        if matches!(entry.stage, Stage::Binding { .. }) {
-            effects.mover(DestinationCommand::Close { session: entry.session });
-        }
         entry.without.push(transport);
+        entry.stage = Stage::Dialling { deadline: now };
         self.announce(source, link, now, effects);
     }
 
@@ -473,7 +493,7 @@ where
     fn down(&mut self, source: &A, now: Instant, cause: Cause, effects: &mut impl DestinationEffects<L, A>) {
         let Some(entry) = self.sources.get_mut(source) else { return };
         let link = entry.link();
-        let stood = matches!(entry.stage, Stage::Ready { .. } | Stage::Binding { .. });
+        let stood = matches!(entry.stage, Stage::Ready { .. });
         let session = entry.session;
         // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
         let until = if stood { now } else { now + DIAL_HOLD_OFF };

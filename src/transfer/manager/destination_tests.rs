@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::kv::layout::KvDtype;
+use crate::transfer::transport::fake::Fake;
 use crate::wire::message::{Fingerprint, HostId, ShmGrant, SocketName, TcpGrant, Token, Transport};
 
 const SESSIONS: usize = 4;
@@ -19,6 +20,7 @@ struct Effects {
     refused: usize,
     dialled: Vec<u32>,
     bound: Vec<SessionId>,
+    opened: Vec<SessionId>,
     closed: Vec<SessionId>,
     ready: Vec<(Slot, SessionId)>,
     destinations: Vec<u32>,
@@ -72,8 +74,10 @@ impl DestinationEffects<u32, u32> for Effects {
     }
 
     fn mover(&mut self, command: DestinationCommand) {
-        if let DestinationCommand::Close { session } = command {
-            self.closed.push(session);
+        match command {
+            DestinationCommand::Open { session, .. } => self.opened.push(session),
+            DestinationCommand::Close { session } => self.closed.push(session),
+            _ => {}
         }
     }
 
@@ -83,7 +87,7 @@ impl DestinationEffects<u32, u32> for Effects {
 
     fn hang_up(&mut self, _: u32) {}
 
-    fn offer(&mut self, _: SessionId, without: &[Transport]) -> Option<Rank> {
+    fn offer(&mut self, _: SessionId, _: &u32, without: &[Transport]) -> Option<Rank> {
         let mut rank = rank();
         rank.shm = rank.shm.filter(|_| !without.contains(&Transport::Shm));
         rank.tcp = rank.tcp.filter(|_| !without.contains(&Transport::Tcp));
@@ -145,8 +149,9 @@ impl Worker {
         let kv = identity.kv_claim();
         let welcome = Welcome { session, transport: Transport::Tcp, kv, ranks: vec![rank()] };
         manager.receive(source, &Message::Welcome(Box::new(welcome)), *now, effects);
+        let generation = session;
         let session = effects.bound.pop().unwrap();
-        manager.bound(session, Ok(()), *now, effects);
+        manager.bound(session, generation, Ok(Box::new(Fake)), *now, effects);
         assert_eq!(effects.ready.last().map(|&(_, found)| found), Some(session));
         session
     }
@@ -245,14 +250,20 @@ fn a_transport_that_fails_here_leads_to_an_announce_without_it() {
     let first = effects.announced.pop().unwrap();
     manager.receive(1, &welcome(Transport::Shm, first), *now, effects);
     let session = effects.bound.pop().unwrap();
-    manager.bound(session, Err("no descriptors".into()), *now, effects);
-    assert_eq!((&effects.offered[..], &effects.closed[..]), (&[Transport::Tcp][..], &[session][..]));
+    manager.bound(session, first, Err("no descriptors".into()), *now, effects);
+    assert_eq!((&effects.offered[..], &effects.opened[..]), (&[Transport::Tcp][..], &[][..]));
     let second = effects.announced.pop().unwrap();
     assert_ne!(first, second, "a late answer must not be taken for the new session's");
     manager.receive(1, &welcome(Transport::Shm, first), *now, effects);
     assert!(effects.bound.is_empty());
     manager.receive(1, &welcome(Transport::Tcp, second), *now, effects);
-    manager.bound(effects.bound.pop().unwrap(), Ok(()), *now, effects);
+    // What comes late of the first attempt is neither opened nor the second's end.
+    let again = effects.bound.pop().unwrap();
+    manager.bound(again, first, Ok(Box::new(Fake)), *now, effects);
+    manager.bound(again, first, Err("late".into()), *now, effects);
+    assert_eq!((&effects.opened[..], &effects.announced[..]), (&[][..], &[][..]));
+    manager.bound(again, second, Ok(Box::new(Fake)), *now, effects);
+    assert_eq!(effects.opened, [session]);
     assert_eq!((&effects.ready[..], effects.failed.len()), (&[(slot, session)][..], 0));
 }
 
@@ -285,4 +296,34 @@ fn a_transport_that_fails_at_the_source_leads_to_an_announce_without_it_until_no
     let Worker { manager, effects, now, .. } = &mut worker;
     manager.link_up(&1, 1, *now, effects);
     assert_eq!(effects.offered, [Transport::Shm, Transport::Tcp]);
+}
+
+#[test]
+fn a_transport_that_was_not_offered_is_a_mismatch() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_up(&1, 1, *now, effects);
+    let session = effects.announced.pop().unwrap();
+    manager.receive(1, &welcome(Transport::Fake, session), *now, effects);
+    assert_eq!((effects.bound.len(), effects.refused, &effects.failed[..]), (0, 1, &[slot][..]));
+}
+
+#[test]
+fn a_way_lost_late_ends_no_later_session() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    let session = worker.set_up(1);
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_down(1, *now, effects);
+    manager.leave(slot, None, effects);
+    let slot = worker.enter(0, 1).unwrap();
+    assert_eq!(worker.set_up(1), session);
+    let Worker { manager, effects, now, .. } = &mut worker;
+    effects.failed.clear();
+    for (generation, failed) in [(1, &[][..]), (2, &[slot][..])] {
+        let lost = Report::Lost { session, generation: SessionGeneration(generation) };
+        manager.report(lost, *now, effects);
+        assert_eq!(effects.failed, failed);
+    }
 }

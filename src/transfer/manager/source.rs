@@ -53,6 +53,8 @@ struct Session<L> {
     transport: Transport,
     page_size: u32,
     pages: u32,
+    /// Which use of the session's index.
+    usage: SessionGeneration,
 }
 
 /// All sessions and rooms of one prefill worker.
@@ -64,6 +66,8 @@ pub struct SourceManager<L> {
     sessions: Vec<Option<Session<L>>>,
     by_link: HashMap<L, SessionId>,
     rooms: Rooms<L>,
+    /// Sessions so far, so that none is taken for another of its index.
+    begun: SessionGeneration,
 }
 
 impl<L: Copy + Eq + Hash> SourceManager<L> {
@@ -81,6 +85,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             sessions: (0..sessions).map(|_| None).collect(),
             by_link: HashMap::new(),
             rooms: Rooms::default(),
+            begun: SessionGeneration(0),
         }
     }
 
@@ -187,8 +192,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     effects.send(wanted.link, &Message::AbortAck(ack));
                 }
             }
-            Report::Lost { session } => {
-                if let Some(link) = self.sessions[session.0 as usize].as_ref().map(|session| session.link) {
+            Report::Lost { session, generation } => {
+                let lost = self.sessions[session.0 as usize].as_ref();
+                if let Some(link) = lost.filter(|lost| lost.usage == generation).map(|lost| lost.link) {
                     self.close(session, effects);
                     self.fail_rooms(link, effects);
                 }
@@ -204,6 +210,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         for wanted in unclaimed {
             self.turn_down(&wanted, Cause::Deadline, effects);
         }
+    }
+
+    /// Which use of its index an open session is, for the mover.
+    pub fn usage(&self, session: SessionId) -> Option<SessionGeneration> {
+        self.sessions[session.0 as usize].as_ref().map(|session| session.usage)
     }
 
     /// Rooms that are not over.
@@ -232,12 +243,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             return self.refuse(link, announce.session, &mismatch, effects);
         };
         let session = SessionId(free as u32);
+        self.begun = SessionGeneration(self.begun.0.wrapping_add(1));
         self.sessions[free] = Some(Session {
             link,
             generation: announce.session,
             transport,
             page_size: layout.page_size,
             pages: announce.kv.pages,
+            usage: self.begun,
         });
         self.by_link.insert(link, session);
         effects.bind(link, session, Binding { transport, announce, template });

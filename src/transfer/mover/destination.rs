@@ -5,7 +5,7 @@
 //! record is in the scheduler's ring before Success shows in the status word.
 
 use crate::cause::Cause;
-use crate::ids::{Generation, Room, SlotId};
+use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
 use crate::stdx::bell::Bell;
 use crate::transfer::aux::AuxRecord;
@@ -39,6 +39,8 @@ pub struct DestinationLinks {
 pub struct DestinationMover {
     memory: Memory,
     sessions: Vec<Option<Box<dyn DestinationHalf>>>,
+    /// As each was opened last.
+    generations: Vec<SessionGeneration>,
     live: Live,
 }
 
@@ -74,6 +76,7 @@ impl DestinationMover {
         DestinationMover {
             memory,
             sessions: (0..sessions).map(|_| None).collect(),
+            generations: vec![SessionGeneration(0); sessions],
             live: Live { links, slots: (0..slots).map(|_| None).collect(), right, current: SessionId(0) },
         }
     }
@@ -89,7 +92,8 @@ impl DestinationMover {
                 Err(_) => {
                     let session = SessionId(index as u32);
                     self.close(session);
-                    self.live.report(Report::Lost { session });
+                    let generation = self.generations[index];
+                    self.live.report(Report::Lost { session, generation });
                 }
             }
         }
@@ -107,7 +111,10 @@ impl DestinationMover {
 
     fn apply(&mut self, command: DestinationCommand) {
         match command {
-            DestinationCommand::Open { session, generation: _, binding } => {
+            DestinationCommand::Open { session, generation, binding } => {
+                // Whatever else had the index is over.
+                self.close(session);
+                self.generations[session.0 as usize] = generation;
                 self.sessions[session.0 as usize] = Some(binding);
             }
             DestinationCommand::Close { session } => self.close(session),

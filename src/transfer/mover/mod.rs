@@ -8,7 +8,7 @@ pub mod destination;
 pub mod source;
 
 use crate::cause::Cause;
-use crate::ids::{Generation, Room, SlotId};
+use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::stdx::bell::Bell;
 use crate::stdx::seal::seal_thread;
 use crate::sys::event::{EventCounter, Interest, WaitSet};
@@ -57,6 +57,8 @@ pub enum Report {
     Lost {
         /// Which.
         session: SessionId,
+        /// As it was opened: the index may be another session's by now.
+        generation: SessionGeneration,
     },
 }
 

@@ -5,7 +5,7 @@
 //! the status word in the same step, after every Cancel before it in the ring; a lease ends exactly once.
 
 use crate::cause::Cause;
-use crate::ids::{Generation, SlotId};
+use crate::ids::{Generation, SessionGeneration, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
 use crate::stdx::bell::Bell;
 use crate::transfer::aux::AuxRecord;
@@ -52,6 +52,8 @@ pub struct SourceMover {
     links: SourceLinks,
     memory: Memory,
     sessions: Sessions,
+    /// As each was opened last.
+    generations: Vec<SessionGeneration>,
     slots: Vec<Option<Transfer>>,
     /// Slots with something to post or to wait for.
     active: Vec<SlotId>,
@@ -81,6 +83,7 @@ impl SourceMover {
         SourceMover {
             memory,
             sessions: Sessions((0..sessions).map(|_| None).chain([nobody]).collect()),
+            generations: vec![SessionGeneration(0); sessions + 1],
             slots: (0..slots).map(|_| None).collect(),
             active: Vec::with_capacity(slots),
             completed: Vec::with_capacity(slots),
@@ -102,7 +105,10 @@ impl SourceMover {
 
     fn apply(&mut self, command: SourceCommand) {
         match command {
-            SourceCommand::Open { session, binding } => {
+            SourceCommand::Open { session, generation, binding } => {
+                // Whatever else had the index is over.
+                self.close(session);
+                self.generations[session.0 as usize] = generation;
                 *self.sessions.half(session) = Some(binding);
             }
             SourceCommand::Close { session } => self.close(session),
@@ -225,7 +231,8 @@ impl SourceMover {
                 Err(_) => {
                     let session = SessionId(index as u32);
                     self.close(session);
-                    self.report(Report::Lost { session });
+                    let generation = self.generations[index];
+                    self.report(Report::Lost { session, generation });
                 }
             }
         }

@@ -1,5 +1,5 @@
-//! Prefill on one host, decode on another, a client on a third: hosts are network namespaces with their own
-//! addresses, joined by a switch in a fourth. KV moves over tcp, since descriptors cannot pass between them.
+//! Prefill on one host, decode on two others, a client on a fourth: hosts are network namespaces with their own
+//! addresses, joined by a switch in a fifth. KV moves over tcp, since descriptors cannot pass between them.
 //!
 //! Needs root and iproute2; without them the test says that it is skipped, or fails where
 //! `BATON_REQUIRE_NAMESPACES` is set.
@@ -12,7 +12,8 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 
 use crate::MODEL;
-const HOSTS: [(&str, &str); 3] = [("prefill", "10.77.0.1"), ("decode", "10.77.0.2"), ("client", "10.77.0.3")];
+const HOSTS: [(&str, &str); 4] =
+    [("prefill", "10.77.0.1"), ("decode", "10.77.0.2"), ("second", "10.77.0.3"), ("client", "10.77.0.4")];
 
 /// Namespaces that end with the value.
 struct Network {
@@ -55,7 +56,7 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
-        for host in ["prefill", "decode", "client", "hub"] {
+        for host in ["prefill", "decode", "second", "client", "hub"] {
             ip(&["netns", "del", &self.name(host)]);
         }
     }
@@ -65,54 +66,74 @@ fn ip(args: &[&str]) -> bool {
     Command::new("ip").args(args).output().is_ok_and(|output| output.status.success())
 }
 
-#[test]
-fn kv_moves_between_hosts_over_tcp() {
-    let Some(network) = Network::new() else {
+/// A network, unless this machine has none to give.
+fn network() -> Option<Network> {
+    let network = Network::new();
+    if network.is_none() {
         assert!(std::env::var_os("BATON_REQUIRE_NAMESPACES").is_none(), "network namespaces are required");
         eprintln!("SKIPPED: network namespaces need root and iproute2");
-        return;
-    };
-    let common = [
-        "--port",
-        "8000",
-        "--kv-memory",
-        "8MiB",
-        "--threads",
-        "1",
-        "--max-running-requests",
-        "4",
-        "--insecure",
-    ];
-    let start = |host: &str, args: &[&str]| {
-        network.enter(host);
-        let mut all = args.to_vec();
-        all.extend(common);
-        Process::start(&all)
-    };
-    let prefill = start("prefill", &["prefill", MODEL, "--host", "10.77.0.1"]);
-    let decode =
-        start("decode", &["decode", MODEL, "--host", "10.77.0.2", "--bootstrap-allow", "10.77.0.0/24"]);
+    }
+    network
+}
+
+/// A worker that listens on `listen`; it is reached at its host's own address.
+fn start(network: &Network, host: &str, listen: &str, args: &[&str]) -> Process {
+    let common = ["--port", "8000", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
+    network.enter(host);
+    let mut process = Process::start(&[args, &["--host", listen, "--insecure"], &common].concat());
+    let (_, address) = HOSTS.iter().find(|(name, _)| *name == host).expect("a host of this network");
+    process.address.set_ip(address.parse().expect("an address"));
+    process
+}
+
+/// One request, both legs, from the client's host.
+fn hand_off(network: &Network, prefill: &Process, decode: &Process, room: u64) {
     network.enter("client");
-    for room in 0..4u64 {
-        let prompt: Vec<u64> = (0..150).map(|i| 10 + (i * 7 + room * 13) % 300).collect();
-        let body = json!({
-            "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
-            "bootstrap_host": "10.77.0.1", "bootstrap_port": prefill.bootstrap_port, "bootstrap_room": room,
-        })
-        .to_string();
-        let (from, sent) = (prefill.address, body.clone());
-        let tag = network.tag.clone();
-        let reader = std::thread::spawn(move || {
-            let there = std::mem::ManuallyDrop::new(Network { tag });
-            there.enter("client");
-            post(from, "/v1/completions", &sent)
-        });
-        let (status, answer) = post(decode.address, "/v1/completions", &body);
-        assert_eq!(status, 200, "{answer}");
-        let answer: Value = serde_json::from_str(&answer).unwrap();
-        assert_eq!(answer["choices"][0]["token_ids"].as_array().unwrap().len(), 8);
-        assert_eq!(reader.join().unwrap().0, 200);
+    let prompt: Vec<u64> = (0..150).map(|i| 10 + (i * 7 + room * 13) % 300).collect();
+    let body = json!({
+        "prompt": prompt, "max_tokens": 8, "temperature": 0, "ignore_eos": true, "return_token_ids": true,
+        "bootstrap_host": "10.77.0.1", "bootstrap_port": prefill.bootstrap_port, "bootstrap_room": room,
+    })
+    .to_string();
+    let (from, sent) = (prefill.address, body.clone());
+    let tag = network.tag.clone();
+    let reader = std::thread::spawn(move || {
+        let there = std::mem::ManuallyDrop::new(Network { tag });
+        there.enter("client");
+        post(from, "/v1/completions", &sent)
+    });
+    let (status, answer) = post(decode.address, "/v1/completions", &body);
+    assert_eq!(status, 200, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    assert_eq!(answer["choices"][0]["token_ids"].as_array().unwrap().len(), 8);
+    assert_eq!(reader.join().unwrap().0, 200);
+}
+
+#[test]
+fn kv_moves_between_hosts_over_tcp() {
+    let Some(network) = network() else { return };
+    let prefill = start(&network, "prefill", "10.77.0.1", &["prefill", MODEL]);
+    let decode = ["decode", MODEL, "--bootstrap-allow", "10.77.0.0/24"];
+    let decode = start(&network, "decode", "10.77.0.2", &decode);
+    for room in 0..4 {
+        hand_off(&network, &prefill, &decode, room);
     }
     prefill.await_idle();
     decode.await_idle();
+}
+
+/// All listen on the same address and port, and yet are three workers.
+#[test]
+fn workers_that_listen_on_every_address_are_told_apart() {
+    let Some(network) = network() else { return };
+    let prefill = start(&network, "prefill", "0.0.0.0", &["prefill", MODEL, "--advertise-host", "10.77.0.1"]);
+    let decode = ["decode", MODEL, "--bootstrap-allow", "10.77.0.0/24"];
+    let workers = ["decode", "second"].map(|host| start(&network, host, "0.0.0.0", &decode));
+    for room in 0..8 {
+        hand_off(&network, &prefill, &workers[room as usize % 2], room);
+    }
+    assert!(!prefill.has_said("replaced by a newer connection"), "workers cut each other off");
+    for worker in workers.iter().chain([&prefill]) {
+        worker.await_idle();
+    }
 }

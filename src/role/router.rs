@@ -69,5 +69,5 @@ fn target(flag: &'static str, url: &WorkerUrl, bootstrap_port: Option<u16>) -> R
     let mut addresses =
         (url.host.as_str(), url.port).to_socket_addrs().map_err(|error| nowhere(error.to_string()))?;
     let address = addresses.next().ok_or_else(|| nowhere("no address".into()))?;
-    Ok(Target { url: url.clone(), address, bootstrap_port })
+    Ok(Target::new(url.clone(), address, bootstrap_port))
 }

@@ -10,9 +10,9 @@ mod process;
 mod routed;
 
 use baton::limits::DIAL_HOLD_OFF;
-use process::{PATIENCE, Process, post};
+use process::{PATIENCE, Process, get, post};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -259,4 +259,28 @@ fn the_registry_answers_as_sglangs() {
     assert!(get(&format!("/route?{}", all.replace("-1", "7"))).starts_with("HTTP/1.1 404"));
     assert!(get("/route").starts_with("HTTP/1.1 400"));
     assert!(get("/health").ends_with("OK"));
+}
+
+#[test]
+fn the_registry_tells_the_ports_that_were_taken() {
+    let prefill = prefill(&[]);
+    let registry = SocketAddr::new(prefill.address.ip(), prefill.bootstrap_port);
+    let ranks = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+    let (status, told) = get(registry, &format!("/route?{ranks}"));
+    assert_eq!(status, 200, "{told}");
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["prefill_http_port"], prefill.address.port());
+    assert_eq!(told["control_port"], prefill.control_port);
+}
+
+/// A decode worker to which nothing comes over tcp has no use for a data port, and takes none.
+#[test]
+fn a_data_port_is_opened_for_tcp_alone() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port().to_string();
+    for transfer in ["shm", "fake"] {
+        let decode = start("decode", &["--transfer", transfer, "--data-port", &port]);
+        assert_eq!(decode.data_port, 0, "{transfer}");
+    }
+    assert_ne!(start("decode", &["--transfer", "tcp"]).data_port, 0);
 }

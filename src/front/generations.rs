@@ -521,9 +521,9 @@ impl Generations {
         let port = port.unwrap_or(BOOTSTRAP_PORT);
         let source = match host {
             Some(host) if fake_bootstrap && host == FAKE_HOST => Source::Fake,
-            Some(host) => Source::remote(host, port),
+            Some(host) => Source::remote(&host, port),
             None if fake_by_default => Source::Fake,
-            None => Source::remote("localhost".into(), port),
+            None => Source::remote("localhost", port),
         };
         Ok((room, source))
     }

@@ -8,6 +8,7 @@ use crate::cause::Cause;
 use crate::front::worker::{DestinationRing, Reports, SourceRing, Worker};
 use crate::ids::{Room, SessionGeneration, WorkerId};
 use crate::kv::layout::KvLayout;
+use crate::limits::SESSION_SETUP_DEADLINE;
 use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::sched::mailbox::Command;
@@ -37,9 +38,12 @@ pub enum Source {
     Local(WorkerId),
     /// Nobody: the transport is fake, and so is the other side.
     Fake,
-    /// A worker whose registry answers at this host and port. Made by [`Source::remote`].
-    Remote {
-        /// As in `bootstrap_host`; of an address' several spellings always the same one.
+    /// A worker of another process, whose registry answers at this address.
+    Remote(SocketAddr),
+    /// The same, by a name that is resolved first: one worker under two names would be two sessions, each of
+    /// which voids the other. No manager hears of it.
+    Named {
+        /// As in `bootstrap_host`.
         host: String,
         /// As in `bootstrap_port`.
         port: u16,
@@ -47,16 +51,17 @@ pub enum Source {
 }
 
 impl Source {
-    /// A worker of another process. One worker under two names would be two sessions, each of which voids
-    /// the other, so `localhost`, brackets and mapped addresses are resolved here.
-    pub fn remote(host: String, port: u16) -> Source {
-        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
+    /// A worker of another process, by a name or an address in any of its spellings.
+    pub fn remote(host: &str, port: u16) -> Source {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let ip = match bare {
             "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             literal => literal.parse::<IpAddr>().ok(),
         };
-        let host = ip.map_or(host, |ip| ip.to_canonical().to_string());
-        Source::Remote { host, port }
+        match ip {
+            Some(ip) => Source::Remote(SocketAddr::new(ip.to_canonical(), port)),
+            None => Source::Named { host: host.to_ascii_lowercase(), port },
+        }
     }
 }
 
@@ -162,12 +167,16 @@ pub struct DestinationSession {
 pub enum Remote {
     /// Send a message (not sealed yet).
     Send(ConnId, Multipart),
+    /// Resolve the name of a prefill worker's host; [`Handoff::resolved`] follows.
+    Resolve(String),
     /// Open a link to the prefill worker at this registry.
     Dial {
         /// The decode worker.
         worker: WorkerId,
         /// Whom.
         source: Source,
+        /// When it is given up.
+        until: Instant,
     },
     /// Close a link.
     HangUp(ConnId),
@@ -175,6 +184,16 @@ pub enum Remote {
     BindSource(ConnId, SourceSession),
     /// Set up a destination's half; [`Handoff::bound_destination`] follows.
     BindDestination(ConnId, DestinationSession),
+}
+
+/// A slot of a decode worker whose source has but a name yet.
+#[derive(Debug)]
+struct Unresolved {
+    worker: WorkerId,
+    slot: Slot,
+    room: Room,
+    host: String,
+    port: u16,
 }
 
 /// All workers of this process and the links between them and to others.
@@ -186,6 +205,8 @@ pub struct Handoff {
     rings: HashMap<(WorkerId, SessionId), ShmRing>,
     /// Source sessions by the link they were announced on.
     bound: HashMap<Link, (WorkerId, SessionId)>,
+    /// At most one of each slot.
+    unresolved: Vec<Unresolved>,
     /// Which session the holder of a token may open lanes of.
     tokens: HashMap<[u8; 16], (WorkerId, SessionId)>,
     remote: VecDeque<Remote>,
@@ -212,6 +233,7 @@ impl Handoff {
             wishes: VecDeque::new(),
             rings: HashMap::new(),
             bound: HashMap::new(),
+            unresolved: Vec::new(),
             tokens: HashMap::new(),
             remote: VecDeque::new(),
             pumping: false,
@@ -264,6 +286,12 @@ impl Handoff {
                 &mut Effects { worker, mover, wishes, offer: &self.offer },
             ),
             Role::Decode { manager, mover, .. } => match source {
+                Some(Source::Named { host, port }) => {
+                    let (host, port) = (host.clone(), *port);
+                    self.remote.push_back(Remote::Resolve(host.clone()));
+                    self.unresolved.push(Unresolved { worker: id, slot, room, host, port });
+                    Ok(())
+                }
                 Some(source) => manager.enter(
                     slot,
                     room,
@@ -277,6 +305,33 @@ impl Handoff {
         };
         if let Err(cause) = entered {
             self.members[id.index()].worker.abort(slot, cause);
+        }
+        self.settle(now);
+    }
+
+    /// A name is resolved, or cannot be: its slots enter their session, or fail.
+    pub fn resolved(&mut self, name: &str, address: Result<IpAddr, String>, now: Instant) {
+        if let Err(why) = &address {
+            event!(Warn, "handoff", "prefill worker cannot be found", host = name, why = why);
+        }
+        let (named, others) =
+            std::mem::take(&mut self.unresolved).into_iter().partition(|waiting| waiting.host == name);
+        self.unresolved = others;
+        let named: Vec<Unresolved> = named;
+        for Unresolved { worker: id, slot, room, port, .. } in named {
+            let Member { worker, role: Role::Decode { manager, mover, .. }, .. } =
+                &mut self.members[id.index()]
+            else {
+                continue;
+            };
+            let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
+            let entered = address.as_ref().map_err(|_| Cause::PeerLost).and_then(|&ip| {
+                let source = Source::Remote(SocketAddr::new(ip, port));
+                manager.enter(slot, room, &source, now, effects)
+            });
+            if let Err(cause) = entered {
+                self.members[id.index()].worker.abort(slot, cause);
+            }
         }
         self.settle(now);
     }
@@ -297,6 +352,7 @@ impl Handoff {
 
     /// The scheduler has ended a request.
     pub fn finished(&mut self, id: WorkerId, slot: Slot, failure: Option<Cause>, now: Instant) {
+        self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
         let Member { worker, role, .. } = &mut self.members[id.index()];
         let wishes = &mut self.wishes;
         match role {
@@ -403,7 +459,10 @@ impl Handoff {
                 Wish::Dial { from, source: Source::Fake } => {
                     self.link_up(from, &Source::Fake, Link::Local { source: from, destination: from }, now);
                 }
-                Wish::Dial { from: worker, source } => self.remote.push_back(Remote::Dial { worker, source }),
+                Wish::Dial { from: worker, source } => {
+                    let until = now + SESSION_SETUP_DEADLINE;
+                    self.remote.push_back(Remote::Dial { worker, source, until });
+                }
                 Wish::HangUp { link: Link::Local { .. } } => {}
                 Wish::HangUp { link: Link::Remote(conn) } => self.remote.push_back(Remote::HangUp(conn)),
                 Wish::BindSource { link, session } => {

@@ -1,4 +1,4 @@
-//! `baton router`: one thread, `ctl`, beside it one that resolves names, and nothing that needs a model.
+//! `baton router`: one thread, `ctl`, beside it those that resolve names, and nothing that needs a model.
 
 use super::RoleError;
 use crate::cluster::router::Router;

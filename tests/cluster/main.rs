@@ -284,3 +284,26 @@ fn a_data_port_is_opened_for_tcp_alone() {
     }
     assert_ne!(start("decode", &["--transfer", "tcp"]).data_port, 0);
 }
+
+/// One prefill worker is one session, however requests spell where it is.
+#[test]
+fn names_of_one_prefill_worker_share_a_session() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    let mut room = 0;
+    for host in ["127.0.0.1", "LocalHost", "localhost", "::ffff:127.0.0.1", "LOCALHOST"] {
+        room += 1;
+        let mut body = body(room, 40, 8);
+        body["bootstrap_host"] = json!(host);
+        body["bootstrap_port"] = json!(prefill.bootstrap_port);
+        body["bootstrap_room"] = json!(room);
+        let (reader, writer) = dual(prefill.address, decode.address, body.to_string());
+        assert_eq!((reader.0, writer.0), (200, 200), "{host}: {reader:?} {writer:?}");
+    }
+    assert_eq!(decode.times_said("link to a prefill worker stands"), 1);
+    let mut lost = body(9, 40, 8);
+    lost["bootstrap_host"] = json!("nowhere.invalid");
+    lost["bootstrap_room"] = json!(9);
+    let (status, text) = post(decode.address, "/v1/completions", &lost.to_string());
+    assert!(status == 502 && text.contains("peer_lost"), "{status} {text}");
+    decode.await_idle();
+}

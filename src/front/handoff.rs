@@ -121,6 +121,7 @@ enum Wish {
     HangUp { link: Link },
     BindSource { link: Link, session: SourceSession },
     BindDestination { link: Link, session: DestinationSession },
+    CloseSource { worker: WorkerId, session: SessionId },
     Grant { worker: WorkerId, session: SessionId, token: Token },
 }
 
@@ -203,8 +204,8 @@ pub struct Handoff {
     wishes: VecDeque<Wish>,
     /// Rings of sessions whose destination has not shown its cursor yet.
     rings: HashMap<(WorkerId, SessionId), ShmRing>,
-    /// Source sessions by the link they were announced on.
-    bound: HashMap<Link, (WorkerId, SessionId)>,
+    /// Source sessions that stand, by the link they were announced on.
+    bound: HashMap<Link, (WorkerId, SessionId, SessionGeneration)>,
     /// At most one of each slot.
     unresolved: Vec<Unresolved>,
     /// Which session the holder of a token may open lanes of.
@@ -466,7 +467,7 @@ impl Handoff {
                 Wish::HangUp { link: Link::Local { .. } } => {}
                 Wish::HangUp { link: Link::Remote(conn) } => self.remote.push_back(Remote::HangUp(conn)),
                 Wish::BindSource { link, session } => {
-                    self.bound.insert(link, (session.worker, session.session));
+                    self.bound.insert(link, (session.worker, session.session, session.generation));
                     match link {
                         Link::Local { .. } => self.bind_source(&session),
                         Link::Remote(conn) => self.remote.push_back(Remote::BindSource(conn, session)),
@@ -479,6 +480,10 @@ impl Handoff {
                     let (worker, id) = (session.worker, session.session);
                     let half = self.bind_destination(link, &session);
                     self.bound_destination(worker, id, session.generation, half, now);
+                }
+                Wish::CloseSource { worker, session } => {
+                    self.rings.remove(&(worker, session));
+                    self.bound.retain(|_, held| (held.0, held.1) != (worker, session));
                 }
                 Wish::Grant { worker, session, token } => {
                     self.tokens.retain(|_, held| *held != (worker, session));
@@ -583,6 +588,12 @@ impl Handoff {
             &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
         );
         self.settle(now);
+    }
+
+    /// Whether a source's session that was announced on this link still stands.
+    pub fn stands(&self, conn: ConnId, session: &SourceSession) -> bool {
+        let SourceSession { worker, session, generation, .. } = *session;
+        self.bound.get(&Link::Remote(conn)) == Some(&(worker, session, generation))
     }
 
     /// Gives a source's mover its half.
@@ -709,7 +720,8 @@ impl Handoff {
         if asked.transport == Transport::Fake {
             return Ok(Box::new(Fake));
         }
-        let key = self.bound.get(&link).copied().ok_or("the source's session is gone")?;
+        let &(worker, session, _) = self.bound.get(&link).ok_or("the source's session is gone")?;
+        let key = (worker, session);
         let ring = self.rings.remove(&key).ok_or("the source's session is gone")?;
         let text = |error: std::io::Error| error.to_string();
         let cursor = ShmCursor::new().map_err(text)?;
@@ -784,6 +796,9 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
     }
 
     fn mover(&mut self, command: SourceCommand) {
+        if let SourceCommand::Close { session } = command {
+            self.wishes.push_back(Wish::CloseSource { worker: self.worker.id, session });
+        }
         self.mover.send(command);
     }
 

@@ -181,7 +181,7 @@ impl Peers {
 
     /// Closes what is overdue and keeps the rest warm.
     pub fn expire(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        self.passing.expire(reactor, now);
+        self.passing.expire(reactor, handoff, now);
         self.lanes.expire(reactor, now);
         for found in self.directory.expire(reactor, now) {
             self.found(found, reactor, handoff, now);

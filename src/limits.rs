@@ -204,14 +204,15 @@ pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
 pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Control connections accepted at a time: decode workers of a large cluster.
 pub const CONTROL_CONNECTIONS_MAX: usize = 1024;
-/// Names of hosts being looked up at a time: prefill workers that were never met before.
+/// Names of hosts being looked up or waiting for it: prefill workers that were never met before.
 pub const NAMES_ASKED_MAX: usize = 64;
+/// Names of hosts looked up at once: those whose name server is silent hold up no more than this many.
+pub const NAME_THREADS: usize = 4;
 /// Names of hosts remembered; a request's body may name any.
 pub const NAMES_KNOWN_MAX: usize = 1024;
 /// How long a name's addresses are remembered: what name servers let small clusters be cached for at most.
 pub const NAME_LIFE: Duration = Duration::from_secs(30);
-/// How long a name may take: one repeat of a lost question, which resolvers send after 5 s, does not fit into
-/// the set-up of a session.
+/// How long a name may take: a lost question, which resolvers repeat after 5 s, is not waited for.
 pub const NAME_DEADLINE: Duration = Duration::from_secs(4);
 /// Bytes of a registry's answer; a topology takes some 500.
 pub const REGISTRY_ANSWER_MAX: usize = 64 << 10;

@@ -50,8 +50,6 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub(super) prefill: ChunkFlags,
     #[command(flatten)]
-    pub(super) decode: ReserveFlags,
-    #[command(flatten)]
     pub(super) process: ProcessFlags,
 }
 
@@ -75,8 +73,6 @@ pub struct PrefillFlags {
 pub struct DecodeFlags {
     #[command(flatten)]
     pub(super) worker: WorkerFlags,
-    #[command(flatten)]
-    pub(super) decode: ReserveFlags,
     #[command(flatten)]
     pub(super) handoff: HandoffFlags,
     #[command(flatten)]
@@ -182,7 +178,8 @@ pub(super) struct AdmissionFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Scheduling")]
 pub(super) struct ChunkFlags {
-    /// Most prompt tokens admitted in one turn [default: 16384, or the chunk size where that is more]
+    /// What --chunked-prefill-size may not exceed, also by default; has no further effect [default: 16384,
+    /// or the chunk size where that is more]
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)))]
     pub(super) max_prefill_tokens: Option<u32>,
     /// Most prompt tokens computed in one turn [default: 2048, or --max-prefill-tokens where that is less]
@@ -191,14 +188,6 @@ pub(super) struct ChunkFlags {
     /// Longest time of one turn's prompt tokens: what a long prompt may add between two tokens of a stream
     #[arg(long, value_name = "MS", default_value_t = 100, value_parser = value_parser!(u32).range(1..=i64::from(CHUNK_MS_MAX)))]
     pub(super) chunk_ms: u32,
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Scheduling")]
-pub(super) struct ReserveFlags {
-    /// KV kept free for the growth of each live request when another is admitted
-    #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = value_parser!(u32).range(0..=i64::from(CONTEXT_MAX)))]
-    pub(super) num_reserved_decode_tokens: u32,
 }
 
 #[derive(Args, Debug)]
@@ -211,7 +200,7 @@ pub(super) struct CoreFlags {
     /// Compute threads [default: one per CPU]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(THREADS_MAX)))]
     pub(super) threads: Option<u32>,
-    /// Spin instead of sleeping when idle, also where threads outnumber cores
+    /// Spin for a moment before sleeping when idle, also where threads outnumber cores
     #[arg(long)]
     pub(super) busy_poll: bool,
 }
@@ -239,8 +228,9 @@ pub(super) struct HandoffFlags {
     /// How KV moves; auto: shm on the same host, else tcp. fake: it does not
     #[arg(long, value_enum, default_value_t)]
     pub(super) transfer: Transfer,
-    /// Name or address that peers are told to dial [default: --host; where that is every address, the
-    /// one they already reach this worker by]
+    /// Address that peers are told to dial; a prefill worker may have a name, which stands for the address
+    /// that its registry is reached by [default: --host; where that is every address, the one they already
+    /// reach this worker by]
     #[arg(long, value_name = "HOST", value_parser = parse_advertised)]
     pub(super) advertise_host: Option<String>,
     /// File of at least 32 random bytes that all workers of the cluster share

@@ -11,6 +11,7 @@ const NO_SPECULATION: &str = "there is no speculative decoding yet";
 const NO_RETRY: &str = "a request that was sent to a pair of workers is not sent to another";
 const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
+const ALL_RESERVED: &str = "a request's KV is reserved to its longest answer";
 const NO_RDMA: &str = "KV moves over shm and tcp";
 
 /// (flag or command, why not, or what instead).
@@ -34,6 +35,8 @@ const NAMES: &[(&str, &str)] = &[
     ("--disaggregation-decode-enable-radix-cache", NO_PREFIX_CACHE),
     ("--decode-allocation", "decode memory is always allocated early"),
     ("--disaggregation-decode-allocation-policy", "decode memory is always allocated early"),
+    ("--num-reserved-decode-tokens", ALL_RESERVED),
+    ("--disaggregation-num-reserved-decode-tokens", ALL_RESERVED),
     ("--verify-kv", "KV is not checksummed yet"),
     ("--disaggregation-enable-kv-checksum", "KV is not checksummed yet"),
     ("--speculative-algorithm", NO_SPECULATION),

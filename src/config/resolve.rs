@@ -11,7 +11,7 @@ use super::resolved::{
     WorkerConfig, WorkerLayout,
 };
 use super::secret::{read_api_keys, read_cluster_key};
-use super::values::{ByteSize, Cidr, WorkerUrl};
+use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
 use super::{Invocation, Surroundings};
 use crate::limits::{KV_MEMORY_MAX, KV_MEMORY_MIN, ROUTER_WORKERS_MAX};
 use std::collections::HashSet;
@@ -69,7 +69,6 @@ impl Resolver<'_> {
             worker: self.worker(flags.worker, FRONT_PORT)?,
             layout: layout(&flags.layout)?,
             chunks: chunks(&flags.prefill)?,
-            num_reserved_decode_tokens: flags.decode.num_reserved_decode_tokens,
             log: self.log(&flags.process)?,
         })
     }
@@ -94,14 +93,17 @@ impl Resolver<'_> {
 
     fn decode(&mut self, flags: DecodeFlags) -> Result<DecodeConfig, ConfigError> {
         let host = flags.worker.front.host;
-        let listens_for_peers = matches!(flags.handoff.transfer, Transfer::Auto | Transfer::Tcp);
+        let listens_for_peers = flags.handoff.transfer.takes_tcp();
+        if let Some(name) = flags.handoff.advertise_host.as_ref().filter(|name| parse_host(name).is_err()) {
+            let limit = "must be an IP address: a decode worker tells its peers no names";
+            return Err(value("--advertise-host", name, limit));
+        }
         let mut bootstrap_allow = flags.destination.bootstrap_allow;
         if bootstrap_allow.is_empty() {
             bootstrap_allow = Cidr::LOOPBACK.to_vec();
         }
         let config = DecodeConfig {
             worker: self.worker(flags.worker, DECODE_PORT)?,
-            num_reserved_decode_tokens: flags.decode.num_reserved_decode_tokens,
             handoff: self.handoff(flags.handoff, host, listens_for_peers)?,
             data_port: flags.destination.data_port,
             bootstrap_allow,

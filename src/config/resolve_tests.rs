@@ -125,6 +125,7 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("serve m --bootstrap-port 1", &["--bootstrap-port"]),
         ("prefill m --bootstrap-port 30000", &["--bootstrap-port 30000", "--port"]),
         ("prefill m --advertise-host 0.0.0.0", &["0.0.0.0", "--advertise-host"]),
+        ("decode m --advertise-host node-7", &["--advertise-host node-7", "IP address"]),
         ("prefill m --host 0.0.0.0", &["--cluster-key-file or --insecure", "0.0.0.0"]),
         ("decode m --host 10.0.0.1", &["--cluster-key-file or --insecure", "10.0.0.1"]),
         ("decode m --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
@@ -151,6 +152,7 @@ fn what_comes_later_is_refused_by_name() {
         ("serve m --tensor-parallel-size=2", "--tensor-parallel-size"),
         ("serve m --tp 2", "--tp"),
         ("serve m --enable-prefix-caching", "--enable-prefix-caching"),
+        ("decode m --num-reserved-decode-tokens 512", "--num-reserved-decode-tokens"),
         ("decode m --transfer rdma", "--transfer rdma"),
         ("serve m --transfer=rdma", "--transfer rdma"),
         ("router --prefill http://a:1 --decode http://b:1 --policy cache_aware", "--policy cache_aware"),
@@ -185,6 +187,7 @@ fn ports_for_peers_beyond_loopback() {
 
     // Nothing listens for peers here, so there is nothing to protect.
     run("decode m --host 0.0.0.0 --transfer shm");
+    run("decode m --host 0.0.0.0 --transfer fake");
     run("decode m --host 0.0.0.0 --insecure");
 }
 

@@ -48,8 +48,6 @@ pub struct ServeConfig {
     pub layout: WorkerLayout,
     /// Bounds on prompt tokens of a turn.
     pub chunks: ChunkConfig,
-    /// Tokens of KV kept free for the growth of each live request.
-    pub num_reserved_decode_tokens: u32,
     /// The log.
     pub log: LogConfig,
 }
@@ -76,8 +74,6 @@ pub struct PrefillConfig {
 pub struct DecodeConfig {
     /// What every worker has.
     pub worker: WorkerConfig,
-    /// Tokens of KV kept free for the growth of each live request.
-    pub num_reserved_decode_tokens: u32,
     /// How it deals with its peers.
     pub handoff: HandoffConfig,
     /// The port where KV arrives over tcp; 0: a free one.
@@ -165,9 +161,9 @@ pub struct KvConfig {
 /// Bounds on the prompt tokens of one turn.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct ChunkConfig {
-    /// Most that are admitted; never less than a chunk.
+    /// Bounds the next; never less than it.
     pub max_prefill_tokens: u32,
-    /// Most that are computed.
+    /// Most that are computed in one.
     pub chunked_prefill_size: u32,
     /// Longest they may take, in ms.
     pub chunk_ms: u32,
@@ -182,7 +178,7 @@ pub struct CoreConfig {
     pub cpus_are_chosen: bool,
     /// Compute threads, at least one.
     pub threads: usize,
-    /// Whether idle loops spin always.
+    /// Whether idle loops spin for a moment before they sleep, also where threads outnumber cores.
     pub busy_poll: bool,
 }
 
@@ -273,6 +269,13 @@ pub enum Transfer {
     Tcp,
     /// Not at all.
     Fake,
+}
+
+impl Transfer {
+    /// Whether KV may arrive over tcp.
+    pub fn takes_tcp(self) -> bool {
+        matches!(self, Transfer::Auto | Transfer::Tcp)
+    }
 }
 
 /// How the router chooses workers.

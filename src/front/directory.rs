@@ -1,9 +1,9 @@
 //! Where a prefill worker's control port is: its host's name is resolved, its registry asked, and the answer
 //! remembered until the link fails.
 //!
-//! Thread: `ctl`. `bootstrap_host` comes from a request body, so only hosts inside the configured networks
-//! are dialled, whatever a name's addresses are. Bounded: one look-up per source at a time, each with a deadline
-//! and a short answer.
+//! Thread: `ctl`. `bootstrap_host` comes from a request body, and the control port's host from whoever answers
+//! there, so only hosts inside the configured networks are dialled, whatever a name's addresses are. Bounded:
+//! one look-up per source at a time, with the deadline of the dial it is for, and a short answer.
 
 use crate::cluster::registry::Topology;
 use crate::config::values::Cidr;
@@ -12,7 +12,7 @@ use crate::front::http::client::{self, RequestLine, ResponseDecoder};
 use crate::front::http::{Limits, Method};
 use crate::front::resolver::{Addresses, Resolver};
 use crate::ids::WorkerId;
-use crate::limits::{REGISTRY_ANSWER_MAX, SESSION_SETUP_DEADLINE};
+use crate::limits::REGISTRY_ANSWER_MAX;
 use crate::net::{ConnId, Event, Reactor};
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -29,6 +29,8 @@ pub struct Found {
     pub source: Source,
     /// Where to dial, or why not.
     pub control: Result<SocketAddr, String>,
+    /// When the dial is given up.
+    pub until: Instant,
 }
 
 #[derive(Debug)]
@@ -42,15 +44,6 @@ struct LookUp {
     until: Instant,
 }
 
-/// A look-up whose host's name is being resolved.
-#[derive(Debug)]
-struct Named {
-    worker: WorkerId,
-    source: Source,
-    name: String,
-    port: u16,
-}
-
 /// Look-ups under way, and what is known.
 #[derive(Debug)]
 pub struct Directory {
@@ -58,7 +51,6 @@ pub struct Directory {
     /// `None` where nobody is looked up.
     names: Option<Resolver>,
     known: HashMap<Source, SocketAddr>,
-    named: Vec<Named>,
     asking: HashMap<ConnId, LookUp>,
 }
 
@@ -70,13 +62,7 @@ impl Directory {
 
     /// Of a process that looks nobody up.
     pub fn closed() -> Directory {
-        Directory {
-            allowed: Vec::new(),
-            names: None,
-            known: HashMap::new(),
-            named: Vec::new(),
-            asking: HashMap::new(),
-        }
+        Directory { allowed: Vec::new(), names: None, known: HashMap::new(), asking: HashMap::new() }
     }
 
     /// Whether a name was resolved.
@@ -95,84 +81,56 @@ impl Directory {
         }
     }
 
-    /// Looks a source up; the answer comes now, or from [`Directory::resolved`], [`Directory::handle`] or
-    /// [`Directory::expire`].
+    /// The address of a name that may be dialled, or why there is none; where that is not known yet,
+    /// [`Directory::resolved`] tells.
+    pub fn resolve(&mut self, name: &str, now: Instant) -> Option<Result<IpAddr, String>> {
+        let addresses = match &mut self.names {
+            Some(names) => names.resolve(name, now)?,
+            None => Err("nobody is looked up here".into()),
+        };
+        Some(self.choose(name, addresses))
+    }
+
+    /// The next name that was resolved or took too long, and its address.
+    pub fn resolved(&mut self, now: Instant) -> Option<(String, Result<IpAddr, String>)> {
+        let names = self.names.as_mut()?;
+        let (name, addresses) = names.poll(now).or_else(|| names.expire(now))?;
+        let address = self.choose(&name, addresses);
+        Some((name, address))
+    }
+
+    /// Of those that may be dialled the least, so that a worker with several is always met at the same.
+    fn choose(&self, name: &str, addresses: Addresses) -> Result<IpAddr, String> {
+        let addresses = addresses?;
+        let canonical = addresses.iter().map(|ip| ip.to_canonical());
+        canonical.filter(|&ip| self.allows(ip)).min().ok_or_else(|| {
+            format!("bootstrap_host {name} ({addresses:?}) lies in no network of --bootstrap-allow")
+        })
+    }
+
+    /// Looks a source up; the answer comes now, or from [`Directory::handle`] or [`Directory::expire`]. While
+    /// it is being looked up, that answers both.
     pub fn look_up(
         &mut self,
         worker: WorkerId,
         source: Source,
+        until: Instant,
         reactor: &mut Reactor,
-        now: Instant,
     ) -> Option<Found> {
         if let Some(&control) = self.known.get(&source) {
-            return Some(Found { worker, source, control: Ok(control) });
+            return Some(Found { worker, source, control: Ok(control), until });
         }
-        let (name, port) = match &source {
-            Source::Remote { host, port } => (host.clone(), *port),
-            Source::Local(_) | Source::Fake => {
-                return Some(Found { worker, source, control: Err("not in another process".into()) });
+        if self.asking.values().any(|asking| asking.worker == worker && asking.source == source) {
+            return None;
+        }
+        let asked = match source {
+            Source::Remote(registry) => self.dial(registry, until, reactor).map(|conn| (conn, registry)),
+            Source::Local(_) | Source::Fake | Source::Named { .. } => {
+                Err("not at an address of another process".into())
             }
         };
-        let named = Named { worker, source, name, port };
-        let addresses = match (named.name.parse().ok(), &mut self.names) {
-            (Some(ip), _) => Ok(vec![ip]),
-            (None, Some(names)) => match names.resolve(&named.name, now) {
-                Some(addresses) => addresses,
-                None => {
-                    self.named.push(named);
-                    return None;
-                }
-            },
-            (None, None) => Err("nobody is looked up here".into()),
-        };
-        self.ask_at(named, addresses, reactor, now)
-    }
-
-    /// Goes on with look-ups whose names were resolved.
-    pub fn resolved(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<Found> {
-        let mut found = Vec::new();
-        while let Some((name, addresses)) = self.names.as_mut().and_then(|names| names.poll(now)) {
-            self.go_on(&name, &addresses, reactor, now, &mut found);
-        }
-        found
-    }
-
-    fn go_on(
-        &mut self,
-        name: &str,
-        addresses: &Addresses,
-        reactor: &mut Reactor,
-        now: Instant,
-        found: &mut Vec<Found>,
-    ) {
-        let waited = std::mem::take(&mut self.named);
-        let (ready, others) = waited.into_iter().partition(|named| named.name == name);
-        self.named = others;
-        let ready: Vec<Named> = ready;
-        for named in ready {
-            found.extend(self.ask_at(named, addresses.clone(), reactor, now));
-        }
-    }
-
-    /// Dials the registry at the first address that may be dialled.
-    fn ask_at(
-        &mut self,
-        named: Named,
-        addresses: Addresses,
-        reactor: &mut Reactor,
-        now: Instant,
-    ) -> Option<Found> {
-        let Named { worker, source, name, port } = named;
-        let asked = addresses
-            .map_err(|why| format!("bootstrap_host `{name}`: {why}"))
-            .and_then(|addresses| self.allowed_of(&name, &addresses))
-            .and_then(|ip| {
-                let (registry, until) = (SocketAddr::new(ip, port), now + SESSION_SETUP_DEADLINE);
-                let conn = reactor.connect(&registry.into(), until).map_err(|reason| reason.to_string())?;
-                Ok((conn, registry, until))
-            });
         match asked {
-            Ok((conn, registry, until)) => {
+            Ok((conn, registry)) => {
                 let limits = Limits { body: REGISTRY_ANSWER_MAX, ..Limits::default() };
                 let decoder = ResponseDecoder::new(Method::Get, limits);
                 let body = Vec::new();
@@ -180,15 +138,27 @@ impl Directory {
                     .insert(conn, LookUp { worker, source, registry, decoder, status: 0, body, until });
                 None
             }
-            Err(why) => Some(Found { worker, source, control: Err(why) }),
+            Err(why) => Some(Found { worker, source, control: Err(why), until }),
         }
+    }
+
+    fn dial(&self, registry: SocketAddr, until: Instant, reactor: &mut Reactor) -> Result<ConnId, String> {
+        if !self.allows(registry.ip()) {
+            let ip = registry.ip();
+            return Err(format!("bootstrap_host {ip} lies in no network of --bootstrap-allow"));
+        }
+        reactor.connect(&registry.into(), until).map_err(|reason| reason.to_string())
+    }
+
+    fn allows(&self, ip: IpAddr) -> bool {
+        self.allowed.iter().any(|network| network.contains(ip))
     }
 
     /// A link to this source has failed: what was known of it may be wrong.
     pub fn forget(&mut self, source: &Source) {
         self.known.remove(source);
-        if let (Source::Remote { host, .. }, Some(names)) = (source, &mut self.names) {
-            names.forget(host);
+        if let (Source::Remote(registry), Some(names)) = (source, &mut self.names) {
+            names.forget(registry.ip());
         }
     }
 
@@ -204,39 +174,35 @@ impl Directory {
             Event::Closed { conn, reason } => (conn, Some(Err(reason.to_string()))),
             Event::Accepted { .. } | Event::Drained(_) | Event::Woken | Event::Terminate => return None,
         };
-        let control = over?;
+        let control = over?.and_then(|control| match self.allows(control.ip()) {
+            true => Ok(control),
+            false => Err(format!(
+                "the registry's control_host {} lies in no network of --bootstrap-allow",
+                control.ip()
+            )),
+        });
         reactor.close(conn);
-        let LookUp { worker, source, .. } = self.asking.remove(&conn)?;
+        let LookUp { worker, source, until, .. } = self.asking.remove(&conn)?;
         match control {
             Ok(control) => drop(self.known.insert(source.clone(), control)),
             Err(_) => self.forget(&source),
         }
-        Some(Found { worker, source, control })
+        Some(Found { worker, source, control, until })
     }
 
     /// Ends look-ups that take too long.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<Found> {
         let mut found = Vec::new();
-        while let Some((name, addresses)) = self.names.as_mut().and_then(|names| names.expire(now)) {
-            self.go_on(&name, &addresses, reactor, now, &mut found);
-        }
         let late: Vec<ConnId> =
             self.asking.iter().filter(|(_, asking)| asking.until <= now).map(|(&conn, _)| conn).collect();
         for conn in late {
             reactor.close(conn);
-            if let Some(LookUp { worker, source, .. }) = self.asking.remove(&conn) {
+            if let Some(LookUp { worker, source, until, .. }) = self.asking.remove(&conn) {
                 let control = Err("the registry did not answer in time".into());
-                found.push(Found { worker, source, control });
+                found.push(Found { worker, source, control, until });
             }
         }
         found
-    }
-
-    fn allowed_of(&self, name: &str, addresses: &[IpAddr]) -> Result<IpAddr, String> {
-        let allowed = |ip: &IpAddr| self.allowed.iter().any(|network| network.contains(*ip));
-        addresses.iter().copied().find(allowed).ok_or_else(|| {
-            format!("bootstrap_host {name} ({addresses:?}) lies in no network of --bootstrap-allow")
-        })
     }
 
     fn ask(&self, conn: ConnId, reactor: &mut Reactor) {
@@ -296,5 +262,85 @@ impl LookUp {
             Some(host) => host.parse().unwrap_or(self.registry.ip()),
         };
         Ok(SocketAddr::new(ip, port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    const PATIENCE: Duration = Duration::from_secs(60);
+
+    fn directory() -> Directory {
+        let names = Resolver::over(|_| Ok(Vec::new()), || {}).unwrap();
+        Directory::new(Cidr::LOOPBACK.to_vec(), names)
+    }
+
+    /// A registry that answers once, with this control host.
+    fn registry(control_host: Option<&str>) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let body = serde_json::json!({
+            "attn_tp_size": 1, "attn_cp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": 16,
+            "kv_cache_dtype": "f16", "follow_bootstrap_room": true, "decode_allocation_policy": "early",
+            "prefill_http_port": 1, "control_host": control_host, "control_port": 7,
+        })
+        .to_string();
+        std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut asked = [0; 4096];
+            let _ = stream.read(&mut asked);
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", body.len());
+            stream.write_all((head + &body).as_bytes()).unwrap();
+        });
+        address
+    }
+
+    fn found(directory: &mut Directory, reactor: &mut Reactor, registry: SocketAddr) -> Found {
+        let until = Instant::now() + PATIENCE;
+        let source = Source::Remote(registry);
+        assert!(directory.look_up(WorkerId(0), source, until, reactor).is_none());
+        loop {
+            assert!(Instant::now() < until, "no answer");
+            reactor.poll(Some(Instant::now() + Duration::from_millis(50))).unwrap();
+            while let Some(event) = reactor.next_event() {
+                if let Some(found) = directory.handle(event, reactor) {
+                    return found;
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_registry_sends_nobody_out_of_the_allowed_networks() {
+        let (mut directory, mut reactor) = (directory(), Reactor::new().unwrap());
+        for host in [None, Some("127.0.0.2"), Some("a-name")] {
+            let at = registry(host);
+            let ip = host.and_then(|host| host.parse().ok()).unwrap_or(at.ip());
+            let found = found(&mut directory, &mut reactor, at);
+            assert_eq!(found.control, Ok(SocketAddr::new(ip, 7)));
+        }
+        let found = found(&mut directory, &mut reactor, registry(Some("192.0.2.1")));
+        let why = found.control.unwrap_err();
+        assert!(why.contains("192.0.2.1") && why.contains("--bootstrap-allow"), "{why}");
+    }
+
+    #[test]
+    fn a_source_is_looked_up_once_at_a_time_and_no_longer_than_its_dial() {
+        let (mut directory, mut reactor) = (directory(), Reactor::new().unwrap());
+        let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+        let source = Source::Remote(silent.local_addr().unwrap());
+        let now = Instant::now();
+        let until = now + Duration::from_secs(1);
+        for _ in 0..3 {
+            assert!(directory.look_up(WorkerId(0), source.clone(), until, &mut reactor).is_none());
+        }
+        assert_eq!(directory.asking.len(), 1);
+        assert!(directory.expire(&mut reactor, now).is_empty());
+        let late = directory.expire(&mut reactor, until);
+        assert!(late.len() == 1 && late[0].control.is_err() && directory.asking.is_empty());
     }
 }

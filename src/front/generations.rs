@@ -7,12 +7,12 @@
 
 use crate::cause::Cause;
 use crate::config::resolved::BOOTSTRAP_PORT;
-use crate::front::connections::{Answer, Connections};
+use crate::front::connections::{Answer, Connections, JSON};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
 use crate::front::handoff::{self, Handoff, Source, prompt_of, room_of};
 use crate::front::openai::render::{Renderer, Timings};
-use crate::front::openai::{ApiError, Bootstrap, GenerateRequest};
-use crate::front::text::{Job, Text, TextQueue, Tokenised, prompt_param};
+use crate::front::openai::{ApiError, Bootstrap, GenerateRequest, Prompts};
+use crate::front::text::{self, Job, Made, Task, Text, TextQueue, prompt_param};
 use crate::ids::{RequestId, Room, WorkerId};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::model::logprobs::Sampled;
@@ -128,6 +128,9 @@ pub struct Generations {
     queue: TextQueue,
     handoff: Handoff,
     live: HashMap<u64, Live>,
+    /// Who waits for the tokeniser's answer itself.
+    converting: HashMap<u64, ConnId>,
+    /// Of both.
     by_conn: HashMap<ConnId, u64>,
     legs: HashMap<RequestId, Leg>,
     metrics: Vec<Arc<WorkerMetrics>>,
@@ -206,6 +209,7 @@ impl Generations {
             queue,
             handoff,
             live: HashMap::new(),
+            converting: HashMap::new(),
             by_conn: HashMap::new(),
             legs: HashMap::new(),
             metrics,
@@ -217,7 +221,7 @@ impl Generations {
 
     /// Requests that are not answered or still hold a slot.
     pub fn is_idle(&self) -> bool {
-        self.live.is_empty() && self.legs.is_empty()
+        self.live.is_empty() && self.legs.is_empty() && self.converting.is_empty()
     }
 
     /// The workers and their protocol, to be told of other processes.
@@ -233,11 +237,6 @@ impl Generations {
     /// What is true for every request.
     pub fn terms(&self) -> &Terms {
         &self.terms
-    }
-
-    /// Text to ids and back.
-    pub fn text(&self) -> &Arc<Text> {
-        &self.text
     }
 
     /// A client asks for text.
@@ -258,9 +257,9 @@ impl Generations {
         let exchange = self.next_exchange;
         self.next_exchange += 1;
         let mut request = Box::new(request);
-        let prompts = std::mem::replace(&mut request.prompts, crate::front::openai::Prompts::Ids(Vec::new()));
-        let job = Job { id: exchange, prompts, endpoint: request.endpoint };
-        if let Err(error) = self.queue.submit(job) {
+        let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
+        let task = Task::Prompts(prompts, request.endpoint);
+        if let Err(error) = self.queue.submit(Job { id: exchange, task }) {
             return way.refuse(conn, &error);
         }
         let live = Live {
@@ -278,9 +277,24 @@ impl Generations {
         self.by_conn.insert(conn, exchange);
     }
 
+    /// A client asks for ids of a text, or for the text of ids.
+    ///
+    /// # Errors
+    /// Too many wait for the tokeniser.
+    pub fn convert(&mut self, conn: ConnId, task: Task) -> Result<(), ApiError> {
+        let id = self.next_exchange;
+        self.next_exchange += 1;
+        self.queue.submit(Job { id, task })?;
+        self.converting.insert(id, conn);
+        self.by_conn.insert(conn, id);
+        Ok(())
+    }
+
     /// The client of a connection has gone: everything done for it ends.
     pub fn gone(&mut self, conn: ConnId) {
-        if let Some(exchange) = self.by_conn.get(&conn).copied() {
+        if let Some(exchange) = self.by_conn.get(&conn).copied()
+            && self.converted(exchange).is_none()
+        {
             self.drop_exchange(exchange, Cause::ClientGone);
         }
     }
@@ -309,7 +323,7 @@ impl Generations {
     pub fn turn(&mut self, way: &mut Way<'_>) -> bool {
         let mut busy = self.handoff.turn(way.now);
         while let Some(answer) = self.queue.poll() {
-            self.tokenised(answer, way);
+            self.answered(answer, way);
             busy = true;
         }
         busy
@@ -374,21 +388,37 @@ impl Generations {
         Ok(())
     }
 
-    fn tokenised(&mut self, answer: Tokenised, way: &mut Way<'_>) {
-        let Some(live) = self.live.get(&answer.id) else { return };
-        let checked = answer.ids.and_then(|ids| {
-            let param = prompt_param(live.request.endpoint, &answer.prompts);
-            ids.iter().try_for_each(|ids| self.fits(&live.request, param, ids.len()))?;
-            Ok(ids)
-        });
-        let ids = match checked {
-            Ok(ids) => ids,
-            Err(error) => return self.fail(answer.id, &error, Cause::Refused, way),
-        };
-        let Some(live) = self.live.get_mut(&answer.id) else { return };
+    /// The tokeniser is done with a job, whose client may have gone.
+    fn answered(&mut self, answer: text::Answer, way: &mut Way<'_>) {
+        let text::Answer { id, made } = answer;
+        match (made, self.converted(id)) {
+            (Ok(Made::Body(body)), Some(conn)) => {
+                way.answer(conn, &Answer { status: 200, media: JSON, body: &body, retry_after: None });
+            }
+            (Err(error), Some(conn)) => way.refuse(conn, &error),
+            (Ok(Made::Ids(prompts, ids)), _) => self.tokenised(id, &prompts, ids, way),
+            (Err(error), None) => self.fail(id, &error, Cause::Refused, way),
+            (Ok(Made::Body(_)), None) => {}
+        }
+    }
+
+    /// Takes the client of a conversion, if that is one and the client waits.
+    fn converted(&mut self, id: u64) -> Option<ConnId> {
+        let conn = self.converting.remove(&id)?;
+        self.by_conn.remove(&conn);
+        Some(conn)
+    }
+
+    fn tokenised(&mut self, id: u64, prompts: &Prompts, ids: Vec<Vec<u32>>, way: &mut Way<'_>) {
+        let Some(live) = self.live.get(&id) else { return };
+        let param = prompt_param(live.request.endpoint, prompts);
+        let fit = ids.iter().try_for_each(|ids| self.fits(&live.request, param, ids.len()));
+        if let Err(error) = fit {
+            return self.fail(id, &error, Cause::Refused, way);
+        }
+        let Some(live) = self.live.get_mut(&id) else { return };
         let request = &live.request;
-        let echoed =
-            if request.echo { echoes(&answer.prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
+        let echoed = if request.echo { echoes(prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
         let mut prompted: Vec<Prompted> = ids
             .into_iter()
             .enumerate()
@@ -406,10 +436,8 @@ impl Generations {
         let samples = request.samples;
         for (index, prompted) in prompted.drain(..).enumerate() {
             for sample in 0..samples {
-                if let Err(error) =
-                    self.place(answer.id, index * samples + sample, sample, &prompted.ids, way.now)
-                {
-                    return self.fail(answer.id, &error, Cause::Overloaded, way);
+                if let Err(error) = self.place(id, index * samples + sample, sample, &prompted.ids, way.now) {
+                    return self.fail(id, &error, Cause::Overloaded, way);
                 }
             }
         }
@@ -493,9 +521,9 @@ impl Generations {
         let port = port.unwrap_or(BOOTSTRAP_PORT);
         let source = match host {
             Some(host) if fake_bootstrap && host == FAKE_HOST => Source::Fake,
-            Some(host) => Source::remote(host, port),
+            Some(host) => Source::remote(&host, port),
             None if fake_by_default => Source::Fake,
-            None => Source::remote("localhost".into(), port),
+            None => Source::remote("localhost", port),
         };
         Ok((room, source))
     }

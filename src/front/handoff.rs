@@ -8,6 +8,7 @@ use crate::cause::Cause;
 use crate::front::worker::{DestinationRing, Reports, SourceRing, Worker};
 use crate::ids::{Room, SessionGeneration, WorkerId};
 use crate::kv::layout::KvLayout;
+use crate::limits::SESSION_SETUP_DEADLINE;
 use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::sched::mailbox::Command;
@@ -37,9 +38,12 @@ pub enum Source {
     Local(WorkerId),
     /// Nobody: the transport is fake, and so is the other side.
     Fake,
-    /// A worker whose registry answers at this host and port. Made by [`Source::remote`].
-    Remote {
-        /// As in `bootstrap_host`; of an address' several spellings always the same one.
+    /// A worker of another process, whose registry answers at this address.
+    Remote(SocketAddr),
+    /// The same, by a name that is resolved first: one worker under two names would be two sessions, each of
+    /// which voids the other. No manager hears of it.
+    Named {
+        /// As in `bootstrap_host`.
         host: String,
         /// As in `bootstrap_port`.
         port: u16,
@@ -47,16 +51,17 @@ pub enum Source {
 }
 
 impl Source {
-    /// A worker of another process. One worker under two names would be two sessions, each of which voids
-    /// the other, so `localhost`, brackets and mapped addresses are resolved here.
-    pub fn remote(host: String, port: u16) -> Source {
-        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(&host);
+    /// A worker of another process, by a name or an address in any of its spellings.
+    pub fn remote(host: &str, port: u16) -> Source {
+        let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let ip = match bare {
             "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             literal => literal.parse::<IpAddr>().ok(),
         };
-        let host = ip.map_or(host, |ip| ip.to_canonical().to_string());
-        Source::Remote { host, port }
+        match ip {
+            Some(ip) => Source::Remote(SocketAddr::new(ip.to_canonical(), port)),
+            None => Source::Named { host: host.to_ascii_lowercase(), port },
+        }
     }
 }
 
@@ -116,6 +121,7 @@ enum Wish {
     HangUp { link: Link },
     BindSource { link: Link, session: SourceSession },
     BindDestination { link: Link, session: DestinationSession },
+    CloseSource { worker: WorkerId, session: SessionId },
     Grant { worker: WorkerId, session: SessionId, token: Token },
 }
 
@@ -162,12 +168,16 @@ pub struct DestinationSession {
 pub enum Remote {
     /// Send a message (not sealed yet).
     Send(ConnId, Multipart),
+    /// Resolve the name of a prefill worker's host; [`Handoff::resolved`] follows.
+    Resolve(String),
     /// Open a link to the prefill worker at this registry.
     Dial {
         /// The decode worker.
         worker: WorkerId,
         /// Whom.
         source: Source,
+        /// When it is given up.
+        until: Instant,
     },
     /// Close a link.
     HangUp(ConnId),
@@ -177,6 +187,16 @@ pub enum Remote {
     BindDestination(ConnId, DestinationSession),
 }
 
+/// A slot of a decode worker whose source has but a name yet.
+#[derive(Debug)]
+struct Unresolved {
+    worker: WorkerId,
+    slot: Slot,
+    room: Room,
+    host: String,
+    port: u16,
+}
+
 /// All workers of this process and the links between them and to others.
 #[derive(Debug)]
 pub struct Handoff {
@@ -184,8 +204,10 @@ pub struct Handoff {
     wishes: VecDeque<Wish>,
     /// Rings of sessions whose destination has not shown its cursor yet.
     rings: HashMap<(WorkerId, SessionId), ShmRing>,
-    /// Source sessions by the link they were announced on.
-    bound: HashMap<Link, (WorkerId, SessionId)>,
+    /// Source sessions that stand, by the link they were announced on.
+    bound: HashMap<Link, (WorkerId, SessionId, SessionGeneration)>,
+    /// At most one of each slot.
+    unresolved: Vec<Unresolved>,
     /// Which session the holder of a token may open lanes of.
     tokens: HashMap<[u8; 16], (WorkerId, SessionId)>,
     remote: VecDeque<Remote>,
@@ -212,6 +234,7 @@ impl Handoff {
             wishes: VecDeque::new(),
             rings: HashMap::new(),
             bound: HashMap::new(),
+            unresolved: Vec::new(),
             tokens: HashMap::new(),
             remote: VecDeque::new(),
             pumping: false,
@@ -264,6 +287,12 @@ impl Handoff {
                 &mut Effects { worker, mover, wishes, offer: &self.offer },
             ),
             Role::Decode { manager, mover, .. } => match source {
+                Some(Source::Named { host, port }) => {
+                    let (host, port) = (host.clone(), *port);
+                    self.remote.push_back(Remote::Resolve(host.clone()));
+                    self.unresolved.push(Unresolved { worker: id, slot, room, host, port });
+                    Ok(())
+                }
                 Some(source) => manager.enter(
                     slot,
                     room,
@@ -277,6 +306,33 @@ impl Handoff {
         };
         if let Err(cause) = entered {
             self.members[id.index()].worker.abort(slot, cause);
+        }
+        self.settle(now);
+    }
+
+    /// A name is resolved, or cannot be: its slots enter their session, or fail.
+    pub fn resolved(&mut self, name: &str, address: Result<IpAddr, String>, now: Instant) {
+        if let Err(why) = &address {
+            event!(Warn, "handoff", "prefill worker cannot be found", host = name, why = why);
+        }
+        let (named, others) =
+            std::mem::take(&mut self.unresolved).into_iter().partition(|waiting| waiting.host == name);
+        self.unresolved = others;
+        let named: Vec<Unresolved> = named;
+        for Unresolved { worker: id, slot, room, port, .. } in named {
+            let Member { worker, role: Role::Decode { manager, mover, .. }, .. } =
+                &mut self.members[id.index()]
+            else {
+                continue;
+            };
+            let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
+            let entered = address.as_ref().map_err(|_| Cause::PeerLost).and_then(|&ip| {
+                let source = Source::Remote(SocketAddr::new(ip, port));
+                manager.enter(slot, room, &source, now, effects)
+            });
+            if let Err(cause) = entered {
+                self.members[id.index()].worker.abort(slot, cause);
+            }
         }
         self.settle(now);
     }
@@ -297,6 +353,7 @@ impl Handoff {
 
     /// The scheduler has ended a request.
     pub fn finished(&mut self, id: WorkerId, slot: Slot, failure: Option<Cause>, now: Instant) {
+        self.unresolved.retain(|waiting| (waiting.worker, waiting.slot) != (id, slot));
         let Member { worker, role, .. } = &mut self.members[id.index()];
         let wishes = &mut self.wishes;
         match role {
@@ -403,11 +460,14 @@ impl Handoff {
                 Wish::Dial { from, source: Source::Fake } => {
                     self.link_up(from, &Source::Fake, Link::Local { source: from, destination: from }, now);
                 }
-                Wish::Dial { from: worker, source } => self.remote.push_back(Remote::Dial { worker, source }),
+                Wish::Dial { from: worker, source } => {
+                    let until = now + SESSION_SETUP_DEADLINE;
+                    self.remote.push_back(Remote::Dial { worker, source, until });
+                }
                 Wish::HangUp { link: Link::Local { .. } } => {}
                 Wish::HangUp { link: Link::Remote(conn) } => self.remote.push_back(Remote::HangUp(conn)),
                 Wish::BindSource { link, session } => {
-                    self.bound.insert(link, (session.worker, session.session));
+                    self.bound.insert(link, (session.worker, session.session, session.generation));
                     match link {
                         Link::Local { .. } => self.bind_source(&session),
                         Link::Remote(conn) => self.remote.push_back(Remote::BindSource(conn, session)),
@@ -420,6 +480,10 @@ impl Handoff {
                     let (worker, id) = (session.worker, session.session);
                     let half = self.bind_destination(link, &session);
                     self.bound_destination(worker, id, session.generation, half, now);
+                }
+                Wish::CloseSource { worker, session } => {
+                    self.rings.remove(&(worker, session));
+                    self.bound.retain(|_, held| (held.0, held.1) != (worker, session));
                 }
                 Wish::Grant { worker, session, token } => {
                     self.tokens.retain(|_, held| *held != (worker, session));
@@ -524,6 +588,12 @@ impl Handoff {
             &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
         );
         self.settle(now);
+    }
+
+    /// Whether a source's session that was announced on this link still stands.
+    pub fn stands(&self, conn: ConnId, session: &SourceSession) -> bool {
+        let SourceSession { worker, session, generation, .. } = *session;
+        self.bound.get(&Link::Remote(conn)) == Some(&(worker, session, generation))
     }
 
     /// Gives a source's mover its half.
@@ -649,7 +719,8 @@ impl Handoff {
         if asked.transport == Transport::Fake {
             return Ok(Box::new(Fake));
         }
-        let key = self.bound.get(&link).copied().ok_or("the source's session is gone")?;
+        let &(worker, session, _) = self.bound.get(&link).ok_or("the source's session is gone")?;
+        let key = (worker, session);
         let ring = self.rings.remove(&key).ok_or("the source's session is gone")?;
         let text = |error: std::io::Error| error.to_string();
         let cursor = ShmCursor::new().map_err(text)?;
@@ -724,6 +795,9 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
     }
 
     fn mover(&mut self, command: SourceCommand) {
+        if let SourceCommand::Close { session } = command {
+            self.wishes.push_back(Wish::CloseSource { worker: self.worker.id, session });
+        }
         self.mover.send(command);
     }
 

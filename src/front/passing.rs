@@ -5,7 +5,8 @@
 //!  source: Welcome{socket, token} ─▶ destination connects ─▶ token + {cursor, doorbell}
 //!          {pool, page lists, ring} + their shapes ─▶ destination maps them, both movers get their halves
 //! ```
-//! Thread: `ctl`. Bounded: by sessions, and by a deadline for each connection.
+//! Thread: `ctl`. A token is good for the session it was told in, and for no later one of its link. Bounded:
+//! by sessions, and by a deadline for each connection.
 
 use crate::front::handoff::{DestinationSession, Handoff, SourceSession, random, rank};
 use crate::limits::{PASSING_CONNECTIONS_MAX, SESSION_SETUP_DEADLINE};
@@ -150,8 +151,9 @@ impl Passing {
         }
     }
 
-    /// Closes callers that show nothing.
-    pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
+    /// Closes callers that show nothing, and drops what was offered in sessions that have gone.
+    pub fn expire(&mut self, reactor: &mut Reactor, handoff: &Handoff, now: Instant) {
+        self.pending.retain(|_, pending| handoff.stands(pending.control, &pending.session));
         self.callers.retain(|&conn, until| {
             let in_time = *until > now;
             if !in_time {
@@ -189,7 +191,9 @@ impl Passing {
         let token: [u8; TOKEN_BYTES] = token.try_into().expect("sixteen bytes");
         self.callers.remove(&conn);
         let descriptors = reactor.take_descriptors(conn);
-        let Some(pending) = self.pending.remove(&token) else { return reactor.close(conn) };
+        // Of a session that has gone the index may be another's by now, which has its half already.
+        let stands = |pending: &Pending| handoff.stands(pending.control, &pending.session);
+        let Some(pending) = self.pending.remove(&token).filter(stands) else { return reactor.close(conn) };
         if exchange(conn, pending, descriptors, reactor, handoff).is_none() {
             reactor.close(conn);
         }

@@ -10,7 +10,7 @@ use crate::front::handoff::{DestinationSession, Handoff, Link as LinkName, Remot
 use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
 use crate::ids::{Peer, WorkerId};
-use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX, SESSION_SETUP_DEADLINE};
+use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::transfer::transport::fake::Fake;
@@ -134,14 +134,21 @@ impl Peers {
 
     /// Does what the managers want done for links to other processes.
     pub fn serve(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        for found in self.directory.resolved(reactor, now) {
-            self.found(found, reactor, handoff, now);
+        while let Some((name, address)) = self.directory.resolved(now) {
+            handoff.resolved(&name, address, now);
         }
         while let Some(remote) = handoff.poll_remote() {
             match remote {
                 Remote::Send(conn, message) => self.send(conn, &message, reactor, handoff, now),
-                Remote::Dial { worker, source } => {
-                    if let Some(found) = self.directory.look_up(worker, source, reactor, now) {
+                Remote::Resolve(name) => {
+                    if let Some(address) = self.directory.resolve(&name, now) {
+                        handoff.resolved(&name, address, now);
+                    }
+                }
+                // What became of the dial before it is the answer to this one too.
+                Remote::Dial { worker, source, .. } if self.is_on_its_way(worker, &source) => {}
+                Remote::Dial { worker, source, until } => {
+                    if let Some(found) = self.directory.look_up(worker, source, until, reactor) {
                         self.found(found, reactor, handoff, now);
                     }
                 }
@@ -174,7 +181,7 @@ impl Peers {
 
     /// Closes what is overdue and keeps the rest warm.
     pub fn expire(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        self.passing.expire(reactor, now);
+        self.passing.expire(reactor, handoff, now);
         self.lanes.expire(reactor, now);
         for found in self.directory.expire(reactor, now) {
             self.found(found, reactor, handoff, now);
@@ -281,11 +288,19 @@ impl Peers {
         self.links.insert(conn, peering);
     }
 
+    /// Whether a link to this source was dialled and is not proven yet.
+    fn is_on_its_way(&self, worker: WorkerId, source: &Source) -> bool {
+        self.links.values().any(|peering| {
+            let dialled = peering.dialled.as_ref().map(|(worker, source)| (*worker, source));
+            peering.who.is_none() && dialled == Some((worker, source))
+        })
+    }
+
     /// The registry has answered, or not: dials the control address.
     fn found(&mut self, found: Found, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        let Found { worker, source, control } = found;
+        let Found { worker, source, control, until } = found;
         let dialled = control.and_then(|address| {
-            let conn = reactor.connect(&address.into(), now + SESSION_SETUP_DEADLINE);
+            let conn = reactor.connect(&address.into(), until);
             conn.map(|conn| (conn, address)).map_err(|reason| reason.to_string())
         });
         match dialled {

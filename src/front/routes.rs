@@ -1,17 +1,16 @@
 //! Which path does what, and the endpoints that need no engine.
 //!
-//! Thread: `ctl`. Answers at once; requests for text go on to `generations`.
+//! Thread: `ctl`. Answers at once; requests for text, and what takes the tokeniser, go on to `generations`.
 
 use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, Request};
 use crate::front::openai::info::{Abort, Load, Loads, ModelInfo, ModelList, ServerInfo, Version};
-use crate::front::openai::tokenize::{
-    DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
-};
+use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
 use crate::front::telemetry::Telemetry;
+use crate::front::text::Task;
 use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
@@ -176,8 +175,8 @@ impl Routes {
                 Ok(())
             }
             (Get, _) => self.tell(conn, path, generations, way),
-            (Post, "/tokenize") => self.tokenize(conn, request, generations, way),
-            (Post, "/detokenize") => self.detokenize(conn, request, generations, way),
+            (Post, "/tokenize") => self.tokenize(conn, request, generations),
+            (Post, "/detokenize") => self.detokenize(conn, request, generations),
             (Post, "/abort_request") => {
                 let aborted = match Abort::parse(&request.body)? {
                     Abort::All => generations.abort(None, way),
@@ -285,36 +284,23 @@ impl Routes {
         &self,
         conn: ConnId,
         request: &Request,
-        generations: &Generations,
-        way: &mut Way<'_>,
+        generations: &mut Generations,
     ) -> Result<(), ApiError> {
         let asked = TokenizeRequest::parse(&request.body)?;
         generations.check_model(asked.model.as_deref())?;
-        let text = generations.text();
-        let source = match &asked.subject {
-            Subject::Prompt(prompt) => prompt.clone(),
-            Subject::Chat(conversation) => text.render(conversation)?,
-        };
-        let encoded = text.tokenizer.encode(&source, asked.add_special_tokens);
-        let tokens = encoded.map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
-        let token_strs = asked
-            .return_token_strs
-            .then(|| tokens.iter().map(|&token| text.tokenizer.token_text(token)).collect());
-        let max_model_len = generations.terms().context;
-        json(conn, &TokenizeAnswer { count: tokens.len(), max_model_len, tokens: &tokens, token_strs }, way)
+        let context = generations.terms().context;
+        generations.convert(conn, Task::Tokenize { asked, context })
     }
 
     fn detokenize(
         &self,
         conn: ConnId,
         request: &Request,
-        generations: &Generations,
-        way: &mut Way<'_>,
+        generations: &mut Generations,
     ) -> Result<(), ApiError> {
         let asked = DetokenizeRequest::parse(&request.body)?;
         generations.check_model(asked.model.as_deref())?;
-        let prompt = generations.text().tokenizer.decode(&asked.tokens, false);
-        json(conn, &DetokenizeAnswer { prompt: &prompt }, way)
+        generations.convert(conn, Task::Detokenize(asked))
     }
 
     fn alive(&self) -> Result<(), ApiError> {

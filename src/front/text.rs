@@ -1,15 +1,19 @@
-//! Text to ids, on a thread of its own: a long prompt takes milliseconds to tokenise, which would stall
-//! every stream if `ctl` did it.
+//! Text to ids and back, on a thread of its own: a long prompt takes milliseconds to tokenise, the longest
+//! body that is taken seconds, which would stall every stream and every link if `ctl` did it.
 //!
-//! Thread: `tok` works, `ctl` asks. Bounded: a full queue refuses the request. A panic on a prompt is the end
+//! Thread: `tok` works, `ctl` asks. Bounded: a full queue refuses the request. A panic on a text is the end
 //! of its request alone.
 
 use crate::front::openai::request::Conversation;
+use crate::front::openai::tokenize::{
+    DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
+};
 use crate::front::openai::{ApiError, Endpoint, Prompts};
 use crate::model::chat::{self, ChatTemplate};
 use crate::model::tokenizer::Tokenizer;
 use crate::stdx::bell::Bell;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
+use serde::Serialize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -23,43 +27,64 @@ pub struct Text {
     pub chat: Option<ChatTemplate>,
 }
 
-/// Prompts to tokenise.
+/// Something to do.
 #[derive(Debug)]
 pub struct Job {
     /// Names the answer.
     pub id: u64,
-    /// What to tokenise.
-    pub prompts: Prompts,
-    /// Decides the name of the field at fault.
-    pub endpoint: Endpoint,
+    /// What to do.
+    pub task: Task,
 }
 
-/// Their ids, one list per prompt.
+/// What is to be done.
 #[derive(Debug)]
-pub struct Tokenised {
+pub enum Task {
+    /// Prompts to tokenise; the endpoint decides the name of the field at fault.
+    Prompts(Prompts, Endpoint),
+    /// A text or conversation whose ids are the answer.
+    Tokenize {
+        /// What was asked.
+        asked: TokenizeRequest,
+        /// Tokens of the context, which the answer tells.
+        context: usize,
+    },
+    /// Ids whose text is the answer.
+    Detokenize(DetokenizeRequest),
+}
+
+/// What has come of a job.
+#[derive(Debug)]
+pub struct Answer {
     /// Of the job.
     pub id: u64,
-    /// The ids, or why there are none.
-    pub ids: Result<Vec<Vec<u32>>, ApiError>,
-    /// The prompts back, for those that are echoed.
-    pub prompts: Prompts,
+    /// What it was asked for, or why there is none.
+    pub made: Result<Made, ApiError>,
+}
+
+/// What a task makes.
+#[derive(Debug)]
+pub enum Made {
+    /// Of prompts the ids, one list each; and the prompts back, for those that are echoed.
+    Ids(Prompts, Vec<Vec<u32>>),
+    /// Of the others the answer's body, as JSON.
+    Body(Vec<u8>),
 }
 
 /// `ctl`'s end.
 #[derive(Debug)]
 pub struct TextQueue {
     jobs: Sender<Job>,
-    done: Receiver<Tokenised>,
+    done: Receiver<Answer>,
 }
 
 impl TextQueue {
     /// Starts the thread. At most `capacity` jobs wait; `ctl` is rung for each answer.
     pub fn start(text: Arc<Text>, capacity: usize, ctl: Arc<Bell>) -> std::io::Result<TextQueue> {
-        TextQueue::over(move |job| text.ids(&job.prompts, job.endpoint), capacity, ctl)
+        TextQueue::over(move |task| text.work(task), capacity, ctl)
     }
 
     fn over(
-        mut ids: impl FnMut(&Job) -> Result<Vec<Vec<u32>>, ApiError> + Send + 'static,
+        mut work: impl FnMut(Task) -> Result<Made, ApiError> + Send + 'static,
         capacity: usize,
         ctl: Arc<Bell>,
     ) -> std::io::Result<TextQueue> {
@@ -68,12 +93,11 @@ impl TextQueue {
         std::thread::Builder::new().name("tok".into()).spawn(move || {
             for job in queue {
                 // Nothing is changed by a job, so nothing is left half changed.
-                let ids = catch_unwind(AssertUnwindSafe(|| ids(&job)));
-                let ids = ids.unwrap_or_else(|_| {
-                    Err(ApiError::new(500, "internal", "the prompt could not be tokenised"))
+                let made = catch_unwind(AssertUnwindSafe(|| work(job.task)));
+                let made = made.unwrap_or_else(|_| {
+                    Err(ApiError::new(500, "internal", "the text could not be tokenised"))
                 });
-                let answer = Tokenised { id: job.id, ids, prompts: job.prompts };
-                if answers.send(answer).is_err() {
+                if answers.send(Answer { id: job.id, made }).is_err() {
                     return;
                 }
                 ctl.ring();
@@ -96,12 +120,43 @@ impl TextQueue {
     }
 
     /// The next answer.
-    pub fn poll(&self) -> Option<Tokenised> {
+    pub fn poll(&self) -> Option<Answer> {
         self.done.try_recv().ok()
     }
 }
 
 impl Text {
+    /// Does a task.
+    fn work(&self, task: Task) -> Result<Made, ApiError> {
+        match task {
+            Task::Prompts(prompts, endpoint) => {
+                let ids = self.ids(&prompts, endpoint)?;
+                Ok(Made::Ids(prompts, ids))
+            }
+            Task::Tokenize { asked, context } => self.tokenize(&asked, context),
+            Task::Detokenize(asked) => {
+                let prompt = self.tokenizer.decode(&asked.tokens, false);
+                body(&DetokenizeAnswer { prompt: &prompt })
+            }
+        }
+    }
+
+    fn tokenize(&self, asked: &TokenizeRequest, context: usize) -> Result<Made, ApiError> {
+        let rendered;
+        let source = match &asked.subject {
+            Subject::Prompt(prompt) => prompt,
+            Subject::Chat(conversation) => {
+                rendered = self.render(conversation)?;
+                &rendered
+            }
+        };
+        let encoded = self.tokenizer.encode(source, asked.add_special_tokens);
+        let tokens = encoded.map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
+        let text = |&token| self.tokenizer.token_text(token);
+        let token_strs = asked.return_token_strs.then(|| tokens.iter().map(text).collect());
+        body(&TokenizeAnswer { count: tokens.len(), max_model_len: context, tokens: &tokens, token_strs })
+    }
+
     /// The ids of each prompt. Ids given as such are compared with the vocabulary.
     pub fn ids(&self, prompts: &Prompts, endpoint: Endpoint) -> Result<Vec<Vec<u32>>, ApiError> {
         let param = prompt_param(endpoint, prompts);
@@ -147,6 +202,12 @@ impl Text {
     }
 }
 
+fn body(answer: &impl Serialize) -> Result<Made, ApiError> {
+    serde_json::to_vec(answer)
+        .map(Made::Body)
+        .map_err(|error| ApiError::new(500, "internal", error.to_string()))
+}
+
 /// The field that held the prompt.
 pub fn prompt_param(endpoint: Endpoint, prompts: &Prompts) -> &'static str {
     match (endpoint, prompts) {
@@ -162,7 +223,7 @@ mod tests {
     use super::*;
     use std::time::{Duration, Instant};
 
-    fn answer(queue: &TextQueue) -> Tokenised {
+    fn answer(queue: &TextQueue) -> Answer {
         let begun = Instant::now();
         loop {
             if let Some(answer) = queue.poll() {
@@ -175,17 +236,18 @@ mod tests {
 
     #[test]
     fn a_panic_ends_its_request_and_not_the_thread() {
-        let ids = |job: &Job| match job.id {
-            0 => panic!("a fault in a tokeniser"),
-            id => Ok(vec![vec![id as u32]]),
+        let work = |task: Task| match task {
+            Task::Detokenize(asked) if asked.tokens.is_empty() => panic!("a fault in a tokeniser"),
+            _ => Ok(Made::Body(b"well".to_vec())),
         };
-        let queue = TextQueue::over(ids, 4, Arc::new(Bell::new(|| {}))).unwrap();
-        let job = |id| Job { id, prompts: Prompts::Ids(Vec::new()), endpoint: Endpoint::Completions };
-        queue.submit(job(0)).unwrap();
+        let queue = TextQueue::over(work, 4, Arc::new(Bell::new(|| {}))).unwrap();
+        let job = |id, tokens| Job { id, task: Task::Detokenize(DetokenizeRequest { model: None, tokens }) };
+        queue.submit(job(0, vec![])).unwrap();
         let failed = answer(&queue);
-        assert_eq!((failed.id, failed.ids.unwrap_err().status), (0, 500));
-        queue.submit(job(7)).unwrap();
-        assert_eq!(answer(&queue).ids.unwrap(), [[7]]);
+        assert_eq!((failed.id, failed.made.unwrap_err().status), (0, 500));
+        queue.submit(job(7, vec![1])).unwrap();
+        let well = answer(&queue);
+        assert!(well.id == 7 && matches!(well.made, Ok(Made::Body(body)) if body == b"well"));
     }
 
     #[test]

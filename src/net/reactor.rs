@@ -360,8 +360,9 @@ impl Reactor {
         }
     }
 
-    /// Ends a connection once what is queued has been sent and the peer has closed its end, or
-    /// after [`NET_LINGER`](limits::NET_LINGER). One that is not yet connected ends now.
+    /// Ends a connection once what is queued has been sent and the peer has closed its end, at the latest
+    /// after [`NET_LINGER`](limits::NET_LINGER), or at the time given to [`Reactor::flush_until`] where that
+    /// is later. One that is not yet connected ends now.
     pub fn close_after_flush(&mut self, id: ConnId) {
         match self.owned_mut(id) {
             Some(connection) if connection.state == State::Open => {

@@ -12,6 +12,7 @@ use crate::cluster::registry::{Registration, Registry};
 use crate::config::resolved::{
     DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerLayout,
 };
+use crate::config::values::parse_host;
 use crate::front::bootstrap::Bootstrap;
 use crate::front::directory::Directory;
 use crate::front::generations::Placement;
@@ -23,9 +24,10 @@ use crate::front::resolver::Resolver;
 use crate::front::routes::{About, Mode};
 use crate::front::service::End;
 use crate::ids::Peer;
+use crate::kv::layout::KvLayout;
 use crate::limits::CONTROL_CONNECTIONS_MAX;
 use crate::model::weights::LoadError;
-use crate::net::Reactor;
+use crate::net::{ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
@@ -128,10 +130,13 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let bootstrap_port = reactor.local_address(registry).map_or(0, |address| address.port());
     let mut passing = Passing::default();
     passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
-    let registration = registration(config, &loaded, control_port);
+    let layout = loaded.layout;
     let mode = Mode { bootstrap_port: Some(bootstrap_port), ..About::mode_of(EngineType::Prefill) };
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
+    // Only now is the port known where 0 was asked for.
+    let http_port = running.service.address().map(|address| address.port());
     let mut table = Registry::default();
+    let registration = registration(config, &layout, http_port, control_port);
     table.register(registration).map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
     let key = config.handoff.cluster_key.clone();
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
@@ -156,12 +161,12 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let fake_by_default = transports == [Transport::Fake];
     let mut loaded = Loaded::open(&config.worker, None, transports)?;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
-    let address = SocketAddr::new(config.worker.front.host, config.data_port);
-    let data = reactor.listen(&address.into(), CONTROL_CONNECTIONS_MAX);
-    let data = data.map_err(|error| RoleError::Io("cannot listen on the data port", error))?;
-    let port = reactor.local_address(data).map_or(0, |address| address.port());
-    let advertised = config.handoff.advertise_host.as_deref().and_then(|host| host.parse().ok());
-    loaded.data = Some(SocketAddr::new(advertised.unwrap_or(config.worker.front.host), port));
+    let data = match config.handoff.transfer.takes_tcp() {
+        true => Some(listen_for_lanes(config, &mut reactor)?),
+        false => None,
+    };
+    let (data, told) = data.unzip();
+    loaded.data = told;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
@@ -175,11 +180,27 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let names = Resolver::start(move || bell.ring());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let directory = Directory::new(config.bootstrap_allow.clone(), names);
-    let lanes = Lanes::new(Some(data), running.wait.clone());
+    let lanes = Lanes::new(data, running.wait.clone());
     running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes), None);
-    event!(Info, "ctl", "lanes are taken", data_port = port);
+    if let Some(told) = told {
+        event!(Info, "ctl", "lanes are taken", data_port = told.port());
+    }
     running.announce_ready(&config.worker, begun);
     running.run()
+}
+
+/// Opens the data port; also gives what peers are told of it, an address of none being the one that they see.
+fn listen_for_lanes(
+    config: &DecodeConfig,
+    reactor: &mut Reactor,
+) -> Result<(ListenerId, SocketAddr), RoleError> {
+    let host = config.worker.front.host;
+    let listener = reactor.listen(&SocketAddr::new(host, config.data_port).into(), CONTROL_CONNECTIONS_MAX);
+    let listener = listener.map_err(|error| RoleError::Io("cannot listen on the data port", error))?;
+    let port = reactor.local_address(listener).map_or(0, |address| address.port());
+    // The configuration takes nothing but addresses here.
+    let advertised = config.handoff.advertise_host.as_deref().and_then(|host| parse_host(host).ok());
+    Ok((listener, SocketAddr::new(advertised.unwrap_or(host), port)))
 }
 
 /// Which transports a worker offers or takes, best first.
@@ -193,7 +214,12 @@ fn transports(asked: Transfer) -> Vec<Transport> {
 }
 
 /// What the registry tells of this worker.
-fn registration(config: &PrefillConfig, loaded: &Loaded, control_port: u16) -> Registration {
+fn registration(
+    config: &PrefillConfig,
+    layout: &KvLayout,
+    http_port: Option<u16>,
+    control_port: u16,
+) -> Registration {
     let front = &config.worker.front;
     let rank_ip = config.handoff.advertise_host.clone().unwrap_or_else(|| front.host.to_string());
     Registration {
@@ -209,11 +235,11 @@ fn registration(config: &PrefillConfig, loaded: &Loaded, control_port: u16) -> R
         system_dp_rank: 0,
         rank_ip,
         rank_port: control_port,
-        page_size: loaded.layout.page_size,
-        kv_cache_dtype: loaded.layout.dtype.name().into(),
+        page_size: layout.page_size,
+        kv_cache_dtype: layout.dtype.name().into(),
         load_balance_method: "follow_bootstrap_room".into(),
         decode_allocation_policy: "early".into(),
-        prefill_http_port: Some(front.port),
+        prefill_http_port: http_port,
         control_host: config.handoff.advertise_host.clone(),
         control_port: Some(control_port),
     }

@@ -1,4 +1,4 @@
-//! `baton router`: one thread, `ctl`, beside it one that resolves names, and nothing that needs a model.
+//! `baton router`: one thread, `ctl`, beside it those that resolve names, and nothing that needs a model.
 
 use super::RoleError;
 use crate::cluster::router::Router;
@@ -69,5 +69,5 @@ fn target(flag: &'static str, url: &WorkerUrl, bootstrap_port: Option<u16>) -> R
     let mut addresses =
         (url.host.as_str(), url.port).to_socket_addrs().map_err(|error| nowhere(error.to_string()))?;
     let address = addresses.next().ok_or_else(|| nowhere("no address".into()))?;
-    Ok(Target { url: url.clone(), address, bootstrap_port })
+    Ok(Target::new(url.clone(), address, bootstrap_port))
 }

@@ -10,9 +10,9 @@ mod process;
 mod routed;
 
 use baton::limits::DIAL_HOLD_OFF;
-use process::{PATIENCE, Process, post};
+use process::{PATIENCE, Process, get, post};
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -259,4 +259,51 @@ fn the_registry_answers_as_sglangs() {
     assert!(get(&format!("/route?{}", all.replace("-1", "7"))).starts_with("HTTP/1.1 404"));
     assert!(get("/route").starts_with("HTTP/1.1 400"));
     assert!(get("/health").ends_with("OK"));
+}
+
+#[test]
+fn the_registry_tells_the_ports_that_were_taken() {
+    let prefill = prefill(&[]);
+    let registry = SocketAddr::new(prefill.address.ip(), prefill.bootstrap_port);
+    let ranks = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+    let (status, told) = get(registry, &format!("/route?{ranks}"));
+    assert_eq!(status, 200, "{told}");
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!(told["prefill_http_port"], prefill.address.port());
+    assert_eq!(told["control_port"], prefill.control_port);
+}
+
+/// A decode worker to which nothing comes over tcp has no use for a data port, and takes none.
+#[test]
+fn a_data_port_is_opened_for_tcp_alone() {
+    let other = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = other.local_addr().unwrap().port().to_string();
+    for transfer in ["shm", "fake"] {
+        let decode = start("decode", &["--transfer", transfer, "--data-port", &port]);
+        assert_eq!(decode.data_port, 0, "{transfer}");
+    }
+    assert_ne!(start("decode", &["--transfer", "tcp"]).data_port, 0);
+}
+
+/// One prefill worker is one session, however requests spell where it is.
+#[test]
+fn names_of_one_prefill_worker_share_a_session() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    let mut room = 0;
+    for host in ["127.0.0.1", "LocalHost", "localhost", "::ffff:127.0.0.1", "LOCALHOST"] {
+        room += 1;
+        let mut body = body(room, 40, 8);
+        body["bootstrap_host"] = json!(host);
+        body["bootstrap_port"] = json!(prefill.bootstrap_port);
+        body["bootstrap_room"] = json!(room);
+        let (reader, writer) = dual(prefill.address, decode.address, body.to_string());
+        assert_eq!((reader.0, writer.0), (200, 200), "{host}: {reader:?} {writer:?}");
+    }
+    assert_eq!(decode.times_said("link to a prefill worker stands"), 1);
+    let mut lost = body(9, 40, 8);
+    lost["bootstrap_host"] = json!("nowhere.invalid");
+    lost["bootstrap_room"] = json!(9);
+    let (status, text) = post(decode.address, "/v1/completions", &lost.to_string());
+    assert!(status == 502 && text.contains("peer_lost"), "{status} {text}");
+    decode.await_idle();
 }

@@ -92,7 +92,7 @@ impl Process {
     }
 
     pub fn get(&self, path: &str) -> (u16, String) {
-        exchange(self.address, &format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n"))
+        get(self.address, path)
     }
 
     pub fn post(&self, path: &str, body: &str) -> (u16, String) {
@@ -147,6 +147,10 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+pub fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    exchange(address, &format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n"))
 }
 
 pub fn post(address: SocketAddr, path: &str, body: &str) -> (u16, String) {

@@ -3,6 +3,9 @@
 use crate::server::Server;
 use baton::front::http::Method;
 use serde_json::{Value, json};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
 
 /// A body with these fields besides.
 fn with(mut body: Value, more: Value) -> Value {
@@ -434,4 +437,37 @@ fn a_routers_fields_are_accepted() {
     let expected = server.post("/v1/completions", &completion(json!({}))).ok();
     let added = json!({"bootstrap_host": null, "bootstrap_port": null, "bootstrap_room": null, "cache_salt": "s", "user": "u"});
     assert_eq!(server.post("/v1/completions", &completion(added)).ok()["choices"], expected["choices"]);
+}
+
+/// Everything else goes on while the tokeniser is busy, and a client that does not wait for it leaves nothing
+/// behind. A machine that stands still for as long as the text takes is given further tries.
+#[test]
+fn a_long_text_holds_nobody_up() {
+    let server = Server::start(&[]);
+    let body = json!({"prompt": "the cat sat on a mat, ".repeat(100_000)});
+    let answered_meanwhile = || {
+        let done = AtomicBool::new(false);
+        let mut client = server.connect();
+        client.post("/tokenize", &body);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let count = client.reply(Method::Post).ok()["count"].as_u64().unwrap();
+                assert!(count > 100_000, "{count}");
+                done.store(true, Ordering::SeqCst);
+            });
+            // By now it is with whoever tokenises.
+            thread::sleep(Duration::from_millis(300));
+            let mut answered = 0;
+            while !done.load(Ordering::SeqCst) {
+                assert_eq!(server.get("/health").status(), 200);
+                answered += usize::from(!done.load(Ordering::SeqCst));
+            }
+            answered
+        })
+    };
+    assert!((0..5).any(|_| answered_meanwhile() > 3), "nobody else is answered");
+    server.connect().post("/tokenize", &body);
+    server.check_works();
+    let ids = server.post("/tokenize", &json!({"prompt": "a mat"})).ok()["tokens"].clone();
+    assert_eq!(server.post("/detokenize", &json!({"tokens": ids})).ok()["prompt"], "a mat");
 }

@@ -29,9 +29,16 @@ pub struct Target {
     pub address: SocketAddr,
     /// Of its registry; `None` for decode workers.
     pub bootstrap_port: Option<u16>,
+    /// Whether nobody answered there, and its name is being looked up again.
+    lost: bool,
 }
 
 impl Target {
+    /// A worker that is thought to be at this address.
+    pub fn new(url: WorkerUrl, address: SocketAddr, bootstrap_port: Option<u16>) -> Target {
+        Target { url, address, bootstrap_port, lost: false }
+    }
+
     /// Another address of its name, which comes behind the one that led nowhere.
     fn turn_to(&mut self, addresses: &[IpAddr]) {
         let at = addresses.iter().position(|&ip| ip == self.address.ip());
@@ -216,6 +223,8 @@ impl Fleet {
         match event {
             Event::Connected(_) => {
                 call.connected = true;
+                // It is there after all.
+                self.targets[call.booking.worker().0].lost = false;
                 if !call.is_begun() {
                     let owner = call.owner;
                     self.news.push_back(News { owner, conn, what: What::Ready });
@@ -363,12 +372,14 @@ impl Fleet {
 
     /// Takes in where names point now.
     pub fn resolve(&mut self, now: Instant) {
-        // What takes too long is asked for again when it leads nowhere again.
-        while self.names.expire(now).is_some() {}
-        while let Some((name, found)) = self.names.poll(now) {
-            let Ok(addresses) = found else { continue };
-            for target in self.targets.iter_mut().filter(|target| target.url.host == name) {
-                target.turn_to(&addresses);
+        while let Some((name, found)) = self.names.expire(now).or_else(|| self.names.poll(now)) {
+            // Workers of one name, on several ports, are lost and found one by one.
+            for target in self.targets.iter_mut().filter(|target| target.lost && target.url.host == name) {
+                target.lost = false;
+                // What was not found is asked for again when it leads nowhere again.
+                if let Ok(addresses) = &found {
+                    target.turn_to(addresses);
+                }
             }
         }
     }
@@ -376,10 +387,13 @@ impl Fleet {
     /// A worker takes no connection: its name may point elsewhere by now.
     fn look_up_again(&mut self, worker: WorkerNumber, now: Instant) {
         let target = &mut self.targets[worker.0];
-        if target.url.host.parse::<IpAddr>().is_err()
-            && let Some(Ok(addresses)) = self.names.resolve(&target.url.host, now)
-        {
-            target.turn_to(&addresses);
+        if target.url.host.parse::<IpAddr>().is_ok() {
+            return;
+        }
+        match self.names.resolve(&target.url.host, now) {
+            Some(Ok(addresses)) => target.turn_to(&addresses),
+            Some(Err(_)) => {}
+            None => target.lost = true,
         }
     }
 
@@ -407,12 +421,15 @@ mod tests {
     use std::net::TcpListener;
     use std::time::Duration;
 
-    /// The worker has moved: where its name pointed at the start nobody listens.
+    /// One of two workers of a name has moved: where it pointed at the start nobody listens any more.
     #[test]
     fn a_name_that_leads_nowhere_is_resolved_again() {
         let worker = TcpListener::bind("127.0.0.1:0").unwrap();
         worker.set_nonblocking(true).unwrap();
         let here = worker.local_addr().unwrap();
+        let other = TcpListener::bind("127.0.0.9:0").unwrap();
+        let there = other.local_addr().unwrap();
+        let other_url: WorkerUrl = format!("http://worker.test:{}", there.port()).parse().unwrap();
         let url: WorkerUrl = format!("http://worker.test:{}", here.port()).parse().unwrap();
         let gone = SocketAddr::new("127.0.0.9".parse().unwrap(), here.port());
         let begun = Instant::now();
@@ -425,9 +442,9 @@ mod tests {
             },
             move || waker.wake(),
         );
-        let target = Target { url, address: gone, bootstrap_port: None };
-        let router = Router::new(Policy::RoundRobin, 0, 1, begun);
-        let mut fleet = Fleet::new(router, vec![target], names.unwrap());
+        let targets = vec![Target::new(url, gone, None), Target::new(other_url, there, None)];
+        let router = Router::new(Policy::RoundRobin, 0, 2, begun);
+        let mut fleet = Fleet::new(router, targets, names.unwrap());
         while worker.accept().is_err() {
             let now = Instant::now();
             assert!(begun.elapsed() < Duration::from_secs(60), "it is never found");
@@ -439,5 +456,6 @@ mod tests {
             fleet.resolve(now);
         }
         assert_eq!(fleet.targets()[0].address, here);
+        assert_eq!(fleet.targets()[1].address, there, "it was well where it is");
     }
 }

@@ -451,8 +451,8 @@ fn a_long_text_holds_nobody_up() {
         client.post("/tokenize", &body);
         thread::scope(|scope| {
             scope.spawn(|| {
-                let count = client.reply(Method::Post).ok()["count"].as_u64().unwrap();
-                assert!(count > 100_000, "{count}");
+                // Its first bytes: to read the whole answer takes long enough for many others.
+                client.wait_for("200 OK");
                 done.store(true, Ordering::SeqCst);
             });
             // By now it is with whoever tokenises.
@@ -465,7 +465,7 @@ fn a_long_text_holds_nobody_up() {
             answered
         })
     };
-    assert!((0..5).any(|_| answered_meanwhile() > 3), "nobody else is answered");
+    assert!((0..5).any(|_| answered_meanwhile() > 20), "nobody else is answered");
     server.connect().post("/tokenize", &body);
     server.check_works();
     let ids = server.post("/tokenize", &json!({"prompt": "a mat"})).ok()["tokens"].clone();

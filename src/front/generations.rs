@@ -332,7 +332,7 @@ impl Generations {
     /// Takes an engine's event.
     pub fn event(&mut self, event: Event, way: &mut Way<'_>) {
         match event {
-            Event::Token { request, sampled } => {
+            Event::Token { request, sampled, first } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return };
                 if let Some(last) = leg.last_token.replace(way.now) {
                     self.metrics[leg.worker.index()].next_token(way.now.saturating_duration_since(last));
@@ -341,8 +341,14 @@ impl Generations {
                     leg.held = Some(sampled);
                 }
                 let leg = *leg;
-                if leg.part == Part::Visible {
-                    self.token(&leg, &sampled, way);
+                match leg.part {
+                    Part::Visible => self.token(&leg, &sampled, way),
+                    Part::Prefill => {
+                        if let Some(live) = self.live.get_mut(&leg.exchange) {
+                            live.timings[leg.choice].prefill = first;
+                        }
+                    }
+                    Part::Held => {}
                 }
             }
             Event::Expecting { worker, slot, generation, tokens, .. } => {

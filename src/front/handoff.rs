@@ -847,7 +847,7 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
     fn offer(&mut self, session: SessionId, source: &Source, without: &[Transport]) -> Option<Rank> {
         let mut transports = match source {
             Source::Fake => vec![Transport::Fake],
-            Source::Local(_) | Source::Remote { .. } => self.offer.transports.clone(),
+            _ => self.offer.transports.clone(),
         };
         transports.retain(|transport| !without.contains(transport));
         let lanes = self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {

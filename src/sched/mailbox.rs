@@ -84,6 +84,9 @@ pub enum Event {
         request: RequestId,
         /// The id, its logprob, alternatives.
         sampled: Sampled,
+        /// With the first: when what was. On prefill the end comes only after the hand-over's, which may be
+        /// after decode's.
+        first: Option<Stamps>,
     },
     /// Decode: pages are leased, Destination may leave; the page list stands in the slot's
     /// [`crate::transfer::pages::PageLists`] entry.

@@ -104,11 +104,12 @@ pub fn accept(
     mail: &mut Mail,
     clock: &dyn Fn() -> Instant,
 ) -> Option<Outcome> {
-    if request.output.is_empty() {
+    let first = request.output.is_empty().then(|| {
         request.stamps.first_token = Some(clock());
-    }
+        request.stamps
+    });
     request.output.push(sampled.token);
-    mail.tell(Event::Token { request: request.id, sampled });
+    mail.tell(Event::Token { request: request.id, sampled, first });
     if request.stop_tokens.contains(&sampled.token) {
         Some(Outcome::Stop)
     } else if request.output.len() >= request.max_new as usize {

@@ -352,7 +352,7 @@ impl Rig {
 
     fn take(&mut self, event: Event) {
         match event {
-            Event::Token { request, sampled } => {
+            Event::Token { request, sampled, .. } => {
                 let told = self.told.get_mut(&request).unwrap();
                 assert!(told.outcome.is_none(), "a token after the end");
                 told.tokens.push(sampled);

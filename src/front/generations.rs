@@ -12,19 +12,20 @@ use crate::front::exchange::{Exchange, Prompted, Step, echoes};
 use crate::front::handoff::{self, Handoff, Source, prompt_of, room_of};
 use crate::front::openai::render::{Renderer, Timings};
 use crate::front::openai::{ApiError, Bootstrap, GenerateRequest, Prompts};
+use crate::front::stages::ChoiceTimes;
 use crate::front::text::{self, Job, Made, Task, Text, TextQueue, prompt_param};
 use crate::ids::{RequestId, Room, WorkerId};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::model::logprobs::Sampled;
 use crate::model::sampler::SamplingParams;
 use crate::net::{ConnId, Reactor};
-use crate::obs::metrics::{Stages, WorkerMetrics};
+use crate::obs::metrics::WorkerMetrics;
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Which workers of this process a choice's legs go to.
 #[derive(Clone, Debug)]
@@ -87,14 +88,6 @@ struct Live {
     timings: Vec<ChoiceTimes>,
 }
 
-/// What is known of one choice's stages.
-#[derive(Clone, Copy, Default, Debug)]
-struct ChoiceTimes {
-    prefill: Option<Stamps>,
-    decode: Option<Stamps>,
-    ended: Option<Instant>,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Part {
     /// Its tokens are not shown.
@@ -137,50 +130,6 @@ pub struct Generations {
     next_exchange: u64,
     next_request: u64,
     turn: usize,
-}
-
-/// The share of a prefill worker of another process, in its own words.
-#[derive(Clone, Copy, Debug)]
-struct Elsewhere {
-    queue: Duration,
-    prefill: Duration,
-}
-
-impl ChoiceTimes {
-    /// What was done elsewhere for a choice whose prompt was not read in this process.
-    fn elsewhere(&self) -> Option<Elsewhere> {
-        let told = self.decode.filter(|_| self.prefill.is_none())?.prefill_us;
-        let micros = |us: u32| Duration::from_micros(us.into());
-        told.map(|(queue, prefill)| Elsewhere { queue: micros(queue), prefill: micros(prefill) })
-    }
-
-    /// The stages of the time to first token, without gap; none before the first token.
-    fn stages(&self) -> Option<Stages> {
-        let decode = self.decode?;
-        let reader = self.prefill.unwrap_or(decode);
-        let mut last = reader.arrived;
-        // A stamp that was not set, or came before the one before it, is a stage of no time.
-        let mut stage = |stamp: Option<Instant>| {
-            let at = stamp.unwrap_or(last).max(last);
-            let time = at - last;
-            last = at;
-            time
-        };
-        let elsewhere = self.elsewhere();
-        let handed = self.prefill.is_some() || elsewhere.is_some();
-        let bootstrap = if handed { stage(reader.bootstrapped) } else { Duration::ZERO };
-        let queue = stage(reader.admitted);
-        // Of the wait for KV from elsewhere, prefill is what that worker says; the rest is the hand-over.
-        let prefill = match (elsewhere, reader.admitted.zip(reader.filled)) {
-            (Some(Elsewhere { prefill, .. }), Some((from, to))) => stage(Some((from + prefill).min(to))),
-            (Some(_), None) => Duration::ZERO,
-            (None, _) => stage(reader.filled),
-        };
-        let handover = stage(decode.filled);
-        let join = stage(decode.joined);
-        let first_step = stage(Some(decode.first_token?));
-        Some(Stages { queue, bootstrap, prefill, handover, join, first_step })
-    }
 }
 
 /// Where answers go.
@@ -712,8 +661,7 @@ impl Generations {
         let times = &live.timings[leg.choice];
         if let Some(stages) = times.stages() {
             metrics.first_token(&stages);
-            let came = times.elsewhere().is_some_and(|told| !told.prefill.is_zero());
-            if (times.prefill.is_some() || came) && self.handoff.transport_name() != "fake" {
+            if times.were_handed_over() && self.handoff.transport_name() != "fake" {
                 let prompt = self.prompt_tokens(leg);
                 let layout = self.handoff.worker(leg.worker).layout();
                 let bytes = u64::from(layout.pages_for(prompt)) * layout.page_bytes();
@@ -807,50 +755,11 @@ impl Generations {
     /// Where the time of a choice went, from the stamps of its legs.
     fn timings(&self, leg: &Leg) -> Timings {
         let Some(live) = self.live.get(&leg.exchange) else { return Timings::default() };
-        let times = &live.timings[leg.choice];
-        let ms = |from: Option<Instant>, to: Option<Instant>| {
-            from.zip(to).map(|(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
-        };
-        let reader = times.prefill.or(times.decode);
-        let decode = times.decode;
-        let worker = self.handoff.worker(leg.worker);
+        let layout = self.handoff.worker(leg.worker).layout();
         let prompt = self.prompt_tokens(leg);
         let generated = live.exchange.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
-        let handed = times.prefill.is_some();
-        let decode_ms = ms(decode.and_then(|at| at.first_token), times.ended).unwrap_or(0.0);
-        if let Some(Elsewhere { queue, prefill }) = times.elsewhere() {
-            return Timings {
-                queue_ms: queue.as_secs_f64() * 1e3,
-                prefill_tokens: prompt,
-                prefill_ms: prefill.as_secs_f64() * 1e3,
-                kv_wait_ms: ms(decode.and_then(|at| at.admitted), decode.and_then(|at| at.filled)),
-                join_ms: ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined)),
-                decode_tokens: generated.saturating_sub(1),
-                decode_ms,
-                ..Timings::default()
-            };
-        }
-        Timings {
-            queue_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.admitted)).unwrap_or(0.0),
-            bootstrap_ms: handed
-                .then(|| ms(reader.map(|at| at.arrived), reader.and_then(|at| at.bootstrapped)))
-                .flatten(),
-            prefill_tokens: prompt,
-            prefill_ms: ms(reader.and_then(|at| at.admitted), reader.and_then(|at| at.filled)).unwrap_or(0.0),
-            handover_bytes: handed
-                .then(|| u64::from(worker.layout().pages_for(prompt)) * worker.layout().page_bytes()),
-            handover_ms: handed
-                .then(|| ms(reader.and_then(|at| at.filled), decode.and_then(|at| at.filled)))
-                .flatten(),
-            transport: handed.then_some(self.handoff.transport_name()),
-            join_ms: handed
-                .then(|| ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined)))
-                .flatten(),
-            first_decode_ms: None,
-            decode_tokens: generated.saturating_sub(1),
-            decode_ms,
-            kv_wait_ms: None,
-        }
+        let bytes = u64::from(layout.pages_for(prompt)) * layout.page_bytes();
+        live.timings[leg.choice].timings((prompt, generated), (bytes, self.handoff.transport_name()))
     }
 }
 

@@ -4,6 +4,10 @@
 //! Thread: `ctl`. Owns: the workers of this process and their managers. What a manager wants done beyond
 //! its rings is queued and done when its call has returned, so that one manager never runs inside another.
 
+mod effects;
+
+pub use effects::rank;
+
 use crate::cause::Cause;
 use crate::front::worker::{DestinationRing, Reports, SourceRing, Worker};
 use crate::ids::{Room, SessionGeneration, WorkerId};
@@ -14,19 +18,17 @@ use crate::obs::log::event;
 use crate::sched::mailbox::Command;
 use crate::sched::request::Request;
 use crate::sys::event::EventCounter;
-use crate::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
-use crate::transfer::manager::destination::{self, DestinationEffects, DestinationManager};
-use crate::transfer::manager::identity::Mismatch;
+use crate::transfer::command::{SessionId, SourceCommand, Target};
+use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::rooms::{Prompt, Slot};
-use crate::transfer::manager::source::{self, SourceEffects, SourceManager};
+use crate::transfer::manager::source::SourceManager;
 use crate::transfer::plan::Template;
 use crate::transfer::status::Move;
 use crate::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use crate::transfer::transport::{DestinationBinding, SourceBinding, fake::Fake};
 use crate::wire::Multipart;
-use crate::wire::message::{
-    HostId, Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
-};
+use crate::wire::message::{HostId, Message, Rank, Token, Transport, Welcome};
+use effects::Effects;
 use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
@@ -598,10 +600,10 @@ impl Handoff {
 
     /// Gives a source's mover its half.
     pub fn open_source(&mut self, id: WorkerId, session: SessionId, binding: Box<SourceBinding>) {
-        if let Role::Prefill { manager, mover } = &mut self.members[id.index()].role {
-            if let Some(generation) = manager.usage(session) {
-                mover.send(SourceCommand::Open { session, generation, binding });
-            }
+        if let Role::Prefill { manager, mover } = &mut self.members[id.index()].role
+            && let Some(generation) = manager.usage(session)
+        {
+            mover.send(SourceCommand::Open { session, generation, binding });
         }
     }
 
@@ -750,141 +752,6 @@ fn grant_to_nobody(worker: &mut Worker, slot: Slot, room: Room) -> Result<(), Ca
     let target = Target { session: SessionId::NOBODY, slot, generation, room };
     worker.engine.send(Command::Granted { worker: worker.id, slot, generation, target });
     Ok(())
-}
-
-/// What one worker shows of itself in a session. `lanes` lets the other side open lanes of tcp.
-pub fn rank(worker: &Worker, transports: &[Transport], offer: &Offer, lanes: Option<TcpGrant>) -> Rank {
-    let shm = transports.contains(&Transport::Shm).then(|| ShmGrant {
-        host: offer.host,
-        // Inside a process, and in an offer, there is nothing to dial yet.
-        socket: SocketName::new(b"-").expect("one byte fits"),
-        token: Token([0; 16]),
-    });
-    Rank {
-        regions: RegionLengths { kv: worker.memory.region.len() as u64, aux: 0, notice: 0 },
-        lanes: 1,
-        shm,
-        tcp: lanes,
-        fake: transports.contains(&Transport::Fake),
-    }
-}
-
-/// One manager call's way out.
-struct Effects<'a, M> {
-    worker: &'a mut Worker,
-    mover: &'a mut M,
-    wishes: &'a mut VecDeque<Wish>,
-    offer: &'a Offer,
-}
-
-impl<M> Effects<'_, M> {
-    fn send_over(&mut self, link: Link, message: &Message<'_>) {
-        let mut encoded = Multipart::new();
-        message.encode(None, &mut encoded);
-        self.wishes.push_back(Wish::Send { from: self.worker.id, link, message: encoded });
-    }
-
-    fn engine_failed(&mut self, slot: Slot, cause: Cause) {
-        self.worker.abort(slot, cause);
-    }
-}
-
-impl SourceEffects<Link> for Effects<'_, SourceRing> {
-    fn send(&mut self, link: Link, message: &Message<'_>) {
-        self.send_over(link, message);
-    }
-
-    fn mover(&mut self, command: SourceCommand) {
-        if let SourceCommand::Close { session } = command {
-            self.wishes.push_back(Wish::CloseSource { worker: self.worker.id, session });
-        }
-        self.mover.send(command);
-    }
-
-    fn bind(&mut self, link: Link, session: SessionId, how: source::Binding<'_>) {
-        let session = SourceSession {
-            worker: self.worker.id,
-            session,
-            generation: how.announce.session,
-            transport: how.transport,
-            rank: how.announce.ranks[0],
-            template: how.template,
-        };
-        self.wishes.push_back(Wish::BindSource { link, session });
-    }
-
-    fn granted(&mut self, slot: Slot, target: Target) {
-        let Slot { id: slot, generation } = slot;
-        self.worker.engine.send(Command::Granted { worker: self.worker.id, slot, generation, target });
-    }
-
-    fn failed(&mut self, slot: Slot, cause: Cause) {
-        self.engine_failed(slot, cause);
-    }
-
-    fn refused(&mut self, link: Link, mismatch: &Mismatch) {
-        event!(Warn, "handoff", "session refused", link = format!("{link:?}"), why = mismatch);
-    }
-}
-
-impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
-    fn send(&mut self, link: Link, message: &Message<'_>) {
-        self.send_over(link, message);
-    }
-
-    fn mover(&mut self, command: DestinationCommand) {
-        self.mover.send(command);
-    }
-
-    fn dial(&mut self, source: &Source) {
-        self.wishes.push_back(Wish::Dial { from: self.worker.id, source: source.clone() });
-    }
-
-    fn hang_up(&mut self, link: Link) {
-        self.wishes.push_back(Wish::HangUp { link });
-    }
-
-    fn offer(&mut self, session: SessionId, source: &Source, without: &[Transport]) -> Option<Rank> {
-        let mut transports = match source {
-            Source::Fake => vec![Transport::Fake],
-            _ => self.offer.transports.clone(),
-        };
-        transports.retain(|transport| !without.contains(transport));
-        let lanes = self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
-            let token = Token(random());
-            self.wishes.push_back(Wish::Grant { worker: self.worker.id, session, token });
-            TcpGrant { address, token }
-        });
-        (!transports.is_empty()).then(|| rank(self.worker, &transports, self.offer, lanes))
-    }
-
-    fn bind(&mut self, link: Link, session: SessionId, how: destination::Binding<'_>) {
-        let Some(&rank) = how.welcome.ranks.first() else { return };
-        let session = DestinationSession {
-            worker: self.worker.id,
-            session,
-            generation: how.welcome.session,
-            transport: how.welcome.transport,
-            rank,
-            layout: how.layout,
-            pages: how.welcome.kv.pages,
-            template: how.template,
-        };
-        self.wishes.push_back(Wish::BindDestination { link, session });
-    }
-
-    fn ready(&mut self, slot: Slot, session: SessionId) {
-        let Slot { id: slot, generation } = slot;
-        self.worker.engine.send(Command::SessionReady { worker: self.worker.id, slot, generation, session });
-    }
-
-    fn failed(&mut self, slot: Slot, cause: Cause) {
-        self.engine_failed(slot, cause);
-    }
-
-    fn refused(&mut self, source: &Source, mismatch: &Mismatch) {
-        event!(Warn, "handoff", "session refused", source = format!("{source:?}"), why = mismatch);
-    }
 }
 
 /// A prompt as both legs compare it.

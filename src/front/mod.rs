@@ -15,6 +15,7 @@ pub mod resolver;
 pub mod router;
 pub mod routes;
 pub mod service;
+pub mod stages;
 pub mod telemetry;
 pub mod text;
 pub mod worker;

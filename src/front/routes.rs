@@ -169,7 +169,7 @@ impl Routes {
                 Ok(())
             }
             (Get, "/metrics") => {
-                let body = self.telemetry.exposition(generations);
+                let body = self.telemetry.exposition();
                 let media = "text/plain; version=0.0.4";
                 way.answer(conn, &Answer { status: 200, media, body: body.as_bytes(), retry_after: None });
                 Ok(())

@@ -2,7 +2,6 @@
 //!
 //! Thread: `ctl`. Figures of an engine are looked at when somebody asks, never waited for.
 
-use crate::front::generations::Generations;
 use crate::front::openai::info::Load;
 use crate::obs::metrics::{Depths, EngineType, PageCounts, WorkerMetrics};
 use crate::obs::registry::Registry;
@@ -37,7 +36,7 @@ impl Telemetry {
     }
 
     /// Prometheus text.
-    pub fn exposition(&self, _generations: &Generations) -> String {
+    pub fn exposition(&self) -> String {
         for worker in &self.workers {
             worker.refresh();
         }

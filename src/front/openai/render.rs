@@ -134,9 +134,6 @@ pub struct Timings {
     /// From there into the running batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub join_ms: Option<f64>,
-    /// Decode's first step.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub first_decode_ms: Option<f64>,
     /// Tokens that decode generated.
     pub decode_tokens: u32,
     /// Generating them.

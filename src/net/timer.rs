@@ -1,6 +1,6 @@
 //! Deadlines in order: an indexed heap, so that a cancelled timer is gone at once.
 //!
-//! Thread: `ctl`, and the simulator in its place.
+//! Thread: `ctl`.
 //! Invariants: at most `capacity` timers, nothing allocates after construction; equal deadlines
 //! expire in the order they were scheduled; `heap[entries[i].position] == i` for each live entry.
 //! Not here: the clock; `now` is an argument.

@@ -39,7 +39,7 @@ pub struct Engine {
 impl Engine {
     /// Workers are stepped in the order given: prefill before decode, so that a chunk's last KV leaves as
     /// early as it can. `forward` takes batches of [`SchedConfig::batch_limits`]. `clock` tells the time
-    /// inside a turn ([`Instant::now`] but for tests and simulation).
+    /// inside a turn ([`Instant::now`] but for tests).
     pub fn new(
         config: &SchedConfig,
         workers: Vec<Box<dyn Worker>>,

@@ -29,17 +29,17 @@ pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]
     // SAFETY: all fields of `msghdr` may be zero.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = slices.as_mut_ptr().cast();
-    header.msg_iovlen = slices.len();
+    header.msg_iovlen = slices.len() as _;
     header.msg_control = control.0.as_mut_ptr().cast();
     // SAFETY: arithmetic without access to memory.
-    header.msg_controllen = unsafe { libc::CMSG_SPACE(data_len) } as usize;
+    header.msg_controllen = unsafe { libc::CMSG_SPACE(data_len) } as _;
     // SAFETY: `control` is aligned and large enough for one message of `data_len` bytes, and is
     // zeroed, so the first header lies at its beginning; raw descriptors are plain integers.
     unsafe {
         let message = libc::CMSG_FIRSTHDR(&header);
         (*message).cmsg_level = libc::SOL_SOCKET;
         (*message).cmsg_type = libc::SCM_RIGHTS;
-        (*message).cmsg_len = libc::CMSG_LEN(data_len) as usize;
+        (*message).cmsg_len = libc::CMSG_LEN(data_len) as _;
         let data = libc::CMSG_DATA(message).cast::<RawFd>();
         for (index, descriptor) in descriptors.iter().enumerate() {
             data.add(index).write_unaligned(descriptor.as_raw_fd());
@@ -62,9 +62,9 @@ pub fn receive(
     // SAFETY: all fields of `msghdr` may be zero.
     let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
     header.msg_iov = slices.as_mut_ptr().cast();
-    header.msg_iovlen = slices.len();
+    header.msg_iovlen = slices.len() as _;
     header.msg_control = control.0.as_mut_ptr().cast();
-    header.msg_controllen = CONTROL_LEN;
+    header.msg_controllen = CONTROL_LEN as _;
     // SAFETY: `header` points at `slices` and `control`, which outlive the call.
     let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
@@ -76,7 +76,7 @@ pub fn receive(
         while !message.is_null() {
             if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS {
                 let data = libc::CMSG_DATA(message).cast::<RawFd>();
-                let data_len = (*message).cmsg_len - libc::CMSG_LEN(0) as usize;
+                let data_len = (*message).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
                 for index in 0..data_len / size_of::<RawFd>() {
                     descriptors.push(OwnedFd::from_raw_fd(data.add(index).read_unaligned()));
                 }

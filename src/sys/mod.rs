@@ -1,3 +1,5 @@
 //! Foreign functions: small safe wrappers around what the kernel offers and the standard library lacks.
 
+pub mod clock;
 pub mod event;
+pub mod verbs;

@@ -1,0 +1,282 @@
+//! Queue pairs of the reliable, connected kind: made, connected, posted to, reset.
+//!
+//! Thread: one posts, which may be another than the one that polls. Making and changing enters the kernel;
+//! posting does not, and allocates nothing.
+//! After a fault or [`QueuePair::fail`] everything posted is flushed; [`QueuePair::reset`] forgets it without a
+//! completion, and from its return on no packet of the old connection is taken in.
+#![allow(unsafe_code)]
+
+use super::abi::{self, AhAttr, Gid, GlobalRoute, Qp, QpAttr, QpCap, QpInitAttr, RecvWr};
+use super::chain::Chain;
+use super::completion::{CompletionQueue, Handle};
+use super::device::{Domain, done, made};
+use super::endpoint::{Endpoint, Route};
+use std::ffi::{c_int, c_uint};
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+/// What a queue pair has room for, and what it lets its peer do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Capacity {
+    /// Work requests that have not completed.
+    pub requests: u32,
+    /// Receives that have not completed.
+    pub receives: u32,
+    /// Local pieces of a work request.
+    pub pieces: u32,
+    /// Bytes that can go inline.
+    pub inline: u32,
+}
+
+/// A queue pair.
+pub struct QueuePair {
+    qp: *mut Qp,
+    number: u32,
+    capacity: Capacity,
+    takes_writes: bool,
+    /// From [`QueuePair::open`] until the next reset: our way, and the sequence number that was announced.
+    opened: Option<(Route, u32)>,
+    domain: Arc<Domain>,
+    /// They must outlive it.
+    _completions: [Arc<Handle>; 2],
+}
+
+/// A chain that was not posted to its end.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Work requests from its beginning that were.
+    pub posted: usize,
+    /// `ENOMEM`: the queue is full; another: the queue pair is not connected, or a request is wrong.
+    pub error: i32,
+}
+
+// SAFETY: posting needs `&mut`, so one thread at a time; the library asks for no particular one.
+unsafe impl Send for QueuePair {}
+
+impl QueuePair {
+    /// A queue pair; work requests complete into `sent`, receives into `received`, which may be the same.
+    /// `takes_writes`: its peer may WRITE where registrations allow it.
+    pub fn new(
+        domain: &Arc<Domain>,
+        sent: &CompletionQueue,
+        received: &CompletionQueue,
+        wanted: Capacity,
+        takes_writes: bool,
+    ) -> io::Result<QueuePair> {
+        let mut attr = QpInitAttr {
+            qp_context: std::ptr::null_mut(),
+            send_cq: sent.handle.cq,
+            recv_cq: received.handle.cq,
+            srq: std::ptr::null_mut(),
+            cap: QpCap {
+                max_send_wr: wanted.requests,
+                max_recv_wr: wanted.receives,
+                max_send_sge: wanted.pieces,
+                max_recv_sge: 1,
+                max_inline_data: wanted.inline,
+            },
+            qp_type: abi::QPT_RC,
+            sq_sig_all: 0,
+        };
+        // SAFETY: a domain and completion queues of one device; null is an error.
+        let qp = made(unsafe { (domain.library().create_qp)(domain.pd, &mut attr) })?;
+        // SAFETY: just made; the number never changes.
+        let number = unsafe { (*qp).qp_num };
+        let capacity = Capacity {
+            requests: attr.cap.max_send_wr,
+            receives: attr.cap.max_recv_wr,
+            pieces: attr.cap.max_send_sge,
+            inline: attr.cap.max_inline_data,
+        };
+        let completions = [sent.handle.clone(), received.handle.clone()];
+        let domain = domain.clone();
+        Ok(QueuePair { qp, number, capacity, takes_writes, opened: None, domain, _completions: completions })
+    }
+
+    /// Its number on the fabric, which completions name.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// What was granted, which is at least what was asked for.
+    pub fn capacity(&self) -> Capacity {
+        self.capacity
+    }
+
+    /// Makes a new or reset one ready for receives, and says what its peer must know. `sequence` is drawn
+    /// afresh each time.
+    pub fn open(&mut self, route: &Route, sequence: u32) -> io::Result<Endpoint> {
+        let sequence = sequence & 0xff_ffff;
+        let mut attr = unset();
+        attr.qp_state = abi::QPS_INIT;
+        attr.port_num = route.port;
+        if self.takes_writes {
+            attr.qp_access_flags = abi::ACCESS_LOCAL_WRITE | abi::ACCESS_REMOTE_WRITE;
+        }
+        self.modify(&mut attr, abi::QP_STATE | abi::QP_PKEY_INDEX | abi::QP_PORT | abi::QP_ACCESS_FLAGS)?;
+        self.opened = Some((*route, sequence));
+        Ok(Endpoint { number: self.number, sequence, gid: route.gid, lid: route.lid, mtu: route.mtu })
+    }
+
+    /// Connects an open one. Each end must have done so before the other's first packet comes: post once the
+    /// peer says that it has.
+    pub fn connect(&mut self, peer: &Endpoint) -> io::Result<()> {
+        let (route, sequence) = self.opened.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        self.modify(&mut receiving(&route, peer), RECEIVING)?;
+        self.modify(&mut sending(&route, sequence), SENDING)
+    }
+
+    /// Ends the connection: what is posted completes as flushed, what the peer sends is refused.
+    pub fn fail(&mut self) -> io::Result<()> {
+        let mut attr = unset();
+        attr.qp_state = abi::QPS_ERR;
+        self.modify(&mut attr, abi::QP_STATE)
+    }
+
+    /// As new: forgets what is posted. When this returns, nothing of the old connection can land any more.
+    pub fn reset(&mut self) -> io::Result<()> {
+        let mut attr = unset();
+        attr.qp_state = abi::QPS_RESET;
+        self.opened = None;
+        self.modify(&mut attr, abi::QP_STATE)
+    }
+
+    /// Posts a chain with one doorbell. Until a completion says otherwise, the NIC reads the memory of its
+    /// pieces.
+    #[inline]
+    pub fn post(&mut self, chain: &mut Chain) -> Result<(), Refused> {
+        let Some(first) = chain.linked() else {
+            return Ok(());
+        };
+        let mut refused = std::ptr::null_mut();
+        // SAFETY: the queue pair and its device live; the library leaves no function of an open device null.
+        let post = unsafe { (*(*self.qp).context).ops.post_send };
+        // SAFETY: this queue pair's function; a chain that ends in null, whose pieces lie in registrations that
+        // it keeps, so that inline bytes can be read here and now. The provider copies what it needs.
+        let result = unsafe { post(self.qp, first.as_ptr(), &mut refused) };
+        match result {
+            0 => Ok(()),
+            error => Err(Refused { posted: chain.index_of(refused), error }),
+        }
+    }
+
+    /// Posts a receive for an immediate, with no memory.
+    #[inline]
+    pub fn post_receive(&mut self, id: u64) -> Result<(), Refused> {
+        let next = std::ptr::null_mut();
+        let mut receive = RecvWr { wr_id: id, next, sg_list: std::ptr::null_mut(), num_sge: 0 };
+        let mut refused = std::ptr::null_mut();
+        // SAFETY: as in `post`.
+        let post = unsafe { (*(*self.qp).context).ops.post_recv };
+        // SAFETY: this queue pair's function, and a receive that is looked at during the call only.
+        match unsafe { post(self.qp, &mut receive, &mut refused) } {
+            0 => Ok(()),
+            error => Err(Refused { posted: 0, error }),
+        }
+    }
+
+    fn modify(&mut self, attr: &mut QpAttr, mask: c_uint) -> io::Result<()> {
+        // SAFETY: a queue pair that lives, and attributes set as far as the mask says.
+        done(unsafe { (self.domain.library().modify_qp)(self.qp, attr, mask as c_int) })
+    }
+}
+
+const RECEIVING: c_uint = abi::QP_STATE
+    | abi::QP_AV
+    | abi::QP_PATH_MTU
+    | abi::QP_DEST_QPN
+    | abi::QP_RQ_PSN
+    | abi::QP_MAX_DEST_RD_ATOMIC
+    | abi::QP_MIN_RNR_TIMER;
+
+fn receiving(route: &Route, peer: &Endpoint) -> QpAttr {
+    /// 0.64 ms: rarely needed, as receives are posted ahead.
+    const PAUSE: u8 = 12;
+    /// More than any fabric has.
+    const HOPS_MAX: u8 = 64;
+    let mut attr = unset();
+    attr.qp_state = abi::QPS_RTR;
+    attr.path_mtu = mtu_code(route.mtu.min(peer.mtu));
+    attr.dest_qp_num = peer.number & 0xff_ffff;
+    attr.rq_psn = peer.sequence & 0xff_ffff;
+    attr.max_dest_rd_atomic = 1;
+    attr.min_rnr_timer = PAUSE;
+    attr.ah_attr = AhAttr {
+        grh: GlobalRoute {
+            dgid: Gid { raw: peer.gid },
+            flow_label: 0,
+            sgid_index: route.gid_index,
+            hop_limit: HOPS_MAX,
+            traffic_class: route.traffic_class,
+        },
+        dlid: peer.lid,
+        sl: 0,
+        src_path_bits: 0,
+        static_rate: 0,
+        is_global: 1,
+        port_num: route.port,
+    };
+    attr
+}
+
+const SENDING: c_uint = abi::QP_STATE
+    | abi::QP_TIMEOUT
+    | abi::QP_RETRY_CNT
+    | abi::QP_RNR_RETRY
+    | abi::QP_SQ_PSN
+    | abi::QP_MAX_QP_RD_ATOMIC;
+
+fn sending(route: &Route, sequence: u32) -> QpAttr {
+    let mut attr = unset();
+    attr.qp_state = abi::QPS_RTS;
+    attr.timeout = route.timeout & 31;
+    attr.retry_cnt = route.retries & 7;
+    attr.rnr_retry = route.receive_retries & 7;
+    attr.sq_psn = sequence;
+    attr.max_rd_atomic = 1;
+    attr
+}
+
+fn unset() -> QpAttr {
+    // SAFETY: plain numbers, for which zeros are values.
+    unsafe { std::mem::zeroed() }
+}
+
+/// The greatest that is not above `bytes`; 256 bytes, which every port carries, where there is none.
+fn mtu_code(bytes: u16) -> c_uint {
+    (abi::MTU_256..=abi::MTU_4096).rev().find(|code| 128 << code <= u32::from(bytes)).unwrap_or(abi::MTU_256)
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        // SAFETY: made by `new`, ended once. What is posted is forgotten.
+        unsafe { (self.domain.library().destroy_qp)(self.qp) };
+    }
+}
+
+impl fmt::Debug for QueuePair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("QueuePair").field("number", &self.number).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Display for Refused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let error = io::Error::from_raw_os_error(self.error);
+        write!(f, "refused after {} work requests: {error}", self.posted)
+    }
+}
+
+impl std::error::Error for Refused {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_are_no_larger_than_both_ends_carry() {
+        let codes = [0, 255, 256, 1023, 1024, 4095, 4096, u16::MAX].map(mtu_code);
+        assert_eq!(codes, [1, 1, 1, 2, 3, 4, 5, 5]);
+    }
+}

@@ -113,6 +113,7 @@ fn decodes_timings_name_its_wait_for_kv() {
     let ms = |name: &str| timings[name].as_f64().unwrap_or_else(|| panic!("no {name}: {timings}"));
     assert_eq!((&timings["prefill_tokens"], &timings["decode_tokens"]), (&json!(300), &json!(4)));
     assert!(timings["handover_ms"].is_null(), "{timings}");
+    assert_eq!((&timings["transport"], timings["handover_bytes"].as_u64() > Some(0)), (&json!("shm"), true));
     // The session's set-up comes before the wait, and can take of the delay.
     assert!(ms("prefill_ms") > 0.0 && ms("prefill_ms") <= whole - 700.0, "{timings} of {whole}");
     assert!(ms("kv_wait_ms") > ms("prefill_ms") && ms("kv_wait_ms") <= whole, "{timings} of {whole}");
@@ -160,4 +161,24 @@ fn a_bootstrap_host_may_be_a_name() {
         assert!(status == 502 && begun.elapsed() < PATIENCE, "{host}: {status} {answer}");
     }
     strict.await_idle();
+}
+
+/// A model may take minutes to load; who wants the process gone need not wait for that, and it has not failed.
+#[test]
+fn a_process_that_is_told_to_end_while_it_starts_ends_well() {
+    use std::io::{BufRead, BufReader};
+    use std::process::{Command, Stdio};
+    for command in ["serve", "prefill", "decode"] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_baton"))
+            .args([command, MODEL, "--port", "0", "--kv-memory", "8MiB"])
+            .args(if command == "prefill" { &["--bootstrap-port", "0"][..] } else { &[] })
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+        assert!(lines.next().unwrap().unwrap().contains("opening"));
+        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        lines.for_each(drop);
+        assert_eq!(child.wait().unwrap().code(), Some(0), "{command}");
+    }
 }

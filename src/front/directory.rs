@@ -60,6 +60,11 @@ impl Directory {
         Directory { allowed, names: Some(names), ..Directory::closed() }
     }
 
+    /// Knows one worker, and looks nobody up.
+    pub fn knowing(source: Source, control: SocketAddr) -> Directory {
+        Directory { known: HashMap::from([(source, control)]), ..Directory::closed() }
+    }
+
     /// Of a process that looks nobody up.
     pub fn closed() -> Directory {
         Directory { allowed: Vec::new(), names: None, known: HashMap::new(), asking: HashMap::new() }

@@ -19,9 +19,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Streams of a session. One core copies about as fast as one stream carries; more is for wider machines.
-const LANES: usize = 1;
-
 /// A lane whose session is not open yet.
 #[derive(Debug)]
 struct Early {
@@ -47,6 +44,11 @@ impl Lanes {
     /// `listener` is the data port of a decode worker; `wait` is where the mover parks.
     pub fn new(listener: Option<ListenerId>, wait: Arc<WaitSet>) -> Lanes {
         Lanes { listener, wait, callers: HashMap::new(), early: Vec::new(), open: HashMap::new() }
+    }
+
+    /// Where the mover parks.
+    pub fn wait(&self) -> &WaitSet {
+        &self.wait
     }
 
     /// Whether an event is of one of these connections.
@@ -90,7 +92,7 @@ impl Lanes {
             ip => ip,
         };
         let address = SocketAddr::new(ip, grant.address.port());
-        let streams: Result<Vec<_>, _> = (0..LANES).map(|_| dial(address)).collect();
+        let streams: Result<Vec<_>, _> = (0..session.rank.lanes).map(|_| dial(address)).collect();
         let streams = streams.map_err(|error| format!("{address}: {error}"))?;
         let worker = handoff.worker(session.worker);
         let told = rank(worker, &[Transport::Tcp], handoff.offer(), None);
@@ -104,7 +106,8 @@ impl Lanes {
     /// The half of a destination's session, to be opened; [`Lanes::opened`] follows.
     pub fn expect(&self, session: &DestinationSession, handoff: &Handoff) -> Box<DestinationBinding> {
         let slots = handoff.worker(session.worker).slots();
-        Box::new(TcpDestination::new(session.template.clone(), LANES, slots, self.wait.clone()))
+        let lanes = usize::from(handoff.offer().lanes);
+        Box::new(TcpDestination::new(session.template.clone(), lanes, slots, self.wait.clone()))
     }
 
     /// The session's half is with the mover: lanes that came before go there too.
@@ -149,7 +152,7 @@ impl Lanes {
             }
         };
         let Some((preamble, (worker, session))) =
-            known.filter(|(preamble, _)| usize::from(preamble.lanes) == LANES)
+            known.filter(|(preamble, _)| preamble.lanes == handoff.offer().lanes)
         else {
             return reactor.close(conn);
         };

@@ -5,6 +5,7 @@
 //! of descriptors (`passing`) and of lanes (`lanes`). A link that has not proven itself within a second, or
 //! is silent for too long, is closed; a closed link is a dead peer at once.
 
+use crate::cause::Cause;
 use crate::front::directory::{Directory, Found};
 use crate::front::handoff::{DestinationSession, Handoff, Link as LinkName, Remote, Source, random};
 use crate::front::lanes::Lanes;
@@ -16,8 +17,9 @@ use crate::obs::log::event;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
 use crate::wire::auth::{ClusterKey, Side};
-use crate::wire::link::{self, Link};
-use crate::wire::message::{Hello, Message, Role, Transport};
+use crate::wire::link::{self, Link, LinkError};
+use crate::wire::message::{Bye, Hello, Message, MessageError, Role, Transport};
+use crate::wire::zmtp::ZmtpError;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -41,10 +43,51 @@ struct Peering {
     dialled: Option<(WorkerId, Source)>,
     address: Option<SocketAddr>,
     who: Option<(Peer, u64)>,
+    /// It has said Bye, and why it goes.
+    bye: Option<Cause>,
     /// When it connected: from there on it has so long to prove itself, however much it says.
     since: Instant,
     heard: Instant,
     next_ping: Instant,
+}
+
+impl Peering {
+    /// The peer has closed it: why, as far as it has said.
+    fn closed(&self) -> End {
+        match self.bye {
+            Some(cause) => End::closed(format!("closed by the peer: {cause}")),
+            None if self.link.awaits_proof() => {
+                End::closed("closed by the peer before it proved the cluster key")
+            }
+            None => End::closed("closed by the peer"),
+        }
+    }
+}
+
+/// Why a link has ended.
+#[derive(Debug)]
+struct End {
+    /// What requests that wait for it end with.
+    cause: Cause,
+    /// For the log.
+    why: String,
+    /// The peer has closed it.
+    closed: bool,
+}
+
+impl End {
+    fn lost(why: impl ToString) -> End {
+        End { cause: Cause::PeerLost, why: why.to_string(), closed: false }
+    }
+
+    fn closed(why: impl ToString) -> End {
+        End { closed: true, ..End::lost(why) }
+    }
+
+    /// It will be so again.
+    fn incompatible(why: impl ToString) -> End {
+        End { cause: Cause::Incompatible, ..End::lost(why) }
+    }
 }
 
 /// All links of this process.
@@ -57,6 +100,8 @@ pub struct Peers {
     passing: Passing,
     lanes: Lanes,
     connections: u64,
+    /// Said on each link, now or once it opens.
+    draining: bool,
 }
 
 impl Peers {
@@ -68,7 +113,16 @@ impl Peers {
         passing: Passing,
         lanes: Lanes,
     ) -> Peers {
-        Peers { own, control, links: HashMap::new(), directory, passing, lanes, connections: 0 }
+        Peers {
+            own,
+            control,
+            links: HashMap::new(),
+            directory,
+            passing,
+            lanes,
+            connections: 0,
+            draining: false,
+        }
     }
 
     /// Whether PINGs are answered: a hung worker looks dead, a busy one does not.
@@ -120,9 +174,10 @@ impl Peers {
             Event::Received(conn) => self.receive(conn, reactor, handoff, now),
             Event::Eof(conn) => {
                 reactor.close(conn);
-                self.down(conn, "closed by the peer", reactor, handoff, now);
+                let end = self.links.get(&conn).map_or(End::closed("closed by the peer"), Peering::closed);
+                self.down(conn, &end, reactor, handoff, now);
             }
-            Event::Closed { conn, reason } => self.down(conn, &reason.to_string(), reactor, handoff, now),
+            Event::Closed { conn, reason } => self.down(conn, &End::lost(reason), reactor, handoff, now),
             Event::Drained(_) | Event::Woken | Event::Terminate => {}
         }
     }
@@ -130,6 +185,23 @@ impl Peers {
     /// Whether a name was resolved.
     pub fn has_news(&self) -> bool {
         self.directory.has_news()
+    }
+
+    /// Says on all links that nothing new is begun here.
+    pub fn drain(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        self.draining = true;
+        let open = self.links.iter().filter(|(_, peering)| peering.who.is_some());
+        for conn in open.map(|(&conn, _)| conn).collect::<Vec<_>>() {
+            self.say_bye(conn, Cause::Draining);
+            self.flush(conn, reactor, handoff, now);
+        }
+    }
+
+    fn say_bye(&mut self, conn: ConnId, cause: Cause) {
+        if let Some(peering) = self.links.get_mut(&conn) {
+            // One that is too full for it, or not open, ends without.
+            let _ = peering.link.send(&Message::Bye(Bye { cause: Some(cause) }));
+        }
     }
 
     /// Does what the managers want done for links to other processes.
@@ -168,6 +240,7 @@ impl Peers {
                             let peer = self.links.get(&conn).and_then(|peering| peering.address);
                             self.lanes.connect(session, peer, handoff)
                         }
+                        Transport::Rdma => handoff.open_rdma_source(session, self.lanes.wait()),
                         Transport::Fake => Ok(handoff.open_fake_source(worker, id)),
                     };
                     handoff.bound_source(worker, id, outcome, now);
@@ -205,13 +278,8 @@ impl Peers {
         }
         for (conn, open) in late {
             reactor.close(conn);
-            self.down(
-                conn,
-                if open { "silent for too long" } else { "did not prove itself in time" },
-                reactor,
-                handoff,
-                now,
-            );
+            let why = if open { "silent for too long" } else { "did not prove itself in time" };
+            self.down(conn, &End::lost(why), reactor, handoff, now);
         }
         for conn in due {
             self.flush(conn, reactor, handoff, now);
@@ -227,13 +295,7 @@ impl Peers {
         now: Instant,
     ) {
         let (worker, id, generation) = (session.worker, session.session, session.generation);
-        event!(
-            Info,
-            "peers",
-            "session",
-            generation = generation,
-            transport = format!("{:?}", session.transport)
-        );
+        event!(Info, "peers", "session", generation = generation, transport = session.transport);
         match session.transport {
             // Goes on when the source has shown its memory.
             Transport::Shm => {
@@ -245,6 +307,10 @@ impl Peers {
                 let half = self.lanes.expect(&session, handoff);
                 handoff.bound_destination(worker, id, generation, Ok(half), now);
                 self.lanes.opened(worker, id, generation, handoff);
+            }
+            Transport::Rdma => {
+                let half = handoff.rdma_destination(&session, self.lanes.wait());
+                handoff.bound_destination(worker, id, generation, half, now);
             }
             Transport::Fake => {
                 handoff.bound_destination(worker, id, generation, Ok(Box::new(Fake)), now);
@@ -281,6 +347,7 @@ impl Peers {
             dialled,
             address,
             who: None,
+            bye: None,
             since: now,
             heard: now,
             next_ping: now + PEER_PING_EVERY,
@@ -309,14 +376,8 @@ impl Peers {
                 self.add(conn, link, Some((worker, source)), Some(address), now);
             }
             Err(why) => {
-                event!(
-                    Warn,
-                    "peers",
-                    "prefill worker cannot be reached",
-                    source = format!("{source:?}"),
-                    why = why
-                );
-                handoff.dial_failed(worker, &source, now);
+                event!(Warn, "peers", "prefill worker cannot be reached", source = source, why = why);
+                handoff.dial_failed(worker, &source, Cause::PeerLost, now);
             }
         }
     }
@@ -324,9 +385,13 @@ impl Peers {
     fn receive(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         match self.take_in(conn, reactor, handoff, now) {
             Ok(()) => self.flush(conn, reactor, handoff, now),
-            Err(why) => {
-                reactor.close(conn);
-                self.down(conn, &why, reactor, handoff, now);
+            Err(end) => {
+                // A proof of ours that still waits may be wrong for the peer, too; and to one that waits for
+                // a proof, anything else says that there is no key here.
+                self.say_bye(conn, end.cause);
+                self.flush(conn, reactor, handoff, now);
+                reactor.close_after_flush(conn);
+                self.down(conn, &end, reactor, handoff, now);
             }
         }
     }
@@ -337,20 +402,22 @@ impl Peers {
         reactor: &mut Reactor,
         handoff: &mut Handoff,
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), End> {
         loop {
             let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
             peering.heard = now;
-            let used =
-                peering.link.handle_input(reactor.received(conn)).map_err(|error| error.to_string())?;
+            let used = peering.link.handle_input(reactor.received(conn)).map_err(End::from)?;
             reactor.consume(conn, used);
             let mut opened = None;
             let mut more = used > 0;
-            match peering.link.poll_event().map_err(|error| error.to_string())? {
+            match peering.link.poll_event().map_err(End::from)? {
                 Some(link::Event::Open(hello)) => opened = Some(*hello),
                 Some(link::Event::Message(message)) => {
                     // Before it is known to be the newest connection of its peer nothing is heard from it.
                     if peering.who.is_some() {
+                        if let Message::Bye(bye) = &message {
+                            peering.bye = bye.cause;
+                        }
                         handoff.receive(conn, &message, now);
                     }
                 }
@@ -374,23 +441,30 @@ impl Peers {
         reactor: &mut Reactor,
         handoff: &mut Handoff,
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<(), End> {
         let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
         let wanted = match self.own.role {
             Role::Decode => Role::Prefill,
             Role::Prefill | Role::Mixed => Role::Decode,
         };
         if hello.role != wanted {
-            return Err(format!("expected a {wanted:?} worker, found {:?}", hello.role));
+            return Err(End::incompatible(format!(
+                "expected a {wanted} worker, found a {} worker",
+                hello.role
+            )));
         }
         peering.who = Some((hello.peer, hello.connection));
         let dialled = peering.dialled.clone();
+        if self.draining {
+            self.say_bye(conn, Cause::Draining);
+        }
         if let Some((worker, source)) = dialled {
-            event!(Info, "peers", "link to a prefill worker stands", source = format!("{source:?}"));
+            event!(Info, "peers", "link to a prefill worker stands", source = source);
             handoff.link_up(worker, &source, LinkName::Remote(conn), now);
             return Ok(());
         }
-        event!(Info, "peers", "a decode worker has linked", address = display(peering.address));
+        let address = self.links.get(&conn).and_then(|peering| peering.address);
+        event!(Info, "peers", "a decode worker has linked", address = display(address), link = conn);
         let older: Vec<ConnId> = self
             .links
             .iter()
@@ -407,10 +481,10 @@ impl Peers {
                     peer.incarnation == hello.peer.incarnation && number > hello.connection
                 });
             if newer {
-                return Err("an older connection of a peer that has a newer one".into());
+                return Err(End::lost("an older connection of a peer that has a newer one"));
             }
             reactor.close(other);
-            self.down(other, "replaced by a newer connection", reactor, handoff, now);
+            self.down(other, &End::lost("replaced by a newer connection"), reactor, handoff, now);
         }
         Ok(())
     }
@@ -432,7 +506,7 @@ impl Peers {
             Ok(()) => self.flush(conn, reactor, handoff, now),
             Err(error) => {
                 reactor.close(conn);
-                self.down(conn, &error.to_string(), reactor, handoff, now);
+                self.down(conn, &End::lost(error), reactor, handoff, now);
             }
         }
     }
@@ -448,26 +522,45 @@ impl Peers {
             Ok(()) => peering.link.transmitted(count),
             Err(error) => {
                 reactor.close(conn);
-                self.down(conn, &error.to_string(), reactor, handoff, now);
+                self.down(conn, &End::lost(error), reactor, handoff, now);
             }
         }
     }
 
-    fn down(&mut self, conn: ConnId, why: &str, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn down(&mut self, conn: ConnId, end: &End, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         let Some(peering) = self.links.remove(&conn) else { return };
-        event!(Warn, "peers", "link is down", address = display(peering.address), why = why);
+        let End { cause, ref why, closed } = *end;
+        let address = display(peering.address);
+        if peering.bye == Some(Cause::Draining) && closed {
+            event!(Info, "peers", "link is down, as announced", address = address, why = why);
+        } else {
+            event!(Warn, "peers", "link is down", address = address, why = why);
+        }
         self.passing.link_down(conn, reactor);
         match &peering.dialled {
             // Never open: nobody knows it by its link.
             Some((worker, source)) if peering.who.is_none() => {
                 self.directory.forget(source);
-                handoff.dial_failed(*worker, source, now);
+                handoff.dial_failed(*worker, source, cause, now);
             }
             Some((_, source)) => {
                 self.directory.forget(source);
-                handoff.link_down(conn, now);
+                handoff.link_down(conn, cause, now);
             }
-            None => handoff.link_down(conn, now),
+            None => handoff.link_down(conn, cause, now),
+        }
+    }
+}
+
+impl From<LinkError> for End {
+    fn from(error: LinkError) -> End {
+        match error {
+            LinkError::UnexpectedProof
+            | LinkError::NoProof
+            | LinkError::WrongProof
+            | LinkError::Zmtp(ZmtpError::Version { .. })
+            | LinkError::Message(MessageError::Version { .. }) => End::incompatible(error),
+            _ => End::lost(error),
         }
     }
 }

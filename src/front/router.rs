@@ -7,6 +7,7 @@ pub mod call;
 pub mod fanout;
 pub mod fleet;
 pub mod flights;
+pub mod introduction;
 pub mod paths;
 
 use crate::front::connections::{Connections, Incoming};
@@ -121,7 +122,7 @@ impl RouterService {
                     Owner::Lead(client) => flights.lead(client, news.conn, news.what, &mut way),
                     Owner::Prefill(client) => flights.prefill(client, news.conn, news.what, &mut way),
                     Owner::Part(client) => fanout.part(client, news.conn, &news.what, &mut way),
-                    Owner::Probe | Owner::Nobody => {}
+                    Owner::Introduction | Owner::Probe | Owner::Nobody => {}
                 }
             } else if let Some(incoming) = way.connections.poll() {
                 match incoming {

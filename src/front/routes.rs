@@ -6,7 +6,7 @@ use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, Request};
-use crate::front::openai::info::{Abort, Load, Loads, ModelInfo, ModelList, ServerInfo, Version};
+use crate::front::openai::info::{Abort, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version};
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
 use crate::front::telemetry::Telemetry;
@@ -174,6 +174,12 @@ impl Routes {
                 way.answer(conn, &Answer { status: 200, media, body: body.as_bytes(), retry_after: None });
                 Ok(())
             }
+            (Get, _) if path.starts_with(ONE_MODEL) => {
+                let path = request.head.unescaped_path();
+                let name = path.get(ONE_MODEL.len()..).unwrap_or_default();
+                generations.check_model(Some(name))?;
+                json(conn, &self.card(name, generations), way)
+            }
             (Get, _) => self.tell(conn, path, generations, way),
             (Post, "/tokenize") => self.tokenize(conn, request, generations),
             (Post, "/detokenize") => self.detokenize(conn, request, generations),
@@ -203,12 +209,11 @@ impl Routes {
         generations: &Generations,
         way: &mut Way<'_>,
     ) -> Result<(), ApiError> {
-        let terms = generations.terms();
         let about = &self.about;
         match path {
             "/v1/models" => {
-                let list = ModelList::new(&terms.names[0], &about.model_path, about.started, terms.context);
-                json(conn, &list, way)
+                let names = generations.terms().names.iter();
+                json(conn, &ModelList::of(names.map(|name| self.card(name, generations))), way)
             }
             "/server_info" | "/get_server_info" => json(conn, &self.server_info(generations), way),
             "/model_info" | "/get_model_info" => {
@@ -234,6 +239,11 @@ impl Routes {
             }
             _ => Err(not_found(path)),
         }
+    }
+
+    fn card<'a>(&'a self, name: &'a str, generations: &Generations) -> ModelCard<'a> {
+        let about = &self.about;
+        ModelCard::new(name, &about.model_path, about.started, generations.terms().context)
     }
 
     fn server_info<'a>(&'a self, generations: &'a Generations) -> ServerInfo<'a> {
@@ -332,6 +342,9 @@ pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
     }
 }
 
+/// A model's name follows.
+const ONE_MODEL: &str = "/v1/models/";
+
 fn is_known(path: &str) -> bool {
     const KNOWN: &[&str] = &[
         "/v1/completions",
@@ -353,7 +366,7 @@ fn is_known(path: &str) -> bool {
         "/v1/loads",
         "/version",
     ];
-    KNOWN.contains(&path)
+    KNOWN.contains(&path) || path.starts_with(ONE_MODEL)
 }
 
 fn not_found(path: &str) -> ApiError {

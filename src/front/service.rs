@@ -216,6 +216,9 @@ impl Service {
         self.reactor.flush_until(until);
         self.routes.drain();
         self.connections.drain();
+        if let Some(peers) = &mut self.peers {
+            peers.drain(&mut self.reactor, self.generations.handoff_mut(), now);
+        }
         self.reactor.stop_listening(self.listener);
         None
     }

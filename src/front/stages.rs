@@ -6,6 +6,7 @@
 use crate::front::openai::render::Timings;
 use crate::obs::metrics::Stages;
 use crate::sched::request::Stamps;
+use crate::wire::message::Transport;
 use std::time::{Duration, Instant};
 
 /// What is known of one choice's stages.
@@ -67,13 +68,9 @@ impl ChoiceTimes {
         self.prefill.is_some() || self.elsewhere().is_some_and(|told| !told.prefill.is_zero())
     }
 
-    /// What the answer says of them: tokens of the prompt and generated ones, and for a hand-off inside this
-    /// process the bytes and the transport.
-    pub fn timings(
-        &self,
-        (prompt, generated): (u32, u32),
-        (bytes, transport): (u64, &'static str),
-    ) -> Timings {
+    /// What the answer says of them: tokens of the prompt and generated ones, and for a hand-off the bytes and
+    /// the transport.
+    pub fn timings(&self, (prompt, generated): (u32, u32), carried: Option<(u64, Transport)>) -> Timings {
         let reader = self.prefill.or(self.decode);
         let decode = self.decode;
         let handed = self.prefill.is_some();
@@ -86,6 +83,8 @@ impl ChoiceTimes {
                 prefill_tokens: prompt,
                 prefill_ms: prefill.as_secs_f64() * 1e3,
                 kv_wait_ms: ms(decode.and_then(|at| at.admitted), decode.and_then(|at| at.filled)),
+                handover_bytes: carried.map(|(bytes, _)| bytes),
+                transport: carried.map(|(_, transport)| transport.name()),
                 join_ms,
                 decode_tokens,
                 decode_ms,
@@ -105,9 +104,11 @@ impl ChoiceTimes {
         }
         Timings {
             bootstrap_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.bootstrapped)),
-            handover_bytes: Some(bytes),
+            queue_ms: ms(reader.and_then(|at| at.bootstrapped), reader.and_then(|at| at.admitted))
+                .unwrap_or(0.0),
+            handover_bytes: carried.map(|(bytes, _)| bytes),
             handover_ms: ms(reader.and_then(|at| at.filled), decode.and_then(|at| at.filled)),
-            transport: Some(transport),
+            transport: carried.map(|(_, transport)| transport.name()),
             join_ms,
             ..own
         }

@@ -14,6 +14,8 @@ use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::pages::PageLists;
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
+use crate::transfer::transport::rdma::Rail;
+use crate::wire::message::Transport;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -64,6 +66,8 @@ pub struct Tenant {
     pub prompt: Prompt,
     /// When it fails.
     pub deadline: Instant,
+    /// How its KV comes, once a decode worker has asked for it.
+    pub transport: Option<Transport>,
 }
 
 /// The part that all roles share.
@@ -77,6 +81,8 @@ pub struct Worker {
     pub status: Arc<StatusTable>,
     /// KV and page lists.
     pub memory: Memory,
+    /// Where an RDMA NIC has it registered.
+    pub rail: Option<Arc<Rail>>,
     free: Vec<SlotId>,
     tenants: Vec<Option<Tenant>>,
 }
@@ -90,6 +96,7 @@ impl Worker {
             engine,
             status,
             memory,
+            rail: None,
             free: (0..slots).rev().map(SlotId).collect(),
             tenants: (0..slots).map(|_| None).collect(),
         }
@@ -124,13 +131,22 @@ impl Worker {
     pub fn take_slot(&mut self, prompt: Prompt, deadline: Instant) -> Option<Slot> {
         let id = self.free.pop()?;
         let generation = self.status.open(id);
-        self.tenants[id.index()] = Some(Tenant { generation, prompt, deadline });
+        self.tenants[id.index()] = Some(Tenant { generation, prompt, deadline, transport: None });
         Some(Slot { id, generation })
     }
 
     /// What is remembered of this use of a slot.
     pub fn tenant(&self, slot: Slot) -> Option<&Tenant> {
         self.tenants[slot.id.index()].as_ref().filter(|tenant| tenant.generation == slot.generation)
+    }
+
+    /// A decode worker has asked for the KV of this use of a slot.
+    pub fn expects(&mut self, slot: Slot, transport: Option<Transport>) {
+        if let Some(tenant) = self.tenants[slot.id.index()].as_mut()
+            && tenant.generation == slot.generation
+        {
+            tenant.transport = transport;
+        }
     }
 
     /// The engine has given the request back: pages and lease have returned.

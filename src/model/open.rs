@@ -11,7 +11,13 @@ use super::hf::config::{self as hf_config, SamplingDefaults, read_json};
 use super::tensor::TensorType;
 use super::tokenizer::Tokenizer;
 use super::weights::{LoadError, WeightSource};
+use std::io::ErrorKind;
 use std::path::Path;
+
+const NOT_HERE: &str = "there is no such file or directory; models are not downloaded: \
+    MODEL is a Hugging Face directory or a .gguf file on this machine";
+const NO_CONFIG: &str = "the directory holds no config.json: MODEL is a Hugging Face directory or a .gguf file \
+    (by its own path, not its directory's)";
 
 /// How weights come to be (`--load-format`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -46,7 +52,14 @@ pub struct ModelFiles {
 impl ModelFiles {
     /// Opens a GGUF file or a Hugging Face directory.
     pub fn open(path: &Path, format: LoadFormat) -> Result<ModelFiles, LoadError> {
-        let metadata = std::fs::metadata(path).map_err(|error| LoadError::io(path, error))?;
+        let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => LoadError::malformed(path, NOT_HERE),
+            _ => LoadError::io(path, error),
+        })?;
+        let config = path.join("config.json");
+        if metadata.is_dir() && !config.try_exists().map_err(|error| LoadError::io(&config, error))? {
+            return Err(LoadError::malformed(path, NO_CONFIG));
+        }
         match format {
             LoadFormat::Auto if metadata.is_dir() => open_directory(path),
             LoadFormat::Auto => open_gguf(path),

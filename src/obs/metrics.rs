@@ -357,7 +357,7 @@ impl RouterMetrics {
             }),
             ttft: r.histogram(
                 &["smg_router_ttft_seconds", "smg_pd_ttft_seconds"],
-                "From a request's arrival to the first byte of its answer.",
+                "Streams: from a request's arrival to the first byte of its answer.",
                 l,
                 TTFT_SECONDS,
             ),
@@ -388,7 +388,7 @@ impl RouterMetrics {
         self.failures[index].inc();
     }
 
-    /// The first byte of an answer has left, so long after the request's arrival.
+    /// The first byte of a stream has left, so long after the request's arrival.
     pub fn first_byte(&self, since_arrival: Duration) {
         self.ttft.observe(since_arrival.as_secs_f64());
     }

@@ -13,6 +13,7 @@ use crate::obs::log::event;
 use crate::sched::config::SchedConfig;
 use crate::transfer::manager::identity::Identity;
 use crate::transfer::transport::Memory;
+use crate::transfer::transport::rdma::Nic;
 use crate::wire::message::{Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
@@ -37,6 +38,8 @@ pub struct Loaded {
     pub transports: Vec<Transport>,
     /// Where lanes of tcp are accepted.
     pub data: Option<SocketAddr>,
+    /// For RDMA.
+    pub nic: Option<Nic>,
     /// Whether threads have cores of their own, on which to spin.
     pub spin: bool,
 }
@@ -104,7 +107,19 @@ impl Loaded {
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
         let slots = (worker.max_running_requests + worker.max_queued_requests) as usize;
         let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
-        Ok(Loaded { files, forward, sched, layout, pages, slots, fingerprint, transports, data: None, spin })
+        Ok(Loaded {
+            files,
+            forward,
+            sched,
+            layout,
+            pages,
+            slots,
+            fingerprint,
+            transports,
+            data: None,
+            nic: None,
+            spin,
+        })
     }
 
     /// What a worker over this memory says of itself.

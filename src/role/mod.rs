@@ -6,11 +6,13 @@
 pub mod router;
 
 mod loaded;
+mod ports;
 mod process;
+mod starting;
 
 use crate::cluster::registry::{Registration, Registry};
 use crate::config::resolved::{
-    DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerLayout,
+    DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerConfig, WorkerLayout,
 };
 use crate::config::values::parse_host;
 use crate::front::bootstrap::Bootstrap;
@@ -31,11 +33,15 @@ use crate::net::{ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
+use crate::transfer::transport::rdma::Nic;
 use crate::wire::auth::ClusterKey;
 use crate::wire::message::{self as wire, Transport};
-use loaded::{Loaded, host_id};
+use loaded::Loaded;
+pub use loaded::host_id;
+use ports::Port;
 use process::Process;
 use sha2::{Digest, Sha256};
+use starting::Starting;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -48,6 +54,15 @@ pub enum RoleError {
     Model(LoadError),
     /// The system refused something; what was being done.
     Io(&'static str, io::Error),
+    /// A port that cannot be had.
+    Listen {
+        /// What sets it.
+        flag: &'static str,
+        /// Which.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
     /// A value that only the model shows to be wrong: flag and reason.
     Config(&'static str, String),
 }
@@ -57,6 +72,9 @@ impl fmt::Display for RoleError {
         match self {
             RoleError::Model(error) => error.fmt(f),
             RoleError::Io(doing, error) => write!(f, "{doing}: {error}"),
+            RoleError::Listen { flag, address, error } => {
+                write!(f, "{flag}: cannot listen on {address}: {error}")
+            }
             RoleError::Config(flag, reason) => write!(f, "{flag}: {reason}"),
         }
     }
@@ -73,16 +91,14 @@ impl From<LoadError> for RoleError {
 /// Serves a model in this process until it is told to stop.
 pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
+    let starting = Starting::begin()?;
     let transports = match config.layout {
         WorkerLayout::Mixed => Vec::new(),
-        WorkerLayout::Split { transfer: Transfer::Auto | Transfer::Shm, .. } => vec![Transport::Shm],
         WorkerLayout::Split { transfer: Transfer::Fake, .. } => vec![Transport::Fake],
-        WorkerLayout::Split { transfer: Transfer::Tcp, .. } => {
-            let reason =
-                "tcp between workers of one process is not supported; use shm, or separate processes";
-            return Err(RoleError::Config("--transfer", reason.into()));
-        }
+        // The configuration takes nothing else here.
+        WorkerLayout::Split { .. } => vec![Transport::Shm],
     };
+    ports::check(config.worker.front.host, &[http_port(&config.worker)])?;
     let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
     let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
@@ -103,6 +119,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
         reactor,
         ctl,
     )?;
+    starting.over();
     running.announce_ready(&config.worker, begun);
     running.run()
 }
@@ -110,22 +127,23 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
 /// Reads prompts for decode workers of other processes.
 pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
-    let transports = transports(config.handoff.transfer);
-    let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
+    let starting = Starting::begin()?;
+    let nic = nic(config.handoff.transfer)?;
+    let transports = transports(config.handoff.transfer, nic.as_ref());
+    let host = config.worker.front.host;
+    let control = Port::new("--control-port", config.control_port);
+    let registry = Port::new("--bootstrap-port", config.bootstrap_port);
+    ports::check(host, &[http_port(&config.worker), control, registry])?;
+    let mut loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
+    loaded.nic = nic;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let worker = process.add_prefill(&loaded)?;
     let placement = Placement::Prefill { worker, fake_bootstrap: config.handoff.fake_bootstrap };
-    let host = config.worker.front.host;
-    let listen = |reactor: &mut Reactor, port: u16, what: &'static str| {
-        let address = SocketAddr::new(host, port);
-        let listener = reactor.listen(&address.into(), CONTROL_CONNECTIONS_MAX);
-        listener.map_err(|error| RoleError::Io(what, error))
-    };
-    let control = listen(&mut reactor, config.control_port, "cannot listen on the control port")?;
-    let registry = listen(&mut reactor, config.bootstrap_port, "cannot listen on the bootstrap port")?;
+    let control = control.listen(host, CONTROL_CONNECTIONS_MAX, &mut reactor)?;
+    let registry = registry.listen(host, CONTROL_CONNECTIONS_MAX, &mut reactor)?;
     let control_port = reactor.local_address(control).map_or(0, |address| address.port());
     let bootstrap_port = reactor.local_address(registry).map_or(0, |address| address.port());
     let mut passing = Passing::default();
@@ -150,6 +168,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
         control_port = control_port,
         bootstrap_port = bootstrap_port
     );
+    starting.over();
     running.announce_ready(&config.worker, begun);
     running.run()
 }
@@ -157,14 +176,18 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
 /// Takes over from prefill workers of other processes.
 pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
-    let transports = transports(config.handoff.transfer);
+    let starting = Starting::begin()?;
+    let nic = nic(config.handoff.transfer)?;
+    let transports = transports(config.handoff.transfer, nic.as_ref());
     let fake_by_default = transports == [Transport::Fake];
+    let data_port = Port::new("--data-port", config.data_port);
+    let data_port = config.handoff.transfer.takes_tcp().then_some(data_port);
+    let ports: Vec<Port> = [http_port(&config.worker)].into_iter().chain(data_port).collect();
+    ports::check(config.worker.front.host, &ports)?;
     let mut loaded = Loaded::open(&config.worker, None, transports)?;
+    loaded.nic = nic;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
-    let data = match config.handoff.transfer.takes_tcp() {
-        true => Some(listen_for_lanes(config, &mut reactor)?),
-        false => None,
-    };
+    let data = data_port.map(|port| listen_for_lanes(config, port, &mut reactor)).transpose()?;
     let (data, told) = data.unzip();
     loaded.data = told;
     let waker = reactor.waker();
@@ -185,28 +208,53 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     if let Some(told) = told {
         event!(Info, "ctl", "lanes are taken", data_port = told.port());
     }
+    starting.over();
     running.announce_ready(&config.worker, begun);
     running.run()
+}
+
+fn http_port(config: &WorkerConfig) -> Port {
+    Port::new("--port", config.front.port)
 }
 
 /// Opens the data port; also gives what peers are told of it, an address of none being the one that they see.
 fn listen_for_lanes(
     config: &DecodeConfig,
+    port: Port,
     reactor: &mut Reactor,
 ) -> Result<(ListenerId, SocketAddr), RoleError> {
     let host = config.worker.front.host;
-    let listener = reactor.listen(&SocketAddr::new(host, config.data_port).into(), CONTROL_CONNECTIONS_MAX);
-    let listener = listener.map_err(|error| RoleError::Io("cannot listen on the data port", error))?;
+    let listener = port.listen(host, CONTROL_CONNECTIONS_MAX, reactor)?;
     let port = reactor.local_address(listener).map_or(0, |address| address.port());
     // The configuration takes nothing but addresses here.
     let advertised = config.handoff.advertise_host.as_deref().and_then(|host| parse_host(host).ok());
     Ok((listener, SocketAddr::new(advertised.unwrap_or(host), port)))
 }
 
+/// The NIC for RDMA, where it is asked for, or there.
+fn nic(asked: Transfer) -> Result<Option<Nic>, RoleError> {
+    if !matches!(asked, Transfer::Auto | Transfer::Rdma) {
+        return Ok(None);
+    }
+    match Nic::choose() {
+        Ok(nic) => {
+            event!(Info, "ctl", "RDMA can be used", nic = nic.chosen);
+            Ok(Some(nic))
+        }
+        Err(why) if asked == Transfer::Rdma => Err(RoleError::Config("--transfer", format!("rdma: {why}"))),
+        Err(why) => {
+            event!(Debug, "ctl", "no RDMA", why = why);
+            Ok(None)
+        }
+    }
+}
+
 /// Which transports a worker offers or takes, best first.
-fn transports(asked: Transfer) -> Vec<Transport> {
+fn transports(asked: Transfer, nic: Option<&Nic>) -> Vec<Transport> {
+    let rdma = nic.map(|_| Transport::Rdma);
     match asked {
-        Transfer::Auto => vec![Transport::Shm, Transport::Tcp],
+        Transfer::Auto => [Some(Transport::Shm), rdma, Some(Transport::Tcp)].into_iter().flatten().collect(),
+        Transfer::Rdma => rdma.into_iter().collect(),
         Transfer::Shm => vec![Transport::Shm],
         Transfer::Tcp => vec![Transport::Tcp],
         Transfer::Fake => vec![Transport::Fake],

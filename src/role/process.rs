@@ -33,21 +33,25 @@ use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{KvMemory, Worker as SchedWorker};
 use crate::stdx::bell::Bell;
 use crate::sys::event::WaitSet;
-use crate::transfer::handle::{Receiver, Sender};
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::source::SourceManager;
-use crate::transfer::mover::destination::{DestinationLinks, DestinationMover};
-use crate::transfer::mover::source::{SourceLinks, SourceMover};
+use crate::transfer::mover::destination::DestinationMover;
+use crate::transfer::mover::source::SourceMover;
 use crate::transfer::mover::{Mover, Waiter};
 use crate::transfer::pages::PageLists;
+use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
+use crate::transfer::transport::rdma::{Rail, Settings};
+use crate::wire::message::Transport;
 use crossbeam_channel as channel;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+/// Lanes of a session. One core copies about as fast as one stream carries; more is for wider machines.
+const LANES: u16 = 1;
 /// Empty turns of an engine before it parks, where it has a core of its own.
 const ENGINE_SPINS: u32 = 2000;
 
@@ -102,6 +106,7 @@ impl Process {
             layout: loaded.layout,
             pages: loaded.pages,
             lists: Arc::new(PageLists::new(loaded.slots, pages_of_context).map_err(io)?),
+            tally: Arc::default(),
         })
     }
 
@@ -113,6 +118,31 @@ impl Process {
         let ring = Ring::new(self.engine_commands.0.clone(), self.engine_bell.clone());
         let worker = Worker::new(id, ring, status.clone(), memory.clone());
         Ok((id, memory, status, worker))
+    }
+
+    /// Its memory on the NIC. Without, the worker goes on where other transports are offered, too.
+    fn rail(&self, loaded: &Loaded, memory: &Memory) -> Result<Option<Arc<Rail>>, RoleError> {
+        let Some(nic) = &loaded.nic else { return Ok(None) };
+        let context = loaded.sched.context as usize;
+        match Rail::new(nic, memory, loaded.slots, context, Settings::default()) {
+            Ok(rail) => Ok(Some(Arc::new(rail))),
+            Err(error) if loaded.transports == [Transport::Rdma] => {
+                Err(RoleError::Io("cannot register KV memory with the NIC", error))
+            }
+            Err(error) => {
+                event!(Warn, "ctl", "no RDMA: KV memory cannot be registered", why = error);
+                Ok(None)
+            }
+        }
+    }
+
+    fn rings<C>(&self, status: &Arc<StatusTable>, memory: &Memory) -> Rings<C> {
+        let bells = Bells {
+            engine: self.engine_bell.clone(),
+            ctl: self.ctl.clone(),
+            mover: self.waiter.bell.clone(),
+        };
+        Rings::new(status, &memory.lists, SESSIONS_MAX, &bells)
     }
 
     fn watch(&mut self, role: EngineType, id: WorkerId, stats: Arc<WorkerStats>, page_size: u32) {
@@ -132,62 +162,32 @@ impl Process {
 
     /// A prefill worker.
     pub fn add_prefill(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
-        let (id, memory, status, worker) = self.worker(loaded)?;
-        let (commands, ring) = channel::bounded(mover_ring(loaded.slots));
-        let (ends, ended) = channel::bounded(loaded.slots + 1);
-        let (reports, reported) = channel::bounded(loaded.slots * 2 + SESSIONS_MAX);
-        let links = SourceLinks {
-            commands: ring,
-            ends,
-            reports,
-            engine: self.engine_bell.clone(),
-            ctl: self.ctl.clone(),
-            status: status.clone(),
-        };
+        let (id, memory, status, mut worker) = self.worker(loaded)?;
+        worker.rail = self.rail(loaded, &memory)?;
+        let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
-        let sender = Sender {
-            status: status.clone(),
-            pages: memory.lists.clone(),
-            commands: commands.clone(),
-            ends: ended,
-            bell: self.waiter.bell.clone(),
-        };
-        let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory), sender);
+        let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory), handle);
         self.watch(EngineType::Prefill, id, prefill.stats().clone(), loaded.layout.page_size);
         self.workers.push(Box::new(prefill));
         let identity = loaded.identity(&memory);
-        let manager = SourceManager::new(identity, loaded.transports.clone(), status, SESSIONS_MAX);
+        let mut transports = loaded.transports.clone();
+        transports.retain(|&transport| transport != Transport::Rdma || worker.rail.is_some());
+        let manager = SourceManager::new(identity, transports, status, SESSIONS_MAX);
         let mover = Ring::new(commands, self.waiter.bell.clone());
         let role = Role::Prefill { manager: Box::new(manager), mover };
-        self.members.push(Member { worker, role, reports: Some(reported) });
+        self.members.push(Member { worker, role, reports: Some(reports) });
         Ok(id)
     }
 
     /// A decode worker.
     pub fn add_decode(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
-        let (id, memory, status, worker) = self.worker(loaded)?;
-        let (commands, ring) = channel::bounded(mover_ring(loaded.slots));
-        let (ends, ended) = channel::bounded(loaded.slots + 1);
-        let (reports, reported) = channel::bounded(loaded.slots * 2 + SESSIONS_MAX);
-        let links = DestinationLinks {
-            commands: ring,
-            ends,
-            reports,
-            engine: self.engine_bell.clone(),
-            ctl: self.ctl.clone(),
-            status: status.clone(),
-        };
+        let (id, memory, status, mut worker) = self.worker(loaded)?;
+        worker.rail = self.rail(loaded, &memory)?;
+        let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.destinations.push(DestinationMover::new(links, memory.clone(), SESSIONS_MAX, right));
-        let receiver = Receiver {
-            status: status.clone(),
-            pages: memory.lists.clone(),
-            commands: commands.clone(),
-            ends: ended,
-            bell: self.waiter.bell.clone(),
-        };
-        let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), receiver);
+        let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), handle);
         self.watch(EngineType::Decode, id, decode.stats().clone(), loaded.layout.page_size);
         self.workers.push(Box::new(decode));
         let manager = DestinationManager::new(loaded.identity(&memory), status, SESSIONS_MAX);
@@ -198,7 +198,7 @@ impl Process {
             .duplicate()
             .map_err(|error| RoleError::Io("cannot duplicate a doorbell", error))?;
         let role = Role::Decode { manager: Box::new(manager), mover, doorbell };
-        self.members.push(Member { worker, role, reports: Some(reported) });
+        self.members.push(Member { worker, role, reports: Some(reports) });
         Ok(id)
     }
 
@@ -248,7 +248,7 @@ impl Process {
         }
         let text = Arc::new(Text { tokenizer: files.tokenizer, chat: files.chat_template.ok() });
         let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
-        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data });
+        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data, lanes: LANES });
         let terms = Terms {
             names: config.model.served_names.clone(),
             context: sched.context as usize,
@@ -271,7 +271,7 @@ impl Process {
             ctl,
             Instant::now(),
         )
-        .map_err(|error| RoleError::Io("cannot listen for HTTP", error))?;
+        .map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
         Ok(Running { service, stop, bells: vec![self.engine_bell, mover_bell], wait, threads })
     }
 }
@@ -314,11 +314,6 @@ impl Running {
         }
         ended
     }
-}
-
-/// Begin, Chunk, Done and Expect of every slot, and one Cancel each on top (`transfer::handle`).
-fn mover_ring(slots: usize) -> usize {
-    slots * 4 + SESSIONS_MAX + 64
 }
 
 /// What one turn may tell, twice over, so that `ctl` may be a turn behind.

@@ -44,7 +44,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         Paths::new(config.front.api_keys.clone(), registry),
         now,
     )
-    .map_err(|error| RoleError::Io("cannot listen for clients", error))?;
+    .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?;
     event!(
         Info,
         "router",

@@ -1,15 +1,18 @@
 //! Whatever arrives at the ports between workers costs its sender the connection at most: the control and the
 //! registry port of a prefill worker, the data port of a decode worker.
 
+use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process};
 use crate::{body, choices, dual, prefill, start, with_room};
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
 use baton::limits::ZMTP_PARTS_MAX;
 use baton::transfer::transport::tcp::Preamble;
-use baton::wire::auth::Side;
+use baton::wire::auth::{ClusterKey, Side};
 use baton::wire::link::Link;
-use baton::wire::message::{Abort, AbortAck, Destination, Done, Hello, Message, Role, Token, TransferId};
+use baton::wire::message::{
+    Abort, AbortAck, Bye, Destination, Done, Hello, Message, Role, Token, TransferId,
+};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::thread;
@@ -18,10 +21,13 @@ use std::time::{Duration, Instant};
 /// Abuse must not cost more; what a worker needs for its own work is held before.
 const GROWTH_MAX: u64 = 8 << 20;
 const IDLE_CONNECTIONS: usize = 200;
+/// The byte that the cluster key is made of, where there is one.
+const KEY: u8 = b'k';
 /// Of a greeting of ZMTP 3.1, NULL mechanism.
 const GREETING: usize = 64;
 
 struct Pair {
+    key: Option<KeyFile>,
     prefill: Process,
     decode: Process,
     room: u64,
@@ -29,8 +35,16 @@ struct Pair {
 
 impl Pair {
     fn start() -> Pair {
-        let flags = ["--transfer", "tcp"];
-        let mut pair = Pair { prefill: prefill(&flags), decode: start("decode", &flags), room: 0 };
+        Pair::with(None)
+    }
+
+    fn with(key: Option<KeyFile>) -> Pair {
+        let mut flags = vec!["--transfer", "tcp"];
+        if let Some(key) = &key {
+            flags.extend(["--cluster-key-file", key.path()]);
+        }
+        let (prefill, decode) = (prefill(&flags), start("decode", &flags));
+        let mut pair = Pair { key, prefill, decode, room: 0 };
         for _ in 0..8 {
             pair.check_works();
         }
@@ -163,7 +177,16 @@ fn preamble() -> Vec<u8> {
 /// nothing more comes.
 #[test]
 fn nonsense_costs_its_sender_the_connection() {
-    let mut pair = Pair::start();
+    nonsense(Pair::start());
+}
+
+#[test]
+fn nonsense_costs_its_sender_the_connection_where_there_is_a_key() {
+    nonsense(Pair::with(Some(KeyFile::new(KEY))));
+}
+
+#[track_caller]
+fn nonsense(mut pair: Pair) {
     let before = pair.resident();
     for (port, address) in pair.ports() {
         for (name, bytes) in attacks() {
@@ -260,7 +283,56 @@ fn a_peer_that_talks_nonsense_harms_itself_alone() {
     pair.check_unharmed(before);
 }
 
-/// A decode worker as far as its Hello goes.
+/// Who does not know the key gets no further than Hello; who knows it, and sends what its seal does not cover,
+/// no further than that.
+#[test]
+fn strangers_to_the_key_and_forgers_harm_themselves_alone() {
+    let mut pair = Pair::with(Some(KeyFile::new(KEY)));
+    let before = pair.resident();
+    let [(_, control), (_, registry), _] = pair.ports();
+    let key = |byte| Some(ClusterKey::new(&[byte; 40]).unwrap());
+    for (number, key) in [(3, None), (4, key(KEY + 1))] {
+        let mut peer = Stranger::dial_with(control, number, key);
+        let id = TransferId { room: Room(1), slot: SlotId(0), generation: Generation(1) };
+        let _ = peer.link.send(&Message::Abort(Abort { id, cause: Cause::PeerLost }));
+        peer.flush();
+        until_closed(&mut peer.stream);
+        pair.check_works();
+    }
+    // Every byte of a sealed message is under the seal, and none is good for a second time.
+    let bye = Message::Bye(Bye { cause: None });
+    for (count, forged) in [Some(12), Some(20), None].into_iter().enumerate() {
+        let mut peer = Stranger::dial_with(control, 5, key(KEY));
+        peer.flush();
+        peer.link.send(&bye).unwrap();
+        let mut bytes = peer.link.transmit().to_vec();
+        match forged {
+            Some(at) => bytes[at] ^= 1,
+            None => bytes = [&bytes[..], &bytes].concat(),
+        }
+        peer.stream.write_all(&bytes).unwrap();
+        until_closed(&mut peer.stream);
+        let begun = Instant::now();
+        while pair.prefill.times_said("seal is missing or wrong") <= count {
+            assert!(begun.elapsed() < PATIENCE, "it was closed for something else");
+            thread::sleep(Duration::from_millis(5));
+        }
+        pair.check_works();
+    }
+    let mut stream = connect(registry);
+    let body = r#"{"attn_tp_size":1,"attn_tp_rank":0,"rank_ip":"127.0.0.1","rank_port":1}"#;
+    let length = body.len();
+    let put = format!(
+        "PUT /route HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{body}"
+    );
+    stream.write_all(put.as_bytes()).unwrap();
+    let said = String::from_utf8(until_closed(&mut stream)).unwrap();
+    assert!(said.starts_with("HTTP/1.1 401"), "{said}");
+    drop(pair.key.take());
+    pair.check_unharmed(before);
+}
+
+/// A decode worker as far as its Hello goes, and its proof where it has a key.
 struct Stranger {
     stream: TcpStream,
     link: Link,
@@ -268,6 +340,10 @@ struct Stranger {
 
 impl Stranger {
     fn dial(control: SocketAddr, number: u8) -> Stranger {
+        Stranger::dial_with(control, number, None)
+    }
+
+    fn dial_with(control: SocketAddr, number: u8, key: Option<ClusterKey>) -> Stranger {
         let hello = Hello {
             peer: Peer { id: [number; 16], incarnation: [number; 16] },
             connection: 1,
@@ -277,7 +353,7 @@ impl Stranger {
             role: Role::Decode,
             nonce: [number; 32],
         };
-        let link = Link::new(Side::Dialer, hello, None);
+        let link = Link::new(Side::Dialer, hello, key);
         let mut stranger = Stranger { stream: connect(control), link };
         let mut input = Vec::new();
         while stranger.link.peer().is_none() {
@@ -289,8 +365,14 @@ impl Stranger {
             loop {
                 let used = stranger.link.handle_input(&input).unwrap();
                 input.drain(..used);
-                if stranger.link.poll_event().unwrap().is_none() && used == 0 {
-                    break;
+                match stranger.link.poll_event() {
+                    Ok(None) if used == 0 => break,
+                    Ok(_) => {}
+                    // Of another key than the worker's: what was to be said has been said.
+                    Err(_) => {
+                        stranger.flush();
+                        return stranger;
+                    }
                 }
             }
         }

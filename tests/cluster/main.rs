@@ -5,9 +5,11 @@ mod abuse;
 mod deaths;
 mod dummy;
 mod fleet;
+mod keys;
 mod namespaces;
 mod process;
 mod routed;
+mod unfit;
 
 use baton::limits::DIAL_HOLD_OFF;
 use process::{PATIENCE, Process, get, post};
@@ -195,16 +197,6 @@ fn one_prefill_worker_under_two_names_is_one_peer() {
         choices(&dual(prefill.address, decode.address, body.to_string()).1);
     }
     assert_eq!(prefill.times_said("a decode worker has linked"), 1);
-}
-
-#[test]
-fn workers_that_do_not_fit_say_which_field_differs() {
-    let prefill = prefill(&[]);
-    let other = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-f32");
-    let decode = Process::start(&["decode", other, "--port", "0", "--kv-memory", "8MiB", "--threads", "1"]);
-    let (status, _) = decode.post("/v1/completions", &with_room(body(1, 20, 4), &prefill, 1));
-    assert_eq!(status, 502);
-    decode.await_idle();
 }
 
 /// What was known of a worker is asked anew once its session has failed, for whatever reason: the next one at

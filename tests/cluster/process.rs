@@ -85,6 +85,17 @@ impl Process {
         kib << 10
     }
 
+    /// Tells it to drain.
+    pub fn terminate(&self) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill is there").success());
+    }
+
+    /// Waits for its end.
+    pub fn exit_code(mut self) -> Option<i32> {
+        self.child.wait().expect("it was a child").code()
+    }
+
     /// Ends it without a chance to say goodbye.
     pub fn kill(&mut self) {
         self.child.kill().expect("it runs");

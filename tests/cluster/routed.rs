@@ -129,7 +129,7 @@ fn same_as_one_process(workers: [usize; 2], transfer: &str) {
     fleet.check_idle();
     // Nobody stood by: each prefill worker has read prompts, each decode worker, which cannot read any itself,
     // has said tokens, and the KV went over the transport in question.
-    let way = format!("transport={}{}", transfer[..1].to_uppercase(), &transfer[1..]);
+    let way = format!("transport={transfer}");
     for worker in &fleet.prefill {
         assert!(worker.metric("sglang:prompt_tokens_total{", "") > 0.0);
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
-use worker::Worker;
+use worker::{Introduction, Worker};
 
 const PROMPT: &str = r#"{"prompt":"a","max_tokens":4}"#;
 const STREAM: &str = r#"{"prompt":"a","stream":true}"#;
@@ -257,6 +257,52 @@ fn a_worker_that_takes_no_connection_is_passed_over() {
         assert_eq!(client.answer().0, 200);
     }
     assert!(prefill.is_unasked(), "nothing is sent before both connections stand");
+}
+
+#[test]
+fn a_worker_of_another_role_is_not_used() {
+    let prefill = Worker::introduced(r#"{"disaggregation_mode":"prefill"}"#);
+    let wrong = Worker::introduced(r#"{"disaggregation_mode":"null"}"#);
+    let decode = Worker::introduced(r#"{"disaggregation_mode":"decode","version":"0.5"}"#);
+    let router = Router::ready(&[&prefill], &[&wrong, &decode], &["--policy", "round_robin"]);
+    for _ in 0..3 {
+        let mut client = router.post("/v1/completions", PROMPT);
+        let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        at_prefill.answer("200 OK", "{}");
+        at_decode.answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200);
+    }
+    assert!(wrong.is_unasked());
+}
+
+/// An engine that does not say who it is, or wants a key for it, is used all the same.
+#[test]
+fn a_worker_that_does_not_say_who_it_is_is_used() {
+    for said in [Some(("404 Not Found", "")), Some(("401 Unauthorized", "{}")), Some(("500 No", "{}")), None]
+    {
+        let (prefill, decode) = (Worker::start(), Worker::at("127.0.0.1:0".parse().unwrap(), said));
+        let router = Router::ready(&[&prefill], &[&decode], &[]);
+        let mut client = router.post("/v1/completions", PROMPT);
+        prefill.asked().answer("200 OK", "{}");
+        decode.asked().answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200, "{said:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_takes_the_place_of_another_is_asked_who_it_is() {
+    const READER: Introduction = Some(("200 OK", r#"{"disaggregation_mode":"prefill"}"#));
+    const WRITER: Introduction = Some(("200 OK", r#"{"disaggregation_mode":"decode"}"#));
+    let (prefill, decode) = (Worker::start(), Worker::at("127.0.0.1:0".parse().unwrap(), WRITER));
+    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    decode.stop();
+    let wrong = Worker::at(decode.address, READER);
+    wrong.await_introduction();
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(router.get("/readiness").answer().0, 503);
+    wrong.stop();
+    let _right = Worker::at(decode.address, WRITER);
+    router.wait_for("/readiness", 200);
 }
 
 #[test]

@@ -1,8 +1,8 @@
-//! A scripted worker: answers `/health` by itself and hands every other request to the test.
+//! A scripted worker: answers `/health` and `/server_info` by itself and hands every other request to the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -17,8 +17,13 @@ pub struct Worker {
     asked: Receiver<Asked>,
 }
 
+/// Status and body.
+pub type Introduction = Option<(&'static str, &'static str)>;
+
 struct Shared {
     stopped: AtomicBool,
+    /// How often it was asked who it is.
+    introductions: AtomicUsize,
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -37,18 +42,43 @@ pub struct Asked {
 
 impl Worker {
     pub fn start() -> Worker {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Worker::introduced("{}")
+    }
+
+    /// One that answers this when it is asked who it is.
+    pub fn introduced(introduction: &'static str) -> Worker {
+        Worker::at("127.0.0.1:0".parse().unwrap(), Some(("200 OK", introduction)))
+    }
+
+    /// One at this address that answers so when it is asked who it is, or not at all.
+    pub fn at(address: SocketAddr, introduction: Introduction) -> Worker {
+        let listener = TcpListener::bind(address).unwrap();
         let address = listener.local_addr().unwrap();
-        let shared = Arc::new(Shared { stopped: false.into(), connections: Mutex::default() });
+        let shared = Arc::new(Shared {
+            stopped: false.into(),
+            introductions: AtomicUsize::new(0),
+            connections: Mutex::default(),
+        });
         let (sender, asked) = channel();
         let inside = shared.clone();
-        thread::spawn(move || accept(&listener, &inside, &sender));
+        thread::spawn(move || accept(&listener, introduction, &inside, &sender));
         Worker { address, shared, asked }
     }
 
     /// The next request.
     pub fn asked(&self) -> Asked {
         self.asked.recv_timeout(PATIENCE).expect("a request comes")
+    }
+
+    /// Waits until it has been asked who it is.
+    pub fn await_introduction(&self) {
+        for _ in 0..400 {
+            if self.shared.introductions.load(Ordering::SeqCst) > 0 {
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("nobody asks who it is");
     }
 
     pub fn is_unasked(&self) -> bool {
@@ -117,20 +147,26 @@ impl Asked {
     }
 }
 
-fn accept(listener: &TcpListener, shared: &Shared, asked: &Sender<Asked>) {
+fn accept(listener: &TcpListener, introduction: Introduction, shared: &Arc<Shared>, asked: &Sender<Asked>) {
     for (number, stream) in listener.incoming().enumerate() {
         if shared.stopped.load(Ordering::SeqCst) {
             return;
         }
         let stream = stream.unwrap();
         shared.connections.lock().unwrap().push(stream.try_clone().unwrap());
-        let asked = asked.clone();
-        thread::spawn(move || serve(stream, number, &asked));
+        let (asked, shared) = (asked.clone(), shared.clone());
+        thread::spawn(move || serve(stream, number, introduction, &shared, &asked));
     }
 }
 
 /// Reads requests until the connection ends.
-fn serve(mut stream: TcpStream, connection: usize, asked: &Sender<Asked>) -> Option<()> {
+fn serve(
+    mut stream: TcpStream,
+    connection: usize,
+    introduction: Introduction,
+    shared: &Shared,
+    asked: &Sender<Asked>,
+) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
     // Each request of this connection hears of its end.
     let mut ends = Vec::new();
@@ -148,8 +184,20 @@ fn serve(mut stream: TcpStream, connection: usize, asked: &Sender<Asked>) -> Opt
         let length = headers.iter().find(|(name, _)| name == "content-length");
         let mut body = vec![0; length.map_or(0, |(_, value)| value.parse().unwrap())];
         reader.read_exact(&mut body).ok()?;
-        if line == "GET /health HTTP/1.1" {
-            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nOK").ok()?;
+        let own = match line.as_str() {
+            "GET /health HTTP/1.1" => Some(Some(("200 OK", "OK"))),
+            "GET /server_info HTTP/1.1" => {
+                shared.introductions.fetch_add(1, Ordering::SeqCst);
+                Some(introduction)
+            }
+            _ => None,
+        };
+        if let Some(answer) = own {
+            if let Some((status, body)) = answer {
+                let length = body.len();
+                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\n\r\n{body}");
+                stream.write_all(answer.as_bytes()).ok()?;
+            }
             continue;
         }
         let (end, open) = channel();

@@ -391,6 +391,8 @@ fn a_server_tells_about_itself() {
         let model = server.get("/model_info").ok();
         assert_eq!((&model["is_generation"], &model["model_type"]), (&json!(true), &json!("llama")));
         assert_eq!(server.get("/get_model_info").ok(), model);
+        // The trial's lease may outlive its answer.
+        server.wait_until_idle();
         let loads = server.get("/v1/loads").ok();
         let load = &loads["loads"][0];
         assert_eq!((&load["num_total_reqs"], &load["num_used_tokens"]), (&json!(0), &json!(0)));

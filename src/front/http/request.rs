@@ -87,6 +87,11 @@ impl RequestHead {
         self.headers.slice(&self.path)
     }
 
+    /// The path, its escapes resolved.
+    pub fn unescaped_path(&self) -> Cow<'_, str> {
+        unescape(self.path(), b'+')
+    }
+
     /// The query as sent; empty where there is none.
     pub fn query(&self) -> &str {
         self.headers.slice(&self.query)
@@ -96,7 +101,7 @@ impl RequestHead {
     pub fn query_pairs(&self) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
         self.query().split('&').filter(|pair| !pair.is_empty()).map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
-            (unescape(key), unescape(value))
+            (unescape(key, b' '), unescape(value, b' '))
         })
     }
 
@@ -265,8 +270,8 @@ fn split_target(target: &str, start: usize) -> (Range<usize>, Range<usize>) {
     }
 }
 
-/// Resolves `%XX` and `+`; a broken escape stays as it is.
-fn unescape(text: &str) -> Cow<'_, str> {
+/// Resolves `%XX`, and `+` as in forms where `plus` is what it stands for; a broken escape stays as it is.
+fn unescape(text: &str, plus: u8) -> Cow<'_, str> {
     if !text.contains(['%', '+']) {
         return Cow::Borrowed(text);
     }
@@ -275,7 +280,7 @@ fn unescape(text: &str) -> Cow<'_, str> {
     while let Some((&first, tail)) = rest.split_first() {
         rest = tail;
         match first {
-            b'+' => bytes.push(b' '),
+            b'+' => bytes.push(plus),
             b'%' => match tail.split_first_chunk().and_then(|(&pair, tail)| Some((hex(pair)?, tail))) {
                 Some((byte, tail)) => {
                     bytes.push(byte);

@@ -217,6 +217,10 @@ mod tests {
             ("web_search_options", "{}"),
             ("chat_template", "\"x\""),
             ("continue_final_message", "true"),
+            ("guided_json", "{}"),
+            ("regex", "\"a*\""),
+            ("bad_words", "[\"a\"]"),
+            ("include_stop_str_in_output", "true"),
         ] {
             let error = with(&format!("\"{field}\":{value}")).expect_err(field);
             assert_eq!(

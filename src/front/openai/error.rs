@@ -52,8 +52,10 @@ impl ApiError {
     }
 
     /// No model of that name is served here.
-    pub fn model_not_found(model: &str) -> Self {
-        let error = Self::new(404, "model_not_found", format!("the model `{model}` is not served here"));
+    pub fn model_not_found(model: &str, served: &[String]) -> Self {
+        let served = served.join("`, `");
+        let message = format!("the model `{model}` is not served here, but `{served}`");
+        let error = Self::new(404, "model_not_found", message);
         Self { param: Some("model".into()), ..error }
     }
 

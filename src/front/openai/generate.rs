@@ -18,7 +18,6 @@ const UNSUPPORTED: &[Neutral<'_>] = &[
     ("image_data", &["[]"]),
     ("video_data", &["[]"]),
     ("audio_data", &["[]"]),
-    ("lora_path", &[]),
     ("session_params", &[]),
 ];
 

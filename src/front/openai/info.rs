@@ -11,12 +11,19 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 pub struct ModelList<'a> {
     object: &'static str,
-    data: [ModelCard<'a>; 1],
+    data: Vec<ModelCard<'a>>,
 }
 
-/// The model in it.
+impl<'a> ModelList<'a> {
+    /// One model, under each of its names.
+    pub fn of(cards: impl Iterator<Item = ModelCard<'a>>) -> Self {
+        Self { object: "list", data: cards.collect() }
+    }
+}
+
+/// The answer of `/v1/models/NAME`, and the entry of the list.
 #[derive(Clone, Debug, Serialize)]
-struct ModelCard<'a> {
+pub struct ModelCard<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
@@ -26,14 +33,12 @@ struct ModelCard<'a> {
     max_model_len: usize,
 }
 
-impl<'a> ModelList<'a> {
+impl<'a> ModelCard<'a> {
     /// The model called `id`, from the file or directory `root`, served since `created` (seconds
     /// of Unix time) with a context of `max_model_len` tokens.
     pub fn new(id: &'a str, root: &'a str, created: u64, max_model_len: usize) -> Self {
         // SGLang's router tells engines apart by `owned_by`; we follow SGLang's contract.
-        let card =
-            ModelCard { id, object: "model", created, owned_by: "sglang", root, parent: None, max_model_len };
-        Self { object: "list", data: [card] }
+        Self { id, object: "model", created, owned_by: "sglang", root, parent: None, max_model_len }
     }
 }
 
@@ -188,7 +193,8 @@ mod tests {
     #[test]
     fn tells_what_routers_look_for() {
         assert_eq!(
-            serde_json::to_string(&ModelList::new("m", "/models/m", 7, 2048)).unwrap(),
+            serde_json::to_string(&ModelList::of([ModelCard::new("m", "/models/m", 7, 2048)].into_iter()))
+                .unwrap(),
             r#"{"object":"list","data":[{"id":"m","object":"model","created":7,"owned_by":"sglang","root":"/models/m","parent":null,"max_model_len":2048}]}"#
         );
         let load = Load { num_running_reqs: 3, disagg_mode: "decode", ..Load::default() };

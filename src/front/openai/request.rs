@@ -11,6 +11,28 @@ use crate::limits::{
 };
 use serde_json::{Map, Value};
 
+/// Fields of vLLM, SGLang and llama.cpp that a client relies on to be obeyed, at every endpoint.
+const OBEYED: &[Neutral<'_>] = &[
+    ("guided_json", &[]),
+    ("guided_regex", &[]),
+    ("guided_choice", &[]),
+    ("guided_grammar", &[]),
+    ("structured_outputs", &[]),
+    ("json_schema", &[]),
+    ("regex", &[]),
+    ("ebnf", &[]),
+    ("structural_tag", &[]),
+    ("grammar", &["\"\""]),
+    ("bad_words", &["[]"]),
+    ("use_beam_search", &["false"]),
+    ("prompt_logprobs", &["0"]),
+    ("truncate_prompt_tokens", &["-1"]),
+    ("include_stop_str_in_output", &["false"]),
+    ("lora_path", &[]),
+    ("custom_logit_processor", &[]),
+    ("return_hidden_states", &["false"]),
+];
+
 /// Which form the answer takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Endpoint {
@@ -176,6 +198,7 @@ impl GenerateRequest {
         prompts: Prompts,
         fields: &mut Fields<'_>,
     ) -> Result<Self, ApiError> {
+        fields.refuse(OBEYED)?;
         let request = Self {
             endpoint,
             model: fields.name("model")?,

@@ -16,6 +16,8 @@ use std::time::Instant;
 /// Whom a call is for; a client's connection names what runs for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Owner {
+    /// Asks a worker who it is.
+    Introduction,
     /// Asks a worker how it is.
     Probe,
     /// Its answer is the client's.
@@ -245,10 +247,8 @@ impl Call {
             // Only its status is of interest.
             Owner::Probe | Owner::Nobody => {}
             Owner::Prefill(_) | Owner::Part(_) if answer.is_success() => {}
-            Owner::Prefill(_) | Owner::Part(_) if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => {
-                return Err(Lost::TooLong);
-            }
-            Owner::Prefill(_) | Owner::Part(_) => answer.body.extend_from_slice(piece),
+            _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
+            Owner::Introduction | Owner::Prefill(_) | Owner::Part(_) => answer.body.extend_from_slice(piece),
         }
         Ok(())
     }

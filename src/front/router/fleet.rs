@@ -10,6 +10,7 @@ use crate::cluster::router::{Booking, Router};
 use crate::config::values::WorkerUrl;
 use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
+use crate::front::router::introduction::{self, Verdict};
 use crate::limits::{
     ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME,
 };
@@ -31,12 +32,26 @@ pub struct Target {
     pub bootstrap_port: Option<u16>,
     /// Whether nobody answered there, and its name is being looked up again.
     lost: bool,
+    /// Whether it has been asked who it is since somebody else may have taken its place.
+    introduced: bool,
+    /// What that came to, the last time.
+    verdict: Verdict,
+    /// Whether it was said that it is not up, since it was last.
+    told_down: bool,
 }
 
 impl Target {
     /// A worker that is thought to be at this address.
     pub fn new(url: WorkerUrl, address: SocketAddr, bootstrap_port: Option<u16>) -> Target {
-        Target { url, address, bootstrap_port, lost: false }
+        Target {
+            url,
+            address,
+            bootstrap_port,
+            lost: false,
+            introduced: false,
+            verdict: Verdict::Fits,
+            told_down: false,
+        }
     }
 
     /// Another address of its name, which comes behind the one that led nowhere.
@@ -214,8 +229,10 @@ impl Fleet {
         };
         if self.kept.contains_key(&conn) {
             if !matches!(event, Event::Drained(_)) {
-                // Closed, or something that nobody asked for.
-                self.drop_idle(reactor, conn);
+                // Closed, or something that nobody asked for. It may have ended, and another have begun.
+                if let Some(worker) = self.drop_idle(reactor, conn) {
+                    self.targets[worker.0].introduced = false;
+                }
             }
             return true;
         }
@@ -249,13 +266,71 @@ impl Fleet {
     /// Begins the probes that are due.
     pub fn probe(&mut self, reactor: &mut Reactor, now: Instant) {
         while let Some(worker) = self.router.begin_probe(now) {
-            let booking = self.router.visit(worker);
-            match self.open(reactor, Owner::Probe, booking, now + ROUTER_PROBE_TIME, now) {
-                Ok((conn, _)) => {
-                    self.begin(reactor, conn, &Order::get("/health"), &Arc::default(), now);
-                }
-                Err(_) => self.probed(worker, false, now),
+            self.ask(reactor, worker, now);
+        }
+    }
+
+    /// Asks a worker who it is, or once that is known how it is.
+    fn ask(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        match self.targets[worker.0].introduced {
+            false => self.call(reactor, worker, Owner::Introduction, introduction::PATH, now),
+            true => self.call(reactor, worker, Owner::Probe, "/health", now),
+        }
+    }
+
+    fn call(&mut self, reactor: &mut Reactor, worker: WorkerNumber, owner: Owner, path: &str, now: Instant) {
+        let booking = self.router.visit(worker);
+        match self.open(reactor, owner, booking, now + ROUTER_PROBE_TIME, now) {
+            Ok((conn, _)) => self.begin(reactor, conn, &Order::get(path), &Arc::default(), now),
+            Err(_) => self.probed(worker, false, now),
+        }
+    }
+
+    /// An introduction has ended: with this answer, or for this reason with none.
+    fn introduced(
+        &mut self,
+        reactor: &mut Reactor,
+        worker: WorkerNumber,
+        answer: Result<WorkerAnswer, String>,
+        now: Instant,
+    ) {
+        let role = self.router.role(worker);
+        let target = &mut self.targets[worker.0];
+        let (verdict, asked) = match answer {
+            Ok(answer) if answer.is_success() => {
+                (introduction::judge(role, target.bootstrap_port, &answer.body), true)
             }
+            // It does not know the path, or wants a key that only clients have.
+            Ok(WorkerAnswer { status: status @ (401 | 403 | 404 | 405), .. }) => {
+                (Verdict::Doubtful(format!("{} answers with status {status}", introduction::PATH)), true)
+            }
+            Ok(answer) => {
+                let why = format!("{} answers with status {}", introduction::PATH, answer.status);
+                (Verdict::Doubtful(why), false)
+            }
+            Err(why) => (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false),
+        };
+        target.introduced = asked;
+        let is_news = target.verdict != verdict;
+        match &verdict {
+            Verdict::Unfit(why) if is_news => {
+                event!(Error, "router", "worker cannot be used", worker = target.url, why = why);
+            }
+            Verdict::Doubtful(why) if is_news => {
+                event!(Warn, "router", "worker may not fit", worker = target.url, why = why);
+            }
+            _ => {}
+        }
+        target.verdict = verdict;
+        match target.verdict {
+            Verdict::Unfit(_) => {
+                target.introduced = false;
+                // No matter how well it is.
+                let change = self.router.refused(worker);
+                self.tell(worker, change, &"what it says of itself");
+                self.probed(worker, false, now);
+            }
+            _ => self.call(reactor, worker, Owner::Probe, "/health", now),
         }
     }
 
@@ -329,6 +404,7 @@ impl Fleet {
         self.settle(reactor, conn, call, is_reusable, now);
         let Some(answer) = answer else { return };
         match owner {
+            Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
             Owner::Probe => self.probed(worker, answer.is_success(), now),
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
         }
@@ -336,10 +412,13 @@ impl Fleet {
 
     fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
-        let (owner, worker) = (call.owner, call.booking.worker());
+        let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
         self.settle(reactor, conn, call, false, now);
         match owner {
-            Owner::Probe => self.probed(worker, false, now),
+            Owner::Introduction if connected => {
+                self.introduced(reactor, worker, Err(lost.to_string()), now);
+            }
+            Owner::Introduction | Owner::Probe => self.probed(worker, false, now),
             _ => self.news.push_back(News { owner, conn, what: What::Lost(lost) }),
         }
     }
@@ -363,11 +442,11 @@ impl Fleet {
         }
     }
 
-    fn drop_idle(&mut self, reactor: &mut Reactor, conn: ConnId) {
-        if let Some(worker) = self.kept.remove(&conn) {
-            self.idle[worker.0].retain(|idle| idle.conn != conn);
-            reactor.close(conn);
-        }
+    fn drop_idle(&mut self, reactor: &mut Reactor, conn: ConnId) -> Option<WorkerNumber> {
+        let worker = self.kept.remove(&conn)?;
+        self.idle[worker.0].retain(|idle| idle.conn != conn);
+        reactor.close(conn);
+        Some(worker)
     }
 
     /// Takes in where names point now.
@@ -398,8 +477,17 @@ impl Fleet {
     }
 
     fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) {
+        // Who answers there next may be somebody else.
+        self.targets[worker.0].introduced &= is_well;
+
         let change = self.router.probed(worker, is_well, now);
         self.tell(worker, change, &"probe");
+        let target = &mut self.targets[worker.0];
+        if is_well {
+            target.told_down = false;
+        } else if !self.router.loads()[worker.0].usable && !std::mem::replace(&mut target.told_down, true) {
+            event!(Warn, "router", "worker is not up", worker = target.url, address = target.address);
+        }
     }
 
     fn tell(&self, worker: WorkerNumber, change: Option<Change>, why: &dyn std::fmt::Display) {

@@ -13,6 +13,7 @@
 use crate::cause::Cause;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Pair, Role};
+use crate::config::resolved::LogLevel;
 use crate::front::connections::Connections;
 use crate::front::http::sse;
 use crate::front::openai::ApiError;
@@ -21,12 +22,16 @@ use crate::front::router::call::{Lost, Order, Owner, WorkerAnswer};
 use crate::front::router::fleet::{Fleet, What};
 use crate::ids::Room;
 use crate::limits::{
-    REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX, ROUTER_PROBE_INTERVAL,
+    ERROR_CODE_MAX, REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX,
+    ROUTER_PROBE_INTERVAL,
 };
 use crate::net::{CloseReason, ConnId, Reactor};
-use crate::obs::log::event;
+use crate::obs::log::{self, event};
 use crate::obs::metrics::RouterMetrics;
+use serde::Deserialize;
+use serde_json::Value;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -91,6 +96,8 @@ struct Flight {
     lead: Option<ConnId>,
     /// The prefill leg, while it can still fail the request.
     prefill: Option<ConnId>,
+    /// Whose answer is the client's.
+    server: Option<WorkerNumber>,
     /// Where the legs meet; `None` for what a single worker serves.
     source: Option<WorkerNumber>,
     /// Connections that do not stand yet.
@@ -160,6 +167,7 @@ impl Flights {
             counted,
             lead: None,
             prefill: None,
+            server: None,
             source: None,
             awaited: 0,
             attempts: 0,
@@ -264,6 +272,7 @@ impl Flights {
             Ok(booked) => booked,
             Err(none) => return self.fail(client, flight, &unavailable(none.to_string()), way),
         };
+        flight.server = Some(lead.worker());
         flight.source = prefill.as_ref().map(Booking::worker);
         match flight.open(client, lead, prefill, way) {
             Ok(()) if flight.awaited == 0 => self.send(client, flight, way),
@@ -342,7 +351,10 @@ impl Flights {
                 return;
             }
             flight.stage = Stage::Passing { is_stream };
-            self.first_byte(flight, now);
+            // Only a stream's first byte is its first token.
+            if is_stream && flight.counted {
+                self.metrics.first_byte(now.duration_since(flight.begun));
+            }
             connections.open_body(reactor, client, answer.status, &answer.media);
         }
         connections.stream(reactor, client, &std::mem::take(&mut answer.body));
@@ -351,13 +363,14 @@ impl Flights {
     /// The answer has ended.
     fn land(&mut self, client: ConnId, flight: Flight, answer: &WorkerAnswer, way: &mut Way<'_>) {
         if flight.stage == Stage::Waiting {
-            self.first_byte(&flight, way.now);
             way.connections.answer(way.reactor, client, &answer.whole(), way.now);
         } else {
             way.connections.end_stream(way.reactor, client, way.now);
         }
         if !answer.is_success() {
-            self.failed(&flight, cause_of(answer.status));
+            let failure = Failure::of(answer);
+            flight.tell(failure.cause, flight.server, &failure, way);
+            self.failed(&flight, failure.cause);
         } else if flight.counted {
             self.metrics.ended(way.now.duration_since(flight.begun));
         }
@@ -374,16 +387,21 @@ impl Flights {
         answer: &WorkerAnswer,
         way: &mut Way<'_>,
     ) {
-        event!(Info, "router", "prefill refused", request = flight.id, status = answer.status);
-        self.failed(&flight, cause_of(answer.status));
+        let failure = Failure::of(answer);
+        flight.tell(failure.cause, flight.source, &failure, way);
+        self.failed(&flight, failure.cause);
         way.cancel(flight.lead.take());
         way.connections.answer(way.reactor, client, &answer.whole(), way.now);
     }
 
     /// Ends a flight that got no whole answer.
     fn fail(&mut self, client: ConnId, flight: Flight, error: &ApiError, way: &mut Way<'_>) {
-        event!(Info, "router", "request failed", request = flight.id, error = error);
-        self.failed(&flight, cause_of(error.status));
+        let cause = match error.code {
+            NO_WORKER => Cause::PeerLost,
+            code => Cause::named(code).unwrap_or_else(|| cause_of(error.status)),
+        };
+        flight.tell(cause, flight.server, error, way);
+        self.failed(&flight, cause);
         match flight.stage {
             Stage::Connecting | Stage::Waiting => way.refuse(client, error),
             Stage::Passing { is_stream: true } => {
@@ -396,12 +414,6 @@ impl Flights {
             Stage::Passing { is_stream: false } => way.connections.cut(way.reactor, client),
         }
         flight.cancel(way);
-    }
-
-    fn first_byte(&self, flight: &Flight, now: Instant) {
-        if flight.counted {
-            self.metrics.first_byte(now.duration_since(flight.begun));
-        }
     }
 
     fn failed(&self, flight: &Flight, cause: Cause) {
@@ -445,6 +457,21 @@ impl Flight {
         self.stage != Stage::Waiting || answer.is_some_and(|a| !a.body.is_empty() || !a.is_success())
     }
 
+    /// Logs how a request failed, and at which worker where it was one; what is the client's making is no news.
+    fn tell(&self, cause: Cause, worker: Option<WorkerNumber>, why: &dyn fmt::Display, way: &Way<'_>) {
+        let level = match cause {
+            Cause::Refused | Cause::ClientGone => LogLevel::Debug,
+            _ => LogLevel::Warn,
+        };
+        if log::is_logged(level) {
+            let url = |worker: WorkerNumber| way.fleet.targets()[worker.0].url.to_string();
+            let worker = worker.map_or("none".into(), url);
+            let fields: [log::Field; 4] =
+                [("request", &self.id), ("worker", &worker), ("cause", &cause), ("why", &why)];
+            log::write(level, "router", "request failed", &fields);
+        }
+    }
+
     fn lost_lead(&self, lost: Lost) -> ApiError {
         let error = |cause: Cause, message: String| ApiError::new(cause.http_status(), cause.name(), message);
         match lost {
@@ -463,10 +490,49 @@ impl Flight {
     }
 }
 
+/// The code of an error for want of workers.
+const NO_WORKER: &str = "no_worker";
+
 /// 503, to be tried again once workers have been probed.
 pub fn unavailable(why: String) -> ApiError {
-    let error = ApiError::new(503, "no_worker", why);
+    let error = ApiError::new(503, NO_WORKER, why);
     ApiError { retry_after: Some(ROUTER_PROBE_INTERVAL.as_secs() as u32), ..error }
+}
+
+/// What a worker's answer says of a failure: its status, and the code in its body. The rest of the body stays
+/// out of the log, since engines quote what they were sent.
+struct Failure {
+    status: u16,
+    code: Option<String>,
+    cause: Cause,
+}
+
+impl Failure {
+    fn of(answer: &WorkerAnswer) -> Failure {
+        #[derive(Deserialize)]
+        struct Body {
+            error: Inner,
+        }
+        #[derive(Deserialize)]
+        struct Inner {
+            code: Option<Value>,
+        }
+        let body: Option<Body> = serde_json::from_slice(&answer.body).ok();
+        let code = body.and_then(|body| Some(body.error.code?.as_str()?.to_owned()));
+        let is_word = |code: &String| {
+            code.len() <= ERROR_CODE_MAX
+                && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+        };
+        let code = code.filter(is_word);
+        let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
+        Failure { status: answer.status, code, cause }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none"))
+    }
 }
 
 /// The cause that a worker's status stands for.

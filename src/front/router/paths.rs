@@ -46,6 +46,7 @@ enum Course {
     Version,
 }
 
+/// A path that ends in a slash goes on as it likes.
 const PATHS: &[(&str, Method, Course)] = &[
     ("/v1/chat/completions", Method::Post, Course::Pair),
     ("/v1/completions", Method::Post, Course::Pair),
@@ -54,6 +55,7 @@ const PATHS: &[(&str, Method, Course)] = &[
     ("/tokenize", Method::Post, Course::Decode),
     ("/detokenize", Method::Post, Course::Decode),
     ("/v1/models", Method::Get, Course::Any),
+    ("/v1/models/", Method::Get, Course::Any),
     ("/server_info", Method::Get, Course::Any),
     ("/get_server_info", Method::Get, Course::Any),
     ("/model_info", Method::Get, Course::Any),
@@ -205,7 +207,8 @@ impl Told {
 
 fn course(request: &http::Request) -> Result<Course, ApiError> {
     let path = request.head.path();
-    let Some((_, method, course)) = PATHS.iter().find(|(known, ..)| *known == path) else {
+    let is_meant = |known: &str| known == path || (known.ends_with('/') && path.starts_with(known));
+    let Some((_, method, course)) = PATHS.iter().find(|(known, ..)| is_meant(known)) else {
         return Err(ApiError::new(404, "not_found", format!("there is nothing at {path}")));
     };
     let is_health = matches!(course, Course::Alive | Course::Health | Course::Readiness);

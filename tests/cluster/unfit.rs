@@ -1,0 +1,119 @@
+//! Pairs that cannot hand anything over: client and logs are told which thing differs, and nobody waits long.
+
+use crate::fleet::Fleet;
+use crate::keys::KeyFile;
+use crate::process::{PATIENCE, Process, post};
+use crate::{MODEL, body, dual, prefill, start, with_room};
+use std::thread;
+use std::time::{Duration, Instant};
+
+const OTHER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/qwen2-f32");
+const COMMON: [&str; 6] = ["--port", "0", "--kv-memory", "8MiB", "--threads", "1"];
+
+fn worker(role: &str, model: &str, more: &[&str]) -> Process {
+    let mut args = vec![role, model];
+    args.extend(COMMON);
+    if role == "prefill" {
+        args.extend(["--bootstrap-port", "0"]);
+    }
+    args.extend(more);
+    Process::start(&args)
+}
+
+#[track_caller]
+fn await_said(process: &Process, words: &str) {
+    let begun = Instant::now();
+    while !process.has_said(words) {
+        assert!(begun.elapsed() < PATIENCE, "it never says {words:?}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Asks the decode leg twice: the second meets a source that is held off for the same reason.
+#[track_caller]
+fn check(prefill: &Process, decode: &Process, [at_prefill, at_decode]: [&str; 2]) {
+    for room in 1..3 {
+        let (status, text) = decode.post("/v1/completions", &with_room(body(1, 20, 4), prefill, room));
+        assert!(status == 502 && text.contains(r#""code":"incompatible""#), "{status} {text}");
+    }
+    await_said(prefill, at_prefill);
+    await_said(decode, at_decode);
+    decode.await_idle();
+    prefill.await_idle();
+}
+
+#[test]
+fn both_say_which_field_of_model_layout_or_transport_differs() {
+    let plain = prefill(&["--transfer", "shm"]);
+    check(&plain, &worker("decode", OTHER, &[]), ["why=\"config differs: source has "; 2]);
+    let narrow = worker("decode", MODEL, &["--kv-dtype", "f16"]);
+    check(&plain, &narrow, ["kv_dtype differs: source has f32, destination has f16"; 2]);
+    let far = worker("decode", MODEL, &["--transfer", "tcp"]);
+    check(&plain, &far, ["transport differs: source has shm, destination has tcp"; 2]);
+}
+
+#[test]
+fn keys_that_differ_are_named() {
+    let (one, another) = (KeyFile::new(b'a'), KeyFile::new(b'b'));
+    let with = |role, key: Option<&KeyFile>| match key {
+        Some(key) => worker(role, MODEL, &["--cluster-key-file", key.path()]),
+        None => worker(role, MODEL, &[]),
+    };
+    let theirs_alone = "peer has a cluster key, this worker has none";
+    let ours_alone = "peer has no cluster key, this worker has one";
+    let other = "peer has another cluster key than this worker";
+    for (ours, theirs, said) in [
+        (Some(&one), None, [ours_alone, theirs_alone]),
+        (None, Some(&one), [theirs_alone, ours_alone]),
+        (Some(&one), Some(&another), [other; 2]),
+    ] {
+        check(&with("prefill", ours), &with("decode", theirs), said);
+    }
+}
+
+#[test]
+fn a_router_does_not_use_workers_of_another_role_and_says_why() {
+    let (reader, writer) = (prefill(&[]), start("decode", &[]));
+    let url = |worker: &Process| format!("http://{}", worker.address);
+    let port = reader.bootstrap_port.to_string();
+    let wrong = |prefill: [&str; 2], decode: &str| {
+        let [url, port] = prefill;
+        Process::start(&["router", "--port", "0", "--prefill", url, port, "--decode", decode])
+    };
+    let swapped = wrong([&url(&writer), &port], &url(&reader));
+    await_said(&swapped, "it serves the other phase, and is to be a prefill worker");
+    await_said(&swapped, "it serves the other phase, and is to be a decode worker");
+    let elsewhere = wrong([&url(&reader), "9"], &url(&writer));
+    await_said(&elsewhere, "is looked for on port 9");
+    assert_eq!(swapped.get("/health").0, 503);
+    let (status, text) = swapped.post("/v1/completions", &body(1, 20, 4).to_string());
+    assert!(status == 503 && text.contains("no_worker"), "{status} {text}");
+    assert_eq!(reader.metric("baton_request_failures_total{", ""), 0.0);
+    Fleet::new(vec![reader], vec![writer]);
+}
+
+/// A worker that drains finishes what it has, also what its partner has yet to hear of, and its end is no trouble.
+#[test]
+fn a_drained_prefill_worker_finishes_and_ends_as_announced() {
+    let (reader, decode) = (prefill(&[]), start("decode", &[]));
+    let (from, to) = (reader.address, decode.address);
+    let done = dual(from, to, with_room(body(1, 20, 4), &reader, 1)).1;
+    assert_eq!(done.0, 200, "{}", done.1);
+    // Its room waits for a decode leg, and so does the drain for it.
+    let sent = with_room(body(2, 20, 4), &reader, 2);
+    let same = sent.clone();
+    let last = thread::spawn(move || post(from, "/v1/completions", &same));
+    let begun = Instant::now();
+    while reader.metric("sglang:num_prefill_bootstrap_queue_reqs{", "") == 0.0 {
+        assert!(begun.elapsed() < PATIENCE, "the request never waits for its decode leg");
+        thread::sleep(Duration::from_millis(5));
+    }
+    reader.terminate();
+    await_said(&reader, "draining");
+    let (status, text) = decode.post("/v1/completions", &sent);
+    assert_eq!(status, 200, "{text}");
+    assert_eq!(last.join().unwrap().0, 200);
+    assert_eq!(reader.exit_code(), Some(0));
+    await_said(&decode, "link is down, as announced");
+    decode.await_idle();
+}

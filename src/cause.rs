@@ -25,6 +25,11 @@ macro_rules! causes {
                 }
             }
 
+            /// The cause of this name, if it is one.
+            pub fn named(name: &str) -> Option<Cause> {
+                Cause::ALL.iter().find(|cause| cause.name() == name).copied()
+            }
+
             /// Label in metrics, log and error bodies.
             pub const fn name(self) -> &'static str {
                 match self { $(Cause::$name => $text,)* }
@@ -64,6 +69,9 @@ causes! {
     Draining = 9, "draining", 503, true;
     /// A fault of ours.
     Internal = 10, "internal", 500, true;
+    /// The two workers can hand nothing over: key, role, model, KV layout or transports differ. The logs of
+    /// both name the field.
+    Incompatible = 11, "incompatible", 502, true;
 }
 
 impl fmt::Display for Cause {

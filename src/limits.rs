@@ -18,6 +18,9 @@ pub const EARLY_DESTINATIONS_MAX: usize = 1024;
 pub const EARLY_DESTINATION_LIFE: Duration = Duration::from_secs(30);
 /// Rooms that are over and still answered truly.
 pub const TOMBSTONES_MAX: usize = 16_384;
+/// From an Abort to its answer, before the session is reset: a source answers once what it has posted has
+/// completed, for which a NIC may take the retries of a whole way.
+pub const ABORT_ANSWER_MAX: Duration = Duration::from_secs(2);
 /// How long: past every deadline of the other side.
 pub const TOMBSTONE_LIFE: Duration = Duration::from_secs(600);
 
@@ -258,6 +261,8 @@ pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
 /// How long decode may still decide about a request whose prefill worker was lost: it learns of the loss
 /// by itself within milliseconds, or has everything and answers.
 pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
+/// Bytes of an error code in a worker's answer that is logged: a word.
+pub const ERROR_CODE_MAX: usize = 64;
 /// How long all workers together may take for what is asked of each of them.
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 

@@ -15,16 +15,17 @@ use baton::sched::mailbox::Command;
 use baton::sched::request::{Request, Stamps};
 use baton::stdx::bell::Bell;
 use baton::transfer::aux::AuxRecord;
-use baton::transfer::command::{SessionId, Target};
+use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
 use baton::transfer::handle::{Receiver, Sender};
 use baton::transfer::manager::destination::DestinationManager;
 use baton::transfer::manager::identity::Identity;
 use baton::transfer::manager::rooms::Slot;
 use baton::transfer::manager::source::SourceManager;
 use baton::transfer::mover::Mover;
-use baton::transfer::mover::destination::{DestinationLinks, DestinationMover};
-use baton::transfer::mover::source::{SourceLinks, SourceMover};
+use baton::transfer::mover::destination::DestinationMover;
+use baton::transfer::mover::source::SourceMover;
 use baton::transfer::pages::PageLists;
+use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{State, StatusTable};
 use baton::transfer::transport::Memory;
 use baton::wire::message::{Fingerprint, HostId, Transport};
@@ -34,6 +35,7 @@ use std::time::{Duration, Instant};
 
 const SLOTS: usize = 8;
 const PAGES: u32 = 64;
+const SESSIONS: usize = 4;
 const PREFILL: WorkerId = WorkerId(0);
 const DECODE: WorkerId = WorkerId(1);
 
@@ -66,6 +68,7 @@ fn memory(page_size: u32) -> Memory {
         layout,
         pages,
         lists: Arc::new(PageLists::new(SLOTS, 64).unwrap()),
+        tally: Arc::default(),
     }
 }
 
@@ -91,37 +94,13 @@ impl Cluster {
         let (source, destination) = (memory(prefill_page), memory(decode_page));
         let statuses = [Arc::new(StatusTable::new(SLOTS)), Arc::new(StatusTable::new(SLOTS))];
         let engines: [_; 2] = std::array::from_fn(|_| channel::bounded(64));
-        let (source_commands, source_ring) = channel::bounded(64);
-        let (destination_commands, destination_ring) = channel::bounded(64);
-        let ends: [_; 2] = std::array::from_fn(|_| channel::bounded(64));
-        let reports: [_; 2] = std::array::from_fn(|_| channel::bounded(64));
+        let bells = Bells { engine: bell(), ctl: bell(), mover: bell() };
+        let from: Rings<SourceCommand> = Rings::new(&statuses[0], &source.lists, SESSIONS, &bells);
+        let to: Rings<DestinationCommand> = Rings::new(&statuses[1], &destination.lists, SESSIONS, &bells);
+        let right = MoverRight::for_mover_thread;
         let mover = Mover {
-            sources: vec![SourceMover::new(
-                SourceLinks {
-                    commands: source_ring,
-                    ends: ends[0].0.clone(),
-                    reports: reports[0].0.clone(),
-                    engine: bell(),
-                    ctl: bell(),
-                    status: statuses[0].clone(),
-                },
-                source.clone(),
-                4,
-                MoverRight::for_mover_thread(),
-            )],
-            destinations: vec![DestinationMover::new(
-                DestinationLinks {
-                    commands: destination_ring,
-                    ends: ends[1].0.clone(),
-                    reports: reports[1].0.clone(),
-                    engine: bell(),
-                    ctl: bell(),
-                    status: statuses[1].clone(),
-                },
-                destination.clone(),
-                4,
-                MoverRight::for_mover_thread(),
-            )],
+            sources: vec![SourceMover::new(from.links, source.clone(), SESSIONS, right())],
+            destinations: vec![DestinationMover::new(to.links, destination.clone(), SESSIONS, right())],
         };
         let worker = |id: WorkerId, memory: &Memory| {
             let ring = Ring::new(engines[id.index()].0.clone(), bell());
@@ -135,11 +114,11 @@ impl Cluster {
                         identity(&source),
                         vec![transport],
                         statuses[0].clone(),
-                        4,
+                        SESSIONS,
                     )),
-                    mover: Ring::new(source_commands.clone(), bell()),
+                    mover: Ring::new(from.commands, bell()),
                 },
-                reports: Some(reports[0].1.clone()),
+                reports: Some(from.reports),
             },
             Member {
                 worker: worker(DECODE, &destination),
@@ -147,40 +126,30 @@ impl Cluster {
                     manager: Box::new(DestinationManager::new(
                         identity(&destination),
                         statuses[1].clone(),
-                        4,
+                        SESSIONS,
                     )),
-                    mover: Ring::new(destination_commands.clone(), bell()),
+                    mover: Ring::new(to.commands, bell()),
                     doorbell: baton::sys::event::EventCounter::new().unwrap(),
                 },
-                reports: Some(reports[1].1.clone()),
+                reports: Some(to.reports),
             },
         ];
         let prefill = Side {
-            handle: Sender {
-                status: statuses[0].clone(),
-                pages: source.lists.clone(),
-                commands: source_commands,
-                ends: ends[0].1.clone(),
-                bell: bell(),
-            },
+            handle: from.handle,
             pool: PagePool::new(source.pages),
             memory: source,
             commands: engines[0].1.clone(),
         };
         let decode = Side {
-            handle: Receiver {
-                status: statuses[1].clone(),
-                pages: destination.lists.clone(),
-                commands: destination_commands,
-                ends: ends[1].1.clone(),
-                bell: bell(),
-            },
+            handle: to.handle,
             pool: PagePool::new(destination.pages),
             memory: destination,
             commands: engines[1].1.clone(),
         };
-        let handoff =
-            Handoff::new(members, Offer { transports: vec![transport], host: HostId([7; 16]), data: None });
+        let handoff = Handoff::new(
+            members,
+            Offer { transports: vec![transport], host: HostId([7; 16]), data: None, lanes: 1 },
+        );
         Cluster { handoff, mover, prefill, decode, now: Instant::now() }
     }
 

@@ -23,6 +23,7 @@ use crate::obs::metrics::WorkerMetrics;
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
+use crate::wire::message::Transport;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -323,7 +324,7 @@ impl Generations {
     pub fn check_model(&self, name: Option<&str>) -> Result<(), ApiError> {
         match name {
             Some(name) if !self.terms.names.iter().any(|own| own == name) => {
-                Err(ApiError::model_not_found(name))
+                Err(ApiError::model_not_found(name, &self.terms.names))
             }
             _ => Ok(()),
         }
@@ -661,13 +662,21 @@ impl Generations {
         let times = &live.timings[leg.choice];
         if let Some(stages) = times.stages() {
             metrics.first_token(&stages);
-            if times.were_handed_over() && self.handoff.transport_name() != "fake" {
-                let prompt = self.prompt_tokens(leg);
-                let layout = self.handoff.worker(leg.worker).layout();
-                let bytes = u64::from(layout.pages_for(prompt)) * layout.page_bytes();
-                metrics.transferred(bytes, stages.handover);
+            match self.carried(leg) {
+                Some((bytes, transport)) if times.were_handed_over() && transport != Transport::Fake => {
+                    metrics.transferred(bytes, stages.handover);
+                }
+                _ => {}
             }
         }
+    }
+
+    /// Bytes of KV that came for a decode leg, and how.
+    fn carried(&self, leg: &Leg) -> Option<(u64, Transport)> {
+        let worker = self.handoff.worker(leg.worker);
+        let tenant = worker.tenant(leg.slot)?;
+        let layout = worker.layout();
+        Some((u64::from(layout.pages_for(tenant.prompt.tokens)) * layout.page_bytes(), tenant.transport?))
     }
 
     fn prompt_tokens(&self, leg: &Leg) -> u32 {
@@ -755,11 +764,9 @@ impl Generations {
     /// Where the time of a choice went, from the stamps of its legs.
     fn timings(&self, leg: &Leg) -> Timings {
         let Some(live) = self.live.get(&leg.exchange) else { return Timings::default() };
-        let layout = self.handoff.worker(leg.worker).layout();
         let prompt = self.prompt_tokens(leg);
         let generated = live.exchange.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
-        let bytes = u64::from(layout.pages_for(prompt)) * layout.page_bytes();
-        live.timings[leg.choice].timings((prompt, generated), (bytes, self.handoff.transport_name()))
+        live.timings[leg.choice].timings((prompt, generated), self.carried(leg))
     }
 }
 
@@ -805,6 +812,9 @@ fn error_of(cause: Cause) -> ApiError {
         Cause::OtherLeg => "the other leg of the request failed",
         Cause::Draining => "the server is draining",
         Cause::Internal => "internal error",
+        Cause::Incompatible => {
+            "the prefill and the decode worker do not fit each other; their logs name what differs"
+        }
     };
     let error = ApiError::new(cause.http_status(), cause.name(), message);
     ApiError { retry_after: (cause.http_status() == 429).then_some(1), ..error }

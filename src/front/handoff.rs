@@ -17,19 +17,21 @@ use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::sched::mailbox::Command;
 use crate::sched::request::Request;
-use crate::sys::event::EventCounter;
+use crate::sys::event::{EventCounter, WaitSet};
 use crate::transfer::command::{SessionId, SourceCommand, Target};
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::manager::source::SourceManager;
 use crate::transfer::plan::Template;
 use crate::transfer::status::Move;
+use crate::transfer::transport::rdma::{RdmaOffer, RdmaSource};
 use crate::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use crate::transfer::transport::{DestinationBinding, SourceBinding, fake::Fake};
 use crate::wire::Multipart;
 use crate::wire::message::{HostId, Message, Rank, Token, Transport, Welcome};
 use effects::Effects;
 use std::collections::{HashMap, VecDeque};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Instant;
 
@@ -67,6 +69,17 @@ impl Source {
     }
 }
 
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Source::Local(worker) => write!(f, "worker {}", worker.0),
+            Source::Fake => f.write_str("fake"),
+            Source::Remote(registry) => registry.fmt(f),
+            Source::Named { host, port } => write!(f, "{host}:{port}"),
+        }
+    }
+}
+
 /// A control connection.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Link {
@@ -79,6 +92,17 @@ pub enum Link {
     },
     /// To another process.
     Remote(ConnId),
+}
+
+impl fmt::Display for Link {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Link::Local { source, destination } => {
+                write!(f, "of worker {} from worker {}", source.0, destination.0)
+            }
+            Link::Remote(conn) => write!(f, "{conn}"),
+        }
+    }
 }
 
 /// A worker with its role.
@@ -124,7 +148,9 @@ enum Wish {
     BindSource { link: Link, session: SourceSession },
     BindDestination { link: Link, session: DestinationSession },
     CloseSource { worker: WorkerId, session: SessionId },
+    CloseDestination { worker: WorkerId, session: SessionId },
     Grant { worker: WorkerId, session: SessionId, token: Token },
+    Offer { worker: WorkerId, session: SessionId, offer: RdmaOffer },
 }
 
 /// A source's session whose transport is to be set up.
@@ -212,6 +238,8 @@ pub struct Handoff {
     unresolved: Vec<Unresolved>,
     /// Which session the holder of a token may open lanes of.
     tokens: HashMap<[u8; 16], (WorkerId, SessionId)>,
+    /// Queue pairs that a source was told of and has not answered.
+    offers: HashMap<(WorkerId, SessionId), RdmaOffer>,
     remote: VecDeque<Remote>,
     pumping: bool,
     offer: Offer,
@@ -226,6 +254,8 @@ pub struct Offer {
     pub host: HostId,
     /// Where lanes of tcp are accepted.
     pub data: Option<SocketAddr>,
+    /// Lanes of a session: the destination says how many, as its mover has to keep up with them.
+    pub lanes: u16,
 }
 
 impl Handoff {
@@ -238,6 +268,7 @@ impl Handoff {
             bound: HashMap::new(),
             unresolved: Vec::new(),
             tokens: HashMap::new(),
+            offers: HashMap::new(),
             remote: VecDeque::new(),
             pumping: false,
             offer,
@@ -252,15 +283,6 @@ impl Handoff {
     /// A worker.
     pub fn worker(&self, id: WorkerId) -> &Worker {
         &self.members[id.index()].worker
-    }
-
-    /// The transport between workers of this process.
-    pub fn transport_name(&self) -> &'static str {
-        match self.offer.transports.first() {
-            Some(Transport::Shm) => "shm",
-            Some(Transport::Tcp) => "tcp",
-            Some(Transport::Fake) | None => "fake",
-        }
     }
 
     /// A worker, to take slots from.
@@ -349,7 +371,8 @@ impl Handoff {
         let pages = worker.layout().pages_for(tokens) as usize;
         let pages: Vec<_> = (0..pages).map(|index| worker.lists().page(slot.id, index)).collect();
         let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
-        manager.expecting(slot, tenant.prompt, &pages, tenant.deadline, now, effects);
+        let transport = manager.expecting(slot, tenant.prompt, &pages, tenant.deadline, now, effects);
+        worker.expects(slot, transport);
         self.settle(now);
     }
 
@@ -363,7 +386,7 @@ impl Handoff {
                 manager.leave(slot, failure, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
             }
             Role::Decode { manager, mover, .. } => {
-                manager.leave(slot, failure, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                manager.leave(slot, failure, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
             }
             Role::Mixed => {}
         }
@@ -392,7 +415,11 @@ impl Handoff {
                 let wishes = &mut self.wishes;
                 match role {
                     Role::Prefill { manager, mover } => {
-                        manager.report(report, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                        manager.report(
+                            report,
+                            now,
+                            &mut Effects { worker, mover, wishes, offer: &self.offer },
+                        );
                     }
                     Role::Decode { manager, mover, .. } => {
                         manager.report(
@@ -475,7 +502,12 @@ impl Handoff {
                         Link::Remote(conn) => self.remote.push_back(Remote::BindSource(conn, session)),
                     }
                 }
+                Wish::CloseDestination { worker, session } => drop(self.offers.remove(&(worker, session))),
                 Wish::BindDestination { link: Link::Remote(conn), session } => {
+                    // Another way was taken.
+                    if session.transport != Transport::Rdma {
+                        self.offers.remove(&(session.worker, session.session));
+                    }
                     self.remote.push_back(Remote::BindDestination(conn, session));
                 }
                 Wish::BindDestination { link, session } => {
@@ -487,6 +519,7 @@ impl Handoff {
                     self.rings.remove(&(worker, session));
                     self.bound.retain(|_, held| (held.0, held.1) != (worker, session));
                 }
+                Wish::Offer { worker, session, offer } => drop(self.offers.insert((worker, session), offer)),
                 Wish::Grant { worker, session, token } => {
                     self.tokens.retain(|_, held| *held != (worker, session));
                     self.tokens.insert(token.0, (worker, session));
@@ -534,13 +567,14 @@ impl Handoff {
     }
 
     /// A prefill worker could not be reached or proven.
-    pub fn dial_failed(&mut self, id: WorkerId, source: &Source, now: Instant) {
+    pub fn dial_failed(&mut self, id: WorkerId, source: &Source, cause: Cause, now: Instant) {
         let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
         else {
             return;
         };
         manager.dial_failed(
             source,
+            cause,
             now,
             &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer },
         );
@@ -548,7 +582,7 @@ impl Handoff {
     }
 
     /// A link to another process is dead.
-    pub fn link_down(&mut self, conn: ConnId, now: Instant) {
+    pub fn link_down(&mut self, conn: ConnId, cause: Cause, now: Instant) {
         let link = Link::Remote(conn);
         self.bound.remove(&link);
         for Member { worker, role, .. } in &mut self.members {
@@ -558,7 +592,12 @@ impl Handoff {
                     manager.link_down(link, &mut Effects { worker, mover, wishes, offer: &self.offer });
                 }
                 Role::Decode { manager, mover, .. } => {
-                    manager.link_down(link, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                    manager.link_down(
+                        link,
+                        cause,
+                        now,
+                        &mut Effects { worker, mover, wishes, offer: &self.offer },
+                    );
                 }
                 Role::Mixed => {}
             }
@@ -611,6 +650,32 @@ impl Handoff {
     pub fn open_fake_source(&mut self, id: WorkerId, session: SessionId) -> Rank {
         self.open_source(id, session, Box::new(Fake));
         rank(self.worker(id), &[Transport::Fake], &self.offer, None)
+    }
+
+    /// Connects a source's queue pairs to those it was told of, and gives its mover its half; what Welcome says.
+    pub fn open_rdma_source(&mut self, session: SourceSession, wait: &WaitSet) -> Result<Rank, String> {
+        let worker = self.worker(session.worker);
+        let rail = worker.rail.as_ref().ok_or("there is no rdma here")?;
+        let peer = session.rank.rdma.ok_or("the destination names no queue pairs")?;
+        let made = RdmaSource::new(rail, &peer, session.template, wait, sequence);
+        let (half, told) = made.map_err(|error| format!("queue pairs: {error}"))?;
+        let mut rank = rank(worker, &[], &self.offer, None);
+        rank.rdma = Some(told);
+        self.open_source(session.worker, session.session, Box::new(half));
+        Ok(rank)
+    }
+
+    /// Connects the queue pairs that a source was told of to its own.
+    pub fn rdma_destination(
+        &mut self,
+        session: &DestinationSession,
+        wait: &WaitSet,
+    ) -> Result<Box<DestinationBinding>, String> {
+        let offer = self.offers.remove(&(session.worker, session.session));
+        let offer = offer.ok_or("no queue pairs were offered")?;
+        let source = session.rank.rdma.ok_or("the source names no queue pairs")?;
+        let half = offer.connect(&source, wait).map_err(|error| format!("queue pairs: {error}"))?;
+        Ok(Box::new(half))
     }
 
     /// Commands for a decode worker's mover that come with its transports.
@@ -694,6 +759,7 @@ impl Handoff {
             Transport::Shm => ShmRing::new().map(Some).map_err(|error| error.to_string()),
             Transport::Fake => Ok(None),
             Transport::Tcp => Err("tcp inside one process".to_string()),
+            Transport::Rdma => Err("rdma inside one process".to_string()),
         };
         let Member { worker, role: Role::Prefill { manager, mover }, .. } = &mut self.members[id.index()]
         else {
@@ -762,6 +828,11 @@ pub fn prompt_of(ids: &[u32]) -> Prompt {
 /// A room for a new attempt: 63 random bits.
 pub fn room_of(random: u64) -> Room {
     Room(random >> 1)
+}
+
+/// Where a queue pair's packets begin to count.
+fn sequence() -> u32 {
+    u32::from_le_bytes(random())
 }
 
 /// Bytes nobody can guess.

@@ -97,6 +97,35 @@ impl KvLayout {
         }
     }
 
+    /// A layout as other engines keep it, `[layer][K|V][page][token][kv_head][head_dim]`: a block per page, layer,
+    /// and K or V, for a pool of `pages` pages.
+    pub const fn layer_major(
+        page_size: u32,
+        layers: u32,
+        kv_heads: u32,
+        head_dim: u32,
+        dtype: KvDtype,
+        pages: u32,
+    ) -> KvLayout {
+        let head_stride = head_dim as u64 * dtype.bytes();
+        let token_stride = head_stride * kv_heads as u64;
+        let page_stride = token_stride * page_size as u64;
+        let kv_stride = page_stride * pages as u64;
+        let layer_stride = kv_stride * 2;
+        KvLayout {
+            page_size,
+            layers,
+            kv_heads,
+            head_dim,
+            dtype,
+            page_stride,
+            layer_stride,
+            kv_stride,
+            head_stride,
+            token_stride,
+        }
+    }
+
     /// Byte offset of the first element of one token's head inside the region.
     #[inline]
     pub const fn offset(&self, page: PageId, layer: u32, which: KeyValue, head: u32, token: u32) -> u64 {

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use crate::sys::verbs::Backing;
 use bytemuck::Pod;
 
 /// A shared mapping of this process's own memory file, readable and writable.
@@ -96,14 +97,31 @@ impl Region {
         self.map.half_word(offset)
     }
 
-    /// Stores a record in words, each atomic; a later Release store publishes it. `offset` and the
-    /// record's size are multiples of 8.
+    /// Loads a record that a peer's NIC has written, as [`PeerRegion::load`].
     #[inline]
-    pub fn store<T: Pod>(&self, offset: usize, record: &T) {
-        for (i, bytes) in bytemuck::bytes_of(record).chunks_exact(8).enumerate() {
+    pub fn read<T: Pod>(&self, offset: usize) -> T {
+        self.map.load(offset, size_of::<T>())
+    }
+
+    /// Stores the first `bytes` of a record in words, each atomic; a later Release store publishes them.
+    /// `offset` and `bytes` are multiples of 8.
+    #[inline]
+    pub fn store<T: Pod>(&self, offset: usize, record: &T, bytes: usize) {
+        for (i, bytes) in bytemuck::bytes_of(record)[..bytes].chunks_exact(8).enumerate() {
             let word = u64::from_ne_bytes(bytes.try_into().expect("chunks of eight"));
             self.word(offset + 8 * i).store(word, Ordering::Relaxed);
         }
+    }
+}
+
+// SAFETY: the mapping stays where it is as long as the region; no reference into it is ever formed.
+unsafe impl Backing for Region {
+    fn base(&self) -> NonNull<u8> {
+        self.map.base
+    }
+
+    fn len(&self) -> usize {
+        self.map.len
     }
 }
 
@@ -158,16 +176,11 @@ impl PeerRegion {
         self.map.half_word(offset).load(Ordering::Relaxed)
     }
 
-    /// Loads a record word by word. Whether it is whole, the caller knows by a word loaded with Acquire
-    /// before; what it says is not to be trusted either way.
+    /// Loads the first `bytes` of a record word by word, zero behind them. Whether they are whole, the caller
+    /// knows by a word loaded with Acquire before; what they say is not to be trusted either way.
     #[inline]
-    pub fn load<T: Pod>(&self, offset: usize) -> T {
-        let mut record = T::zeroed();
-        for (i, bytes) in bytemuck::bytes_of_mut(&mut record).chunks_exact_mut(8).enumerate() {
-            let word = self.map.word(offset + 8 * i).load(Ordering::Relaxed);
-            bytes.copy_from_slice(&word.to_ne_bytes());
-        }
-        record
+    pub fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
+        self.map.load(offset, bytes)
     }
 }
 
@@ -182,6 +195,15 @@ impl Mapping {
         }
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         Ok(Mapping { base, len })
+    }
+
+    fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
+        let mut record = T::zeroed();
+        for (i, bytes) in bytemuck::bytes_of_mut(&mut record)[..bytes].chunks_exact_mut(8).enumerate() {
+            let word = self.word(offset + 8 * i).load(Ordering::Relaxed);
+            bytes.copy_from_slice(&word.to_ne_bytes());
+        }
+        record
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {

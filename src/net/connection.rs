@@ -15,6 +15,12 @@ pub struct ConnId {
     pub(super) generation: u32,
 }
 
+impl fmt::Display for ConnId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.index, self.generation)
+    }
+}
+
 /// Why a connection has ended without being asked to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CloseReason {

@@ -208,6 +208,18 @@ impl Reactor {
         Ok(id)
     }
 
+    /// Takes a connection that was opened elsewhere. Fails where there are too many.
+    pub fn adopt(&mut self, stream: std::net::TcpStream) -> io::Result<ConnId> {
+        if self.table.is_full() {
+            return Err(io::Error::other("too many connections"));
+        }
+        stream.set_nonblocking(true)?;
+        stream.set_nodelay(true)?;
+        let id = self.table.insert(Connection::new(None, State::Open, None));
+        self.attach(id, Stream::adopted(stream)).inspect_err(|_| self.release(id))?;
+        Ok(id)
+    }
+
     /// Waits until something happens, at most until `deadline`; then drain
     /// [`next_event`](Self::next_event).
     pub fn poll(&mut self, deadline: Option<Instant>) -> io::Result<()> {

@@ -81,6 +81,11 @@ pub(super) enum Stream {
 }
 
 impl Stream {
+    /// A TCP connection that stands.
+    pub(super) fn adopted(stream: std::net::TcpStream) -> Stream {
+        Stream::Tcp(TcpStream::from_std(stream))
+    }
+
     /// Begins to connect.
     pub(super) fn connect(address: &Address) -> io::Result<Stream> {
         Ok(match address {

@@ -1,7 +1,7 @@
 //! What movers are told and what they answer: the bounded rings between `ctl`, `engine` and `move`.
 //!
-//! Invariant: per slot at most one Begin (or Expect), one Cancel and one Done are in a ring at a time,
-//! and a scheduler leaves room for one Cancel per slot when it hands over chunks, so Cancel always fits.
+//! Invariant: per slot at most one Begin (or Expect), one Cancel, one Done and one Quiet are in a ring at a time,
+//! and a scheduler leaves room for a Cancel and a Quiet of each slot when it hands over chunks, so these always fit.
 
 use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::kv::lease::{Ended, Lease};
@@ -133,6 +133,13 @@ pub enum DestinationCommand {
         /// Its generation.
         generation: Generation,
     },
+    /// `ctl`: the source of a slot that was marked Failed has nothing under way and posts nothing more.
+    Quiet {
+        /// Our slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+    },
 }
 
 /// From a mover to the scheduler of its worker.
@@ -142,4 +149,22 @@ pub struct LeaseEnd {
     pub ended: Ended,
     /// At a destination, with Success: the record that came.
     pub aux: Option<AuxRecord>,
+}
+
+/// What every mover is told in its own words.
+pub trait Cancel {
+    /// Whoever calls has marked the slot Failed.
+    fn cancel(slot: SlotId, generation: Generation) -> Self;
+}
+
+impl Cancel for SourceCommand {
+    fn cancel(slot: SlotId, generation: Generation) -> SourceCommand {
+        SourceCommand::Cancel { slot, generation }
+    }
+}
+
+impl Cancel for DestinationCommand {
+    fn cancel(slot: SlotId, generation: Generation) -> DestinationCommand {
+        DestinationCommand::Cancel { slot, generation }
+    }
 }

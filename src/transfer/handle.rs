@@ -6,7 +6,7 @@ use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::kv::lease::Lease;
 use crate::stdx::bell::Bell;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::{DestinationCommand, LeaseEnd, SessionId, SourceCommand, Target};
+use crate::transfer::command::{Cancel, DestinationCommand, LeaseEnd, SessionId, SourceCommand, Target};
 use crate::transfer::pages::PageLists;
 use crate::transfer::status::{Move, Status, StatusTable};
 use crossbeam_channel as channel;
@@ -17,47 +17,61 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RingFull;
 
-/// A prefill worker's end.
+/// The scheduler's end of a worker's transfers; `C` is what its mover is told.
 #[derive(Debug)]
-pub struct Sender {
+pub struct Handle<C> {
     /// Slots of this worker.
     pub status: Arc<StatusTable>,
-    /// Page lists by slot, shown to peers that pull.
+    /// Page lists by slot: shown to peers that pull, or where this worker wants the KV.
     pub pages: Arc<PageLists>,
     /// To the mover.
-    pub commands: channel::Sender<SourceCommand>,
+    pub commands: channel::Sender<C>,
     /// From the mover.
     pub ends: channel::Receiver<LeaseEnd>,
     /// The mover's.
     pub bell: Arc<Bell>,
 }
+
+/// A prefill worker's end.
+pub type Sender = Handle<SourceCommand>;
 
 /// A decode worker's end.
-#[derive(Debug)]
-pub struct Receiver {
-    /// Slots of this worker.
-    pub status: Arc<StatusTable>,
-    /// Page lists by slot: where this worker wants the KV.
-    pub pages: Arc<PageLists>,
-    /// To the mover.
-    pub commands: channel::Sender<DestinationCommand>,
-    /// From the mover.
-    pub ends: channel::Receiver<LeaseEnd>,
-    /// The mover's.
-    pub bell: Arc<Bell>,
-}
+pub type Receiver = Handle<DestinationCommand>;
 
-impl Sender {
+impl<C: Cancel> Handle<C> {
     /// The slot's status.
     pub fn status(&self, slot: SlotId) -> Status {
         self.status.load(slot)
     }
 
-    /// Whether `begin` and `chunk` have room; Cancel always has.
+    /// Whether the mover can be told one thing more of each kind; Cancel and Quiet always have room.
     pub fn has_room(&self) -> bool {
-        has_room(&self.commands, self.status.slots())
+        let capacity = self.commands.capacity().unwrap_or(usize::MAX);
+        self.commands.len() + 2 * self.status.slots() + 2 < capacity
     }
 
+    /// Marks the slot Failed and, when it was open, sends Cancel down the same ring as everything else.
+    pub fn fail(&self, slot: SlotId, generation: Generation, cause: Cause) -> bool {
+        let failed = self.status.advance(slot, generation, Move::Fail(cause)).is_ok();
+        if failed {
+            self.tell(C::cancel(slot, generation));
+        }
+        failed
+    }
+
+    /// The next lease that has ended.
+    pub fn poll_end(&self) -> Option<LeaseEnd> {
+        self.ends.try_recv().ok()
+    }
+
+    fn tell(&self, command: C) {
+        let told = self.commands.try_send(command);
+        debug_assert!(told.is_ok(), "ring to the mover overflowed");
+        self.bell.ring();
+    }
+}
+
+impl Sender {
     /// Tells the mover which pages the prompt takes. Before the first chunk; [`Sender::has_room`] was asked.
     pub fn begin(
         &self,
@@ -75,39 +89,9 @@ impl Sender {
     pub fn chunk(&self, slot: SlotId, generation: Generation, tokens: Range<u32>, last: Option<AuxRecord>) {
         self.tell(SourceCommand::Chunk { slot, generation, tokens, last });
     }
-
-    /// Marks the slot Failed and, when it was open, sends Cancel down the same ring as the chunks.
-    pub fn fail(&self, slot: SlotId, generation: Generation, cause: Cause) -> bool {
-        let failed = self.status.advance(slot, generation, Move::Fail(cause)).is_ok();
-        if failed {
-            self.tell(SourceCommand::Cancel { slot, generation });
-        }
-        failed
-    }
-
-    /// The next lease that has ended.
-    pub fn poll_end(&self) -> Option<LeaseEnd> {
-        self.ends.try_recv().ok()
-    }
-
-    fn tell(&self, command: SourceCommand) {
-        let told = self.commands.try_send(command);
-        debug_assert!(told.is_ok(), "ring to the mover overflowed");
-        self.bell.ring();
-    }
 }
 
 impl Receiver {
-    /// The slot's status.
-    pub fn status(&self, slot: SlotId) -> Status {
-        self.status.load(slot)
-    }
-
-    /// Whether `expect` has room; Cancel always has.
-    pub fn has_room(&self) -> bool {
-        has_room(&self.commands, self.status.slots())
-    }
-
     /// Leases `pages` to the transfer: sets WaitingForInput and tells the mover, *before* the caller lets
     /// Destination leave. False when the slot has failed
     /// meanwhile; the mover then ends the lease at once.
@@ -126,30 +110,4 @@ impl Receiver {
         self.tell(DestinationCommand::Expect { slot, generation, session, room, tokens, lease });
         granted
     }
-
-    /// Marks the slot Failed and, when it was open, tells the mover that nothing may land any more.
-    pub fn fail(&self, slot: SlotId, generation: Generation, cause: Cause) -> bool {
-        let failed = self.status.advance(slot, generation, Move::Fail(cause)).is_ok();
-        if failed {
-            self.tell(DestinationCommand::Cancel { slot, generation });
-        }
-        failed
-    }
-
-    /// The next lease that has ended.
-    pub fn poll_end(&self) -> Option<LeaseEnd> {
-        self.ends.try_recv().ok()
-    }
-
-    fn tell(&self, command: DestinationCommand) {
-        let told = self.commands.try_send(command);
-        debug_assert!(told.is_ok(), "ring to the mover overflowed");
-        self.bell.ring();
-    }
-}
-
-/// Room for one command and one Cancel per slot.
-fn has_room<T>(ring: &channel::Sender<T>, slots: usize) -> bool {
-    let capacity = ring.capacity().unwrap_or(usize::MAX);
-    ring.len() + slots + 2 < capacity
 }

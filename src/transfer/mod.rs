@@ -8,5 +8,7 @@ pub mod manager;
 pub mod mover;
 pub mod pages;
 pub mod plan;
+pub mod rings;
 pub mod status;
+pub mod tally;
 pub mod transport;

@@ -41,14 +41,14 @@ pub struct Piece {
 }
 
 /// Two layouts that cannot be connected: the field and both values.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct LayoutMismatch {
     /// Field of [`KvLayout`].
     pub field: &'static str,
     /// The source's.
-    pub source: u64,
+    pub source: String,
     /// The destination's.
-    pub destination: u64,
+    pub destination: String,
 }
 
 /// The plan of a session.
@@ -86,15 +86,17 @@ impl Paging {
 impl Template {
     /// The plan between two regions that hold the same layers and heads.
     pub fn new(source: &KvLayout, destination: &KvLayout) -> Result<Template, LayoutMismatch> {
-        let same = [
-            ("layers", source.layers, destination.layers),
-            ("kv_heads", source.kv_heads, destination.kv_heads),
-            ("head_dim", source.head_dim, destination.head_dim),
-            ("kv_dtype", source.dtype as u32, destination.dtype as u32),
-        ];
-        for (field, ours, theirs) in same {
-            if ours != theirs {
-                return Err(LayoutMismatch { field, source: ours.into(), destination: theirs.into() });
+        let compared = |layout: &KvLayout| {
+            [
+                ("layers", layout.layers.to_string()),
+                ("kv_heads", layout.kv_heads.to_string()),
+                ("head_dim", layout.head_dim.to_string()),
+                ("kv_dtype", layout.dtype.name().to_string()),
+            ]
+        };
+        for ((field, source), (_, destination)) in compared(source).into_iter().zip(compared(destination)) {
+            if source != destination {
+                return Err(LayoutMismatch { field, source, destination });
             }
         }
         let tile = gcd(source.page_size, destination.page_size);
@@ -128,6 +130,26 @@ impl Template {
         page: P,
     ) -> Pieces<'_, P> {
         Pieces::new(self, &self.destination, |fragment| fragment.destination, tokens, bytes, page)
+    }
+
+    /// What moves `bytes` of the stream of `tokens`, run by run.
+    pub fn runs<S, D>(
+        &self,
+        tokens: Range<u32>,
+        bytes: Range<u64>,
+        source_page: S,
+        destination_page: D,
+    ) -> Runs<'_, S, D>
+    where
+        S: Fn(usize) -> PageId,
+        D: Fn(usize) -> PageId,
+    {
+        Runs {
+            source: self.source_pieces(tokens.clone(), bytes.clone(), source_page),
+            destination: self.destination_pieces(tokens, bytes, destination_page),
+            from: None,
+            to: None,
+        }
     }
 
     /// Calls `emit` for each run of `tokens`, merged wherever both sides are neighbours. Page lists are
@@ -257,6 +279,35 @@ impl<P: Fn(usize) -> PageId> Iterator for Pieces<'_, P> {
     }
 }
 
+/// Walks a part of a stream on both sides at once; cut wherever either has a piece end.
+#[derive(Debug)]
+pub struct Runs<'a, S, D> {
+    source: Pieces<'a, S>,
+    destination: Pieces<'a, D>,
+    /// What is left of the piece at hand.
+    from: Option<Piece>,
+    to: Option<Piece>,
+}
+
+impl<S: Fn(usize) -> PageId, D: Fn(usize) -> PageId> Iterator for Runs<'_, S, D> {
+    type Item = Run;
+
+    fn next(&mut self) -> Option<Run> {
+        let from = self.from.take().or_else(|| self.source.next())?;
+        let to = self.to.take().or_else(|| self.destination.next())?;
+        let bytes = from.bytes.min(to.bytes);
+        (self.from, self.to) = (from.behind(bytes), to.behind(bytes));
+        Some(Run { source: from.at, destination: to.at, bytes })
+    }
+}
+
+impl Piece {
+    /// What is left of it behind its first `bytes`.
+    fn behind(self, bytes: u64) -> Option<Piece> {
+        (self.bytes > bytes).then_some(Piece { at: self.at + bytes, bytes: self.bytes - bytes })
+    }
+}
+
 impl Run {
     fn precedes(&self, next: &Run) -> bool {
         self.source + self.bytes == next.source && self.destination + self.bytes == next.destination
@@ -307,23 +358,7 @@ mod tests {
 
     /// Every layer, K and V, in a block of its own over all pages, as other engines keep it.
     fn layer_major(page_size: u32, layers: u32, kv_heads: u32, head_dim: u32) -> KvLayout {
-        let dtype = KvDtype::F16;
-        let head_stride = u64::from(head_dim) * dtype.bytes();
-        let token_stride = head_stride * u64::from(kv_heads);
-        let page_stride = token_stride * u64::from(page_size);
-        let kv_stride = page_stride * u64::from(PAGES);
-        KvLayout {
-            page_size,
-            layers,
-            kv_heads,
-            head_dim,
-            dtype,
-            page_stride,
-            layer_stride: kv_stride * 2,
-            kv_stride,
-            head_stride,
-            token_stride,
-        }
+        KvLayout::layer_major(page_size, layers, kv_heads, head_dim, KvDtype::F16, PAGES)
     }
 
     fn layout(kind: bool, page_size: u32, shape: (u32, u32, u32)) -> KvLayout {
@@ -441,6 +476,16 @@ mod tests {
                 let pieces = template.destination_pieces(0..length, bytes, |i| to_pages[i]);
                 landed.extend(pieces.flat_map(|piece| piece.at..piece.at + piece.bytes));
             }
+            prop_assert_eq!(&sent, &source);
+            prop_assert_eq!(&landed, &destination);
+            let (mut sent, mut landed) = (Vec::new(), Vec::new());
+            for start in (0..total).step_by(part as usize) {
+                let bytes = start..(start + part).min(total);
+                for run in template.runs(0..length, bytes, |i| from_pages[i], |i| to_pages[i]) {
+                    sent.extend(run.source..run.source + run.bytes);
+                    landed.extend(run.destination..run.destination + run.bytes);
+                }
+            }
             prop_assert_eq!(sent, source);
             prop_assert_eq!(landed, destination);
         }
@@ -469,6 +514,14 @@ mod tests {
         let ours = KvLayout::page_major(16, 30, 3, 64, KvDtype::F16);
         let theirs = KvLayout::page_major(16, 30, 9, 64, KvDtype::F16);
         let error = Template::new(&ours, &theirs).unwrap_err();
-        assert_eq!(error, LayoutMismatch { field: "kv_heads", source: 3, destination: 9 });
+        let different = |field, source: &str, destination: &str| LayoutMismatch {
+            field,
+            source: source.into(),
+            destination: destination.into(),
+        };
+        assert_eq!(error, different("kv_heads", "3", "9"));
+        let theirs = KvLayout::page_major(16, 30, 3, 64, KvDtype::F32);
+        let error = Template::new(&ours, &theirs).unwrap_err();
+        assert_eq!(error, different("kv_dtype", "f16", "f32"));
     }
 }

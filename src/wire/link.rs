@@ -171,6 +171,11 @@ impl Link {
         self.zmtp.answer_pings(answer);
     }
 
+    /// Whether the peer has said who it is, and is to prove that it belongs here.
+    pub fn awaits_proof(&self) -> bool {
+        self.state == State::Proof
+    }
+
     /// Who the peer is, once the link is open.
     pub fn peer(&self) -> Option<&Hello> {
         self.peer.as_ref().filter(|_| self.state == State::Open)

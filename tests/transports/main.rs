@@ -8,6 +8,7 @@ use baton::cause::Cause;
 use baton::ids::{PageId, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
+use baton::sys::verbs::Fault;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
 use baton::transfer::mover::Report;
 use baton::transfer::status::State;
@@ -22,8 +23,16 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 const SESSION: SessionId = SessionId(0);
 const OTHER: SessionId = SessionId(1);
 /// Every way for bytes, streams also in small parts.
-const KINDS: [Kind; 6] =
-    [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Wide(2), Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
+const KINDS: [Kind; 8] = [
+    Kind::Shm,
+    Kind::Tcp(1),
+    Kind::Tcp(3),
+    Kind::Wide(2),
+    Kind::Relayed(1, 170),
+    Kind::Relayed(3, 170),
+    Kind::Rdma(1),
+    Kind::Rdma(3),
+];
 /// The ways with a state in between that a step can end in.
 const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
 
@@ -392,9 +401,10 @@ const SPOILT: [(&str, fn(&mut Post), bool); 10] = [
     ("a record of another room", |post| post.last.as_mut().unwrap().room ^= 1, true),
 ];
 
+/// Of a source that writes by itself only the room's name is seen: what it writes within its grant is its word.
 #[test]
 fn a_wrong_post_harms_its_own_session_at_most() {
-    for kind in KINDS {
+    for kind in KINDS.into_iter().filter(|kind| !matches!(kind, Kind::Rdma(_))) {
         for (what, spoil, heard) in SPOILT {
             let mut rig = Rig::new(kind);
             rig.open(kind);
@@ -497,7 +507,7 @@ fn a_destination_that_speaks_loses_the_session() {
 /// has looked into the ring and then reads the stream.
 #[test]
 fn a_frame_that_overtakes_its_grant_is_not_lost() {
-    for kind in [Kind::Tcp(1), Kind::Tcp(3)] {
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(1), Kind::Rdma(3)] {
         let mut rig = Rig::new(kind);
         let handoff = rig.begin_overtaken(SESSION, 1, 40);
         rig.until_success(&handoff);
@@ -576,7 +586,7 @@ fn lanes_end_one_by_one_in_the_status_word() {
 /// The one test that seals, as the count is the process's.
 #[test]
 fn movers_neither_allocate_nor_free_while_bytes_move() {
-    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3)] {
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(2)] {
         let mut rig = Rig::new(kind);
         for room in 0..20 {
             let handoff = rig.begin(SESSION, room, 40);
@@ -586,6 +596,7 @@ fn movers_neither_allocate_nor_free_while_bytes_move() {
                 rig.source_mover.step();
                 rig.destination_mover.step();
                 drop(seal);
+                rig.step_ways();
             }
             if room % 3 == 0 {
                 rig.fail(&handoff, At::Source, Cause::Deadline);
@@ -626,4 +637,125 @@ fn streams_wake_a_parked_mover_and_let_an_idle_one_sleep() {
     rig.until_success(&handoff);
     while rig.turn() {}
     assert!(idle(&rig, Duration::from_millis(20)), "a drained stream keeps its mover awake");
+}
+
+/// The destination of a source that writes by itself.
+#[test]
+fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
+    for kind in [Kind::Rdma(1), Kind::Rdma(3)] {
+        at_every_point(kind, |rig, handoff| {
+            let failed = rig.fail(handoff, At::Destination, Cause::ClientGone);
+            rig.step_destination();
+            let under_way = failed && rig.states(handoff)[0] != State::Success;
+            assert_eq!(rig.destination.leased.contains_key(&handoff.to.0), under_way, "quiet or not");
+            for _ in 0..7 {
+                rig.turn();
+            }
+            rig.fail(handoff, At::Source, Cause::ClientGone);
+            rig.until("both leases end", |rig| rig.holds_no_lease(handoff));
+            rig.reuse(handoff);
+            rig.reuse_source(handoff);
+            for _ in 0..7 {
+                rig.turn();
+            }
+            rig.release(handoff);
+            SESSION
+        });
+    }
+}
+
+#[test]
+fn a_source_that_writes_may_cancel_at_every_point() {
+    for kind in [Kind::Rdma(1), Kind::Rdma(3)] {
+        at_every_point(kind, |rig, handoff| {
+            let failed = rig.fail(handoff, At::Source, Cause::Deadline);
+            rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
+            let withdrawn = |(at, report): &(At, Report)| {
+                *at == At::Source && matches!(report, Report::Withdrawn { quiet: true, .. })
+            };
+            assert_eq!(rig.reports.iter().any(withdrawn), failed, "withdrawn is said when asked for");
+            rig.reuse_source(handoff);
+            rig.fail(handoff, At::Destination, Cause::Deadline);
+            rig.until("the destination's lease ends", |rig| rig.holds_no_lease(handoff));
+            rig.reuse(handoff);
+            for _ in 0..7 {
+                rig.turn();
+            }
+            rig.release(handoff);
+            SESSION
+        });
+    }
+}
+
+fn run_on(rig: &mut Rig, points: usize) {
+    for _ in 0..points {
+        rig.point();
+    }
+}
+
+/// Packets are on the wire, no answer comes: only a reset makes sure that they land nowhere.
+#[test]
+fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
+    for lanes in [1, 3] {
+        for points in 0..12 {
+            let kind = Kind::Rdma(lanes);
+            let mut rig = Rig::new(kind);
+            let handoff = rig.begin(SESSION, 1, 40);
+            let held = rig.ways[0].rails.as_ref().unwrap().pairs.clone();
+            let hold = |rig: &Rig| {
+                let rails = rig.ways[0].rails.as_ref().unwrap();
+                held.iter().for_each(|&pair| rails.fabric.hold(pair));
+            };
+            rig.chunks(&handoff, 16);
+            run_on(&mut rig, points);
+            hold(&rig);
+            run_on(&mut rig, 60);
+            let begun = rig.states(&handoff)[1] != State::Success;
+            assert!(rig.fail(&handoff, At::Destination, Cause::Deadline) || !begun);
+            rig.fail(&handoff, At::Source, Cause::Deadline);
+            run_on(&mut rig, 30);
+            if begun {
+                assert!(rig.destination.leased.contains_key(&handoff.to.0), "packets are on the wire");
+            }
+            // The answer is overdue: `ctl` closes the session on its side, and the source hears of it later.
+            rig.close(SESSION, At::Destination);
+            rig.step_destination();
+            assert!(
+                !rig.destination.leased.contains_key(&handoff.to.0),
+                "a session that is gone holds nothing"
+            );
+            rig.reuse(&handoff);
+            let fabric = rig.ways[0].rails.take().unwrap().fabric;
+            held.iter().for_each(|&pair| fabric.release(pair));
+            while fabric.step() > 0 {
+                rig.assert_image();
+            }
+            rig.assert_image();
+            rig.close(SESSION, At::Source);
+            rig.until("the source lets go", |rig| rig.holds_no_lease(&handoff));
+            rig.release(&handoff);
+            let session = rig.open_at(0, kind);
+            next_room_works(&mut rig, session);
+        }
+    }
+}
+
+#[test]
+fn a_fault_ends_its_session_and_a_new_one_works() {
+    for fault in [Fault::RemoteAccess, Fault::NoAnswer, Fault::Flushed] {
+        let kind = Kind::Rdma(2);
+        let mut rig = Rig::new(kind);
+        let handoff = rig.begin(SESSION, 1, 40);
+        let rails = rig.ways[0].rails.as_ref().unwrap();
+        rails.fabric.fail_next(rails.pairs[1], fault);
+        rig.chunks(&handoff, 16);
+        rig.until("the session is lost", |rig| rig.lost(At::Source));
+        assert!(!rig.source.leased.contains_key(&handoff.from.0));
+        assert!(rig.destination.leased.contains_key(&handoff.to.0), "it has heard nothing yet");
+        // Its link is hung up.
+        rig.close(SESSION, At::Destination);
+        rig.until_failed(&handoff);
+        let session = rig.open_at(0, kind);
+        next_room_works(&mut rig, session);
+    }
 }

@@ -13,11 +13,12 @@ use baton::stdx::bell::Bell;
 use baton::sys::event::WaitSet;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
-use baton::transfer::handle::{Receiver, Sender};
-use baton::transfer::mover::Report;
-use baton::transfer::mover::destination::{DestinationLinks, DestinationMover};
-use baton::transfer::mover::source::{SourceLinks, SourceMover};
+use baton::transfer::handle::{Handle, Receiver, Sender};
+use baton::transfer::mover::destination::DestinationMover;
+use baton::transfer::mover::source::SourceMover;
+use baton::transfer::mover::{Links, Report};
 use baton::transfer::pages::PageLists;
+use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{Move, State, StatusTable};
 use baton::transfer::transport::Memory;
 use baton::transfer::transport::faulty::Script;
@@ -29,6 +30,8 @@ use std::sync::Arc;
 pub const SLOTS: usize = 8;
 /// Tokens of each pool.
 pub const POOL: u32 = 512;
+/// Of each mover.
+const SESSIONS: usize = 4;
 /// Turns without an end, each with a nap when nothing moved: far beyond what any transfer here takes.
 const TURNS_MAX: usize = 20_000;
 
@@ -43,12 +46,8 @@ pub fn layer_major(page_size: u32) -> KvLayout {
 
 /// The same of any layout.
 pub fn layer_major_of(ours: KvLayout) -> KvLayout {
-    let page_size = ours.page_size;
-    let head_stride = u64::from(ours.head_dim) * ours.dtype.bytes();
-    let token_stride = head_stride * u64::from(ours.kv_heads);
-    let page_stride = token_stride * u64::from(page_size);
-    let kv_stride = page_stride * u64::from(POOL.div_ceil(page_size));
-    KvLayout { page_stride, layer_stride: kv_stride * 2, kv_stride, head_stride, token_stride, ..ours }
+    let KvLayout { page_size, layers, kv_heads, head_dim, dtype, .. } = ours;
+    KvLayout::layer_major(page_size, layers, kv_heads, head_dim, dtype, POOL.div_ceil(page_size))
 }
 
 /// One worker.
@@ -98,6 +97,8 @@ pub struct Rig {
     /// Compares the destination's memory after every step.
     pub watches: bool,
     rooms: HashMap<Room, Handoff>,
+    /// Withdrawn at the source, and their destinations not told.
+    quiet: Vec<(SlotId, Generation)>,
     kind_moves_nothing: bool,
     image: Vec<u8>,
     points: usize,
@@ -124,6 +125,7 @@ impl Rig {
             aux: HashMap::new(),
             watches: true,
             rooms: HashMap::new(),
+            quiet: Vec::new(),
             kind_moves_nothing: kind == Kind::Fake,
             image: Vec::new(),
             points: 0,
@@ -180,6 +182,9 @@ impl Rig {
         let (from, from_lease) = self.source.take(tokens);
         self.source.status.advance(from.0, from.1, Move::Grant).unwrap();
         fill(&self.source.memory, &from.2, room);
+        if let Some(rails) = self.ways.get(session.0 as usize).and_then(|way| way.rails.as_ref()) {
+            rails.targets.store(from.0, &to.2);
+        }
         let target = Target { session, slot: to.0, generation: to.1, room: Room(room) };
         self.source.handle.begin(from.0, from.1, target, &from.2, from_lease);
         let handoff = Handoff { room: Room(room), tokens, from, to };
@@ -211,9 +216,13 @@ impl Rig {
         self.points += 1;
         match self.points % 3 {
             1 => self.step_source(),
-            2 => self.ways.iter_mut().fold(false, |moved, way| moved | way.step()),
+            2 => self.step_ways(),
             _ => self.step_destination(),
         }
+    }
+
+    pub fn step_ways(&mut self) -> bool {
+        self.ways.iter_mut().fold(false, |moved, way| moved | way.step())
     }
 
     pub fn turn(&mut self) -> bool {
@@ -277,10 +286,16 @@ impl Rig {
 
     /// As a deadline, a client gone or the other side's Abort do it.
     pub fn fail(&self, handoff: &Handoff, at: At, cause: Cause) -> bool {
-        match at {
+        let failed = match at {
             At::Source => self.source.handle.fail(handoff.from.0, handoff.from.1, cause),
             At::Destination => self.destination.handle.fail(handoff.to.0, handoff.to.1, cause),
+        };
+        if self.states(handoff) == [State::Success, State::Failed] {
+            // All that was posted has completed: asked, `ctl` says so at once.
+            let (slot, generation, _) = handoff.to;
+            self.destination.commands.send(DestinationCommand::Quiet { slot, generation }).unwrap();
         }
+        failed
     }
 
     pub fn close(&self, session: SessionId, at: At) {
@@ -342,14 +357,35 @@ impl Rig {
             }
         }
         while let Ok(report) = self.source.reports.try_recv() {
+            if let Report::Withdrawn { slot, generation, quiet: true } = report {
+                self.quiet.push((slot, generation));
+            }
             self.reports.push((At::Source, report));
         }
+        self.answer();
         while let Ok(report) = self.destination.reports.try_recv() {
             match report {
                 Report::Arrived { room, .. } => self.arrived(room),
                 other => self.reports.push((At::Destination, other)),
             }
         }
+    }
+
+    /// Plays `ctl` where a destination has failed and its source is quiet.
+    fn answer(&mut self) {
+        let rooms = &self.rooms;
+        let status = &self.destination.status;
+        let commands = &self.destination.commands;
+        self.quiet.retain(|&(slot, generation)| {
+            let mut of_slot = rooms.values().filter(|room| (room.from.0, room.from.1) == (slot, generation));
+            let Some(Handoff { to: (slot, generation, _), .. }) = of_slot.next() else { return false };
+            let is_open = status.is_open(*slot, *generation);
+            if !is_open {
+                let quiet = DestinationCommand::Quiet { slot: *slot, generation: *generation };
+                commands.send(quiet).unwrap();
+            }
+            is_open
+        });
     }
 
     fn arrived(&self, room: Room) {
@@ -402,10 +438,6 @@ impl Rig {
     }
 }
 
-fn channels<C>() -> (channel::Sender<C>, channel::Receiver<C>) {
-    channel::bounded(1024)
-}
-
 fn bell() -> Arc<Bell> {
     Arc::new(Bell::new(|| ()))
 }
@@ -418,75 +450,34 @@ fn memory(layout: KvLayout) -> Memory {
         layout,
         pages,
         lists: Arc::new(PageLists::new(SLOTS, POOL as usize).unwrap()),
+        tally: Arc::default(),
     }
 }
 
 fn source_side(layout: KvLayout) -> (SourceMover, Side<Sender, SourceCommand>) {
-    let (memory, status) = (memory(layout), Arc::new(StatusTable::new(SLOTS)));
-    let (commands, ring) = channels();
-    let (ends, ended) = channels();
-    let (reports, reported) = channels();
-    let links =
-        SourceLinks { commands: ring, ends, reports, engine: bell(), ctl: bell(), status: status.clone() };
-    let mover = SourceMover::new(links, memory.clone(), 4, MoverRight::for_mover_thread());
-    let handle = Sender {
-        status: status.clone(),
-        pages: memory.lists.clone(),
-        commands: commands.clone(),
-        ends: ended,
-        bell: bell(),
-    };
-    let pool = PagePool::new(memory.pages);
-    (
-        mover,
-        Side {
-            memory,
-            pool,
-            status,
-            handle,
-            commands,
-            reports: reported,
-            reversed: true,
-            leased: HashMap::new(),
-        },
-    )
+    side(layout, true, |links, memory| {
+        SourceMover::new(links, memory, SESSIONS, MoverRight::for_mover_thread())
+    })
 }
 
 fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, DestinationCommand>) {
+    side(layout, false, |links, memory| {
+        DestinationMover::new(links, memory, SESSIONS, MoverRight::for_mover_thread())
+    })
+}
+
+fn side<M, C>(
+    layout: KvLayout,
+    reversed: bool,
+    mover: impl FnOnce(Links<C>, Memory) -> M,
+) -> (M, Side<Handle<C>, C>) {
     let (memory, status) = (memory(layout), Arc::new(StatusTable::new(SLOTS)));
-    let (commands, ring) = channels();
-    let (ends, ended) = channels();
-    let (reports, reported) = channels();
-    let links = DestinationLinks {
-        commands: ring,
-        ends,
-        reports,
-        engine: bell(),
-        ctl: bell(),
-        status: status.clone(),
-    };
-    let mover = DestinationMover::new(links, memory.clone(), 4, MoverRight::for_mover_thread());
-    let handle = Receiver {
-        status: status.clone(),
-        pages: memory.lists.clone(),
-        commands: commands.clone(),
-        ends: ended,
-        bell: bell(),
-    };
+    let bells = Bells { engine: bell(), ctl: bell(), mover: bell() };
+    let Rings { links, handle, commands, reports } = Rings::new(&status, &memory.lists, SESSIONS, &bells);
+    let mover = mover(links, memory.clone());
     let pool = PagePool::new(memory.pages);
-    (
-        mover,
-        Side {
-            memory,
-            pool,
-            status,
-            handle,
-            commands,
-            reports: reported,
-            reversed: false,
-            leased: HashMap::new(),
-        },
-    )
+    let leased = HashMap::new();
+    (mover, Side { memory, pool, status, handle, commands, reports, reversed, leased })
 }
 
 impl<H, C> Side<H, C> {

@@ -4,17 +4,21 @@
 use crate::rig::{Rig, SLOTS};
 use baton::ids::SessionGeneration;
 use baton::sys::event::EventCounter;
+use baton::sys::verbs::provider::Fabric;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
+use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
 use baton::transfer::transport::fake::Fake;
 use baton::transfer::transport::faulty::Faulty;
+use baton::transfer::transport::rdma::{Nic, Rail, RdmaOffer, RdmaSource, Settings};
 use baton::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use baton::transfer::transport::tcp::{FRAME_MAX, Preamble, TcpDestination, TcpSource};
-use baton::transfer::transport::{Arrival, DestinationHalf, SourceHalf};
+use baton::transfer::transport::{Arrival, DestinationHalf, Memory, SourceHalf};
 use baton::wire::message::Token;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -26,6 +30,8 @@ pub enum Kind {
     Wide(usize),
     /// So many lanes with short frames, through relays that pass so many bytes at a time.
     Relayed(usize, usize),
+    /// So many lanes, on a fabric that is stepped.
+    Rdma(usize),
     Fake,
 }
 
@@ -33,6 +39,17 @@ pub enum Kind {
 #[derive(Default)]
 pub struct Way {
     pub relays: Vec<Relay>,
+    pub rails: Option<Rails>,
+}
+
+/// Two NICs on a fabric of their own.
+pub struct Rails {
+    pub fabric: Fabric,
+    /// Queue pairs that write, by lane.
+    pub pairs: Vec<u32>,
+    /// Where the source is told of the destination's pages.
+    pub targets: Arc<PageLists>,
+    next: usize,
 }
 
 pub struct Relay {
@@ -59,6 +76,7 @@ impl Way {
             Kind::Tcp(lanes) => Way::tcp(rig, session, template, pairs(lanes, pair), None),
             Kind::Wide(lanes) => Way::tcp(rig, session, template, pairs(lanes, wide_pair), None),
             Kind::Relayed(lanes, bytes) => Way::tcp(rig, session, template, pairs(lanes, pair), Some(bytes)),
+            Kind::Rdma(lanes) => Way::rdma(rig, session, template, lanes),
         }
     }
 
@@ -78,6 +96,24 @@ impl Way {
         open_source(rig, session, source);
         open_destination(rig, session, destination);
         Way::default()
+    }
+
+    fn rdma(rig: &mut Rig, session: SessionId, template: Template, lanes: usize) -> Way {
+        let fabric = Fabric::new();
+        let settings = Settings { lanes, requests: 12, pieces: 3 };
+        let rail = |memory: &Memory| {
+            let nic = Nic { device: fabric.device(), route: fabric.route(), chosen: String::new() };
+            Arc::new(Rail::new(&nic, memory, SLOTS, 512, settings).unwrap())
+        };
+        let (from, to) = (rail(&rig.source.memory), rail(&rig.destination.memory));
+        let offer = RdmaOffer::new(&to, || 5).unwrap();
+        let (source, told) = RdmaSource::new(&from, &offer.grant(), template, &rig.waits[0], || 9).unwrap();
+        let destination = offer.connect(&told, &rig.waits[1]).unwrap();
+        open_source(rig, session, source);
+        open_destination(rig, session, destination);
+        let pairs = told.pairs[..lanes].iter().map(|pair| pair.number).collect();
+        let rails = Some(Rails { fabric, pairs, targets: from.targets.clone(), next: 0 });
+        Way { rails, ..Way::default() }
     }
 
     fn tcp(
@@ -115,11 +151,12 @@ impl Way {
             rig.destination.commands.send(DestinationCommand::Join { session, arrival }).unwrap();
         }
         rig.step_destination();
-        Way { relays }
+        Way { relays, rails: None }
     }
 
     pub fn step(&mut self) -> bool {
-        self.relays.iter_mut().fold(false, |moved, relay| moved | relay.step())
+        let moved = self.relays.iter_mut().fold(false, |moved, relay| moved | relay.step());
+        moved | self.rails.as_mut().is_some_and(Rails::step)
     }
 
     pub fn hold(&mut self, hold: bool) {
@@ -209,6 +246,16 @@ fn narrow(stream: &TcpStream) {
             libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, value, size_of_val(&bytes) as u32)
         };
         assert_eq!(set, 0);
+    }
+}
+
+impl Rails {
+    /// One request of one lane after the other.
+    fn step(&mut self) -> bool {
+        (0..self.pairs.len()).any(|_| {
+            self.next += 1;
+            self.fabric.step_pair(self.pairs[self.next % self.pairs.len()])
+        })
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! Thread: `ctl`.
 
-use super::{DestinationSession, Link, Offer, Source, SourceSession, Wish, random};
+use super::{DestinationSession, Link, Offer, Source, SourceSession, Wish, random, sequence};
 use crate::cause::Cause;
 use crate::front::worker::{DestinationRing, SourceRing, Worker};
+use crate::ids::PageId;
 use crate::obs::log::event;
 use crate::sched::mailbox::Command;
 use crate::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
@@ -12,6 +13,7 @@ use crate::transfer::manager::destination::{self, DestinationEffects};
 use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::{self, SourceEffects};
+use crate::transfer::transport::rdma::RdmaOffer;
 use crate::wire::Multipart;
 use crate::wire::message::{Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport};
 use std::collections::VecDeque;
@@ -26,8 +28,9 @@ pub fn rank(worker: &Worker, transports: &[Transport], offer: &Offer, lanes: Opt
     });
     Rank {
         regions: RegionLengths { kv: worker.memory.region.len() as u64, aux: 0, notice: 0 },
-        lanes: 1,
+        lanes: offer.lanes,
         shm,
+        rdma: None,
         tcp: lanes,
         fake: transports.contains(&Transport::Fake),
     }
@@ -81,9 +84,16 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
         self.wishes.push_back(Wish::BindSource { link, session });
     }
 
-    fn granted(&mut self, slot: Slot, target: Target) {
+    fn granted(&mut self, slot: Slot, target: Target, pages: &[PageId]) {
         let Slot { id: slot, generation } = slot;
+        if let Some(rail) = self.worker.rail.as_ref().filter(|_| !pages.is_empty()) {
+            rail.targets.store(slot, pages);
+        }
         self.worker.engine.send(Command::Granted { worker: self.worker.id, slot, generation, target });
+    }
+
+    fn hang_up(&mut self, link: Link) {
+        self.wishes.push_back(Wish::HangUp { link });
     }
 
     fn failed(&mut self, slot: Slot, cause: Cause) {
@@ -91,7 +101,7 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
     }
 
     fn refused(&mut self, link: Link, mismatch: &Mismatch) {
-        event!(Warn, "handoff", "session refused", link = format!("{link:?}"), why = mismatch);
+        event!(Warn, "handoff", "session refused", link = link, why = mismatch);
     }
 }
 
@@ -101,6 +111,9 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
     }
 
     fn mover(&mut self, command: DestinationCommand) {
+        if let DestinationCommand::Close { session } = command {
+            self.wishes.push_back(Wish::CloseDestination { worker: self.worker.id, session });
+        }
         self.mover.send(command);
     }
 
@@ -123,7 +136,18 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
             self.wishes.push_back(Wish::Grant { worker: self.worker.id, session, token });
             TcpGrant { address, token }
         });
-        (!transports.is_empty()).then(|| rank(self.worker, &transports, self.offer, lanes))
+        let mut offered = rank(self.worker, &transports, self.offer, lanes);
+        if let Some(rail) = self.worker.rail.as_ref().filter(|_| transports.contains(&Transport::Rdma)) {
+            match RdmaOffer::new(rail, sequence) {
+                Ok(offer) => {
+                    offered.rdma = Some(offer.grant());
+                    self.wishes.push_back(Wish::Offer { worker: self.worker.id, session, offer });
+                }
+                Err(why) => event!(Warn, "handoff", "rdma cannot be offered", why = why),
+            }
+        }
+        let is_open = Transport::ALL.into_iter().any(|transport| offered.offers(transport));
+        is_open.then_some(offered)
     }
 
     fn bind(&mut self, link: Link, session: SessionId, how: destination::Binding<'_>) {
@@ -151,6 +175,6 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
     }
 
     fn refused(&mut self, source: &Source, mismatch: &Mismatch) {
-        event!(Warn, "handoff", "session refused", source = format!("{source:?}"), why = mismatch);
+        event!(Warn, "handoff", "session refused", source = source, why = mismatch);
     }
 }

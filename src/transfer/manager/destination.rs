@@ -8,7 +8,7 @@
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::kv::layout::KvLayout;
-use crate::limits::{DIAL_HOLD_OFF, SESSION_SETUP_DEADLINE};
+use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, SESSION_SETUP_DEADLINE};
 use crate::transfer::command::{DestinationCommand, SessionId};
 use crate::transfer::manager::identity::{Identity, Mismatch};
 use crate::transfer::manager::rooms::{Prompt, Slot};
@@ -62,16 +62,17 @@ pub struct Binding<'a> {
 
 #[derive(Debug)]
 enum Stage<L> {
-    /// Not dialled before this time.
+    /// Not dialled before this time, for this reason.
     Down {
         until: Instant,
+        cause: Cause,
     },
     Dialling {
         deadline: Instant,
     },
     Announced {
         link: L,
-        offered: Rank,
+        offered: Box<Rank>,
         deadline: Instant,
     },
     Binding {
@@ -81,6 +82,7 @@ enum Stage<L> {
     },
     Ready {
         link: L,
+        transport: Transport,
     },
 }
 
@@ -111,6 +113,18 @@ pub struct DestinationManager<L, A> {
     sources: HashMap<A, Source<L>>,
     sessions: Vec<Option<A>>,
     slots: HashMap<SlotId, Waiting<A>>,
+    /// Slots whose requests have failed here and into whose pages a source may still write.
+    aborting: HashMap<SlotId, Aborting<A>>,
+}
+
+/// An Abort that is not answered.
+#[derive(Debug)]
+struct Aborting<A> {
+    generation: crate::ids::Generation,
+    room: Room,
+    source: A,
+    /// Then its session is reset.
+    until: Instant,
 }
 
 impl<L, A> DestinationManager<L, A>
@@ -126,6 +140,7 @@ where
             sources: HashMap::new(),
             sessions: (0..sessions).map(|_| None).collect(),
             slots: HashMap::new(),
+            aborting: HashMap::new(),
         }
     }
 
@@ -148,7 +163,7 @@ where
         let waiting = Waiting { generation: slot.generation, room, source: source.clone(), sent: false };
         match entry.stage {
             Stage::Ready { .. } => effects.ready(slot, entry.session),
-            Stage::Down { until } if until > now => return Err(Cause::PeerLost),
+            Stage::Down { until, cause } if until > now => return Err(cause),
             Stage::Down { .. } => {
                 entry.stage = Stage::Dialling { deadline: now + SESSION_SETUP_DEADLINE };
                 effects.dial(source);
@@ -159,7 +174,7 @@ where
         Ok(())
     }
 
-    /// The scheduler has leased pages and set WaitingForInput: Destination may leave.
+    /// The scheduler has leased pages and set WaitingForInput: Destination may leave. Tells how its KV comes.
     pub fn expecting(
         &mut self,
         slot: Slot,
@@ -168,14 +183,18 @@ where
         deadline: Instant,
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
-    ) {
-        let Some(waiting) = self.slots.get_mut(&slot.id).filter(|held| held.generation == slot.generation)
-        else {
-            return;
-        };
+    ) -> Option<Transport> {
+        // A slot that has failed meanwhile may have lost its lease with its session: nobody is told of its pages.
+        let status = self.status.load(slot.id);
+        if status.generation != slot.generation || status.state == State::Failed {
+            return None;
+        }
+        let held = self.slots.get_mut(&slot.id);
+        let waiting = held.filter(|held| held.generation == slot.generation)?;
         let source = self.sources.get(&waiting.source);
         let Some((link, source)) = source.and_then(|source| Some((source.link()?, source))) else {
-            return self.fail(slot, Cause::PeerLost, effects);
+            self.fail(slot, Cause::PeerLost, effects);
+            return None;
         };
         waiting.sent = true;
         let id = TransferId { room: waiting.room, slot: slot.id, generation: slot.generation };
@@ -191,18 +210,40 @@ where
             pages: pages.into(),
         };
         effects.send(link, &Message::Destination(destination));
+        source.transport()
     }
 
-    /// The request in `slot` has ended here. A failure after Destination is told to the source.
-    pub fn leave(&mut self, slot: Slot, failure: Option<Cause>, effects: &mut impl DestinationEffects<L, A>) {
+    /// The request in `slot` has ended here. A failure after Destination is told to the source, and where the
+    /// source writes by itself its answer, or the session's reset, ends the slot's lease.
+    pub fn leave(
+        &mut self,
+        slot: Slot,
+        failure: Option<Cause>,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
         if self.slots.get(&slot.id).is_none_or(|held| held.generation != slot.generation) {
             return;
         }
         let Some(waiting) = self.slots.remove(&slot.id) else { return };
-        let link = self.sources.get(&waiting.source).and_then(Source::link);
-        if let (Some(cause), true, Some(link)) = (failure, waiting.sent, link) {
-            let id = TransferId { room: waiting.room, slot: slot.id, generation: slot.generation };
-            effects.send(link, &Message::Abort(Abort { id, cause }));
+        let Some(cause) = failure else { return };
+        let source = self.sources.get(&waiting.source);
+        let writes = source.and_then(Source::transport).is_some_and(Transport::writes);
+        match source.and_then(Source::link).filter(|_| waiting.sent) {
+            Some(link) => {
+                let Waiting { generation, room, source, .. } = waiting;
+                let id = TransferId { room, slot: slot.id, generation };
+                effects.send(link, &Message::Abort(Abort { id, cause }));
+                if writes {
+                    let until = now + ABORT_ANSWER_MAX;
+                    self.aborting.insert(slot.id, Aborting { generation, room, source, until });
+                }
+            }
+            // The source never heard of it, or will post nothing more.
+            None if writes => {
+                effects.mover(DestinationCommand::Quiet { slot: slot.id, generation: slot.generation });
+            }
+            None => {}
         }
     }
 
@@ -219,12 +260,18 @@ where
             return effects.hang_up(link);
         }
         entry.without.clear();
-        self.announce(source, link, now, effects);
+        self.announce(source, link, Cause::Incompatible, now, effects);
     }
 
     /// The source could not be reached or proven.
-    pub fn dial_failed(&mut self, source: &A, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
-        self.down(source, now, Cause::PeerLost, effects);
+    pub fn dial_failed(
+        &mut self,
+        source: &A,
+        cause: Cause,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        self.down(source, now, cause, effects);
     }
 
     /// A message of the transfer's kinds has come.
@@ -239,7 +286,7 @@ where
         match message {
             Message::Welcome(welcome) => self.welcome(&source, link, welcome, now, effects),
             Message::Refused(refused) => self.refused(&source, refused, now, effects),
-            Message::AbortAck(ack) => self.abort_ack(&source, ack, effects),
+            Message::AbortAck(ack) => self.abort_ack(&source, ack, now, effects),
             Message::Status(status) => self.status(&source, status, effects),
             // The rest is for a source, or the link's own.
             _ => {}
@@ -262,9 +309,9 @@ where
         let Stage::Binding { link, transport, .. } = entry.stage else { return };
         match half {
             Ok(binding) => effects.mover(DestinationCommand::Open { session, generation, binding }),
-            Err(_) => return self.announce_without(&source, transport, now, effects),
+            Err(_) => return self.announce_without(&source, transport, Cause::PeerLost, now, effects),
         }
-        entry.stage = Stage::Ready { link };
+        entry.stage = Stage::Ready { link, transport };
         let session = entry.session;
         for (&id, waiting) in &self.slots {
             if waiting.source == source {
@@ -274,9 +321,15 @@ where
     }
 
     /// The link is dead: the session is void and what it carried fails.
-    pub fn link_down(&mut self, link: L, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+    pub fn link_down(
+        &mut self,
+        link: L,
+        cause: Cause,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
         if let Some(source) = self.source_of(link) {
-            self.down(&source, now, Cause::PeerLost, effects);
+            self.down(&source, now, cause, effects);
         }
     }
 
@@ -320,6 +373,14 @@ where
         for source in late {
             self.down(&source, now, Cause::PeerLost, effects);
         }
+        while let Some(source) = self.unanswered(now) {
+            self.down(&source, now, Cause::PeerLost, effects);
+        }
+    }
+
+    /// A source that owes an answer.
+    fn unanswered(&self, now: Instant) -> Option<A> {
+        self.aborting.values().find(|asked| asked.until <= now).map(|asked| asked.source.clone())
     }
 
     /// Slots that have not ended.
@@ -333,7 +394,7 @@ where
     /// or report of it is not taken for one of the new source.
     fn make_room(&mut self, now: Instant) -> Option<Source<L>> {
         let down = |session, generation| Source {
-            stage: Stage::Down { until: now },
+            stage: Stage::Down { until: now, cause: Cause::PeerLost },
             generation,
             session,
             without: Vec::new(),
@@ -343,7 +404,7 @@ where
         }
         let is_awaited = |name: &A| self.slots.values().any(|waiting| waiting.source == *name);
         let idle = self.sources.iter().filter_map(|(name, source)| match source.stage {
-            Stage::Down { until } => Some((until, name)),
+            Stage::Down { until, .. } => Some((until, name)),
             _ => None,
         });
         let (_, oldest) = idle.filter(|(_, name)| !is_awaited(name)).min_by_key(|&(until, _)| until)?;
@@ -364,7 +425,7 @@ where
         effects: &mut impl DestinationEffects<L, A>,
     ) {
         let Some(entry) = self.sources.get_mut(source) else { return };
-        let Stage::Announced { offered, .. } = entry.stage else { return };
+        let Stage::Announced { offered, .. } = &entry.stage else { return };
         if welcome.session != entry.generation {
             return;
         }
@@ -374,11 +435,11 @@ where
             let mismatch = Mismatch {
                 reason: Refusal::Transport,
                 field: "transport".into(),
-                source: format!("{:?}", welcome.transport),
-                destination: format!("{:?}", theirs.collect::<Vec<_>>()),
+                source: welcome.transport.to_string(),
+                destination: Transport::list(theirs),
             };
             effects.refused(source, &mismatch);
-            return self.down(source, now, Cause::Mismatch, effects);
+            return self.down(source, now, Cause::Incompatible, effects);
         }
         let pool = welcome.ranks.first().map_or(0, |rank| rank.regions.kv);
         match self.identity.plan_from(&welcome.kv, pool) {
@@ -389,7 +450,7 @@ where
             }
             Err(mismatch) => {
                 effects.refused(source, &mismatch);
-                self.down(source, now, Cause::Mismatch, effects);
+                self.down(source, now, Cause::Incompatible, effects);
             }
         }
     }
@@ -411,27 +472,37 @@ where
             destination: refused.destination.into(),
         };
         effects.refused(source, &mismatch);
-        match entry.stage {
+        match &entry.stage {
             // Of those offered a source without other wishes takes the best.
             Stage::Announced { offered, .. } if refused.reason == Refusal::Transport => {
                 match Transport::ALL.into_iter().find(|&transport| offered.offers(transport)) {
-                    Some(best) => self.announce_without(source, best, now, effects),
-                    None => self.down(source, now, Cause::PeerLost, effects),
+                    Some(best) => self.announce_without(source, best, Cause::Incompatible, now, effects),
+                    None => self.down(source, now, Cause::Incompatible, effects),
                 }
             }
-            _ => self.down(source, now, Cause::PeerLost, effects),
+            _ if refused.reason == Refusal::Busy => self.down(source, now, Cause::Overloaded, effects),
+            _ => self.down(source, now, Cause::Incompatible, effects),
         }
     }
 
-    /// Announces a session, in whose place the link may have had another.
-    fn announce(&mut self, source: &A, link: L, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+    /// Announces a session, in whose place the link may have had another. `failure` is for where nothing is
+    /// left to offer.
+    fn announce(
+        &mut self,
+        source: &A,
+        link: L,
+        failure: Cause,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
         let Some(entry) = self.sources.get_mut(source) else { return };
         entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
         let Some(offered) = effects.offer(entry.session, source, &entry.without) else {
             effects.hang_up(link);
-            return self.down(source, now, Cause::PeerLost, effects);
+            return self.down(source, now, failure, effects);
         };
-        entry.stage = Stage::Announced { link, offered, deadline: now + SESSION_SETUP_DEADLINE };
+        let deadline = now + SESSION_SETUP_DEADLINE;
+        entry.stage = Stage::Announced { link, offered: Box::new(offered), deadline };
         let announce = Announce {
             session: entry.generation,
             fingerprint: self.identity.fingerprint,
@@ -447,6 +518,7 @@ where
         &mut self,
         source: &A,
         transport: Transport,
+        failure: Cause,
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
@@ -458,13 +530,40 @@ where
         };
         entry.without.push(transport);
         entry.stage = Stage::Dialling { deadline: now };
-        self.announce(source, link, now, effects);
+        self.announce(source, link, failure, now, effects);
     }
 
-    /// Asked for or not: nothing lands for this use of the slot any more. The lease is the mover's to end.
-    fn abort_ack(&mut self, source: &A, ack: &AbortAck, effects: &mut impl DestinationEffects<L, A>) {
-        if self.holds(source, &ack.id) {
-            self.fail(Slot::from(ack.id), ack.cause, effects);
+    /// Asked for or not: the source posts nothing more for this use of the slot, and, if quiet, has nothing under
+    /// way. If it is not, only a reset makes sure of that. The lease is the mover's to end.
+    fn abort_ack(
+        &mut self,
+        source: &A,
+        ack: &AbortAck,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let slot = Slot::from(ack.id);
+        let asked = self.aborting.get(&slot.id).is_some_and(|asked| {
+            asked.generation == slot.generation && asked.room == ack.id.room && asked.source == *source
+        });
+        if asked {
+            self.aborting.remove(&slot.id);
+        } else if self.holds(source, &ack.id) {
+            self.fail(slot, ack.cause, effects);
+            // It knows nothing more of this attempt, and would not answer an Abort.
+            if let Some(waiting) = self.slots.get_mut(&slot.id).filter(|_| ack.quiet) {
+                waiting.sent = false;
+            }
+        } else {
+            return;
+        }
+        let writes = self.sources.get(source).and_then(Source::transport).is_some_and(Transport::writes);
+        match (writes, ack.quiet) {
+            (false, _) => {}
+            (true, true) => {
+                effects.mover(DestinationCommand::Quiet { slot: slot.id, generation: slot.generation });
+            }
+            (true, false) => self.down(source, now, Cause::PeerLost, effects),
         }
     }
 
@@ -497,13 +596,15 @@ where
         let session = entry.session;
         // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
         let until = if stood { now } else { now + DIAL_HOLD_OFF };
-        entry.stage = Stage::Down { until };
+        entry.stage = Stage::Down { until, cause };
         if stood {
             effects.mover(DestinationCommand::Close { session });
         }
         if let Some(link) = link {
             effects.hang_up(link);
         }
+        // Reset, nothing is owed any more: closing the session has ended the leases.
+        self.aborting.retain(|_, asked| asked.source != *source);
         let lost: Vec<Slot> = self
             .slots
             .iter_mut()
@@ -520,9 +621,18 @@ where
 }
 
 impl<L: Copy> Source<L> {
+    fn transport(&self) -> Option<Transport> {
+        match self.stage {
+            Stage::Ready { transport, .. } => Some(transport),
+            _ => None,
+        }
+    }
+
     fn link(&self) -> Option<L> {
         match self.stage {
-            Stage::Announced { link, .. } | Stage::Binding { link, .. } | Stage::Ready { link } => Some(link),
+            Stage::Announced { link, .. } | Stage::Binding { link, .. } | Stage::Ready { link, .. } => {
+                Some(link)
+            }
             Stage::Down { .. } | Stage::Dialling { .. } => None,
         }
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::kv::layout::KvDtype;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::message::{Fingerprint, HostId, ShmGrant, SocketName, TcpGrant, Token, Transport};
+use bytemuck::Zeroable;
 
 const SESSIONS: usize = 4;
 const PROMPT: Prompt = Prompt { tokens: 16, hash: [1; 16] };
@@ -24,6 +25,9 @@ struct Effects {
     closed: Vec<SessionId>,
     ready: Vec<(Slot, SessionId)>,
     destinations: Vec<u32>,
+    has_nic: bool,
+    aborts: Vec<TransferId>,
+    quiet: Vec<Slot>,
 }
 
 fn rank() -> Rank {
@@ -38,6 +42,7 @@ fn rank() -> Rank {
             token: Token([0; 16]),
         }),
         tcp: Some(TcpGrant { address, token: Token([0; 16]) }),
+        rdma: Some(Zeroable::zeroed()),
         fake: false,
     }
 }
@@ -69,6 +74,7 @@ impl DestinationEffects<u32, u32> for Effects {
                 self.announced.push(announce.session);
             }
             Message::Destination(_) => self.destinations.push(link),
+            Message::Abort(abort) => self.aborts.push(abort.id),
             _ => {}
         }
     }
@@ -77,6 +83,7 @@ impl DestinationEffects<u32, u32> for Effects {
         match command {
             DestinationCommand::Open { session, .. } => self.opened.push(session),
             DestinationCommand::Close { session } => self.closed.push(session),
+            DestinationCommand::Quiet { slot: id, generation } => self.quiet.push(Slot { id, generation }),
             _ => {}
         }
     }
@@ -91,6 +98,7 @@ impl DestinationEffects<u32, u32> for Effects {
         let mut rank = rank();
         rank.shm = rank.shm.filter(|_| !without.contains(&Transport::Shm));
         rank.tcp = rank.tcp.filter(|_| !without.contains(&Transport::Tcp));
+        rank.rdma = rank.rdma.filter(|_| self.has_nic);
         (rank.shm.is_some() || rank.tcp.is_some()).then_some(rank)
     }
 
@@ -136,24 +144,52 @@ impl Worker {
     }
 
     fn leave(&mut self, slot: Slot) {
-        self.manager.leave(slot, None, &mut self.effects);
+        self.manager.leave(slot, None, self.now, &mut self.effects);
     }
 
     /// From the dial to a session that stands; its index.
     fn set_up(&mut self, source: u32) -> SessionId {
+        self.set_up_by(Transport::Tcp, source)
+    }
+
+    fn set_up_by(&mut self, transport: Transport, source: u32) -> SessionId {
         let Worker { manager, effects, now, .. } = self;
         assert_eq!(effects.dialled.pop(), Some(source));
         manager.link_up(&source, source, *now, effects);
         let session = effects.announced.pop().unwrap();
         let identity = identity();
         let kv = identity.kv_claim();
-        let welcome = Welcome { session, transport: Transport::Tcp, kv, ranks: vec![rank()] };
+        let welcome = Welcome { session, transport, kv, ranks: vec![rank()] };
         manager.receive(source, &Message::Welcome(Box::new(welcome)), *now, effects);
         let generation = session;
         let session = effects.bound.pop().unwrap();
         manager.bound(session, generation, Ok(Box::new(Fake)), *now, effects);
         assert_eq!(effects.ready.last().map(|&(_, found)| found), Some(session));
         session
+    }
+
+    /// A room whose source may write by itself, or would have as soon as Destination had left.
+    fn written_to(&mut self, sent: bool) -> (Slot, SessionId) {
+        self.effects.has_nic = true;
+        let slot = self.enter(0, 1).unwrap();
+        let session = match self.effects.dialled.is_empty() {
+            true => self.effects.ready.last().unwrap().1,
+            false => self.set_up_by(Transport::Rdma, 1),
+        };
+        if sent {
+            let deadline = self.now + SESSION_SETUP_DEADLINE;
+            self.manager.expecting(slot, PROMPT, &[PageId(0)], deadline, self.now, &mut self.effects);
+        }
+        let failed = Move::Fail(Cause::ClientGone);
+        self.status.advance(slot.id, slot.generation, failed).unwrap();
+        self.manager.leave(slot, Some(Cause::ClientGone), self.now, &mut self.effects);
+        (slot, session)
+    }
+
+    fn answer(&mut self, slot: Slot, quiet: bool) {
+        let id = TransferId { room: Room(7), slot: slot.id, generation: slot.generation };
+        let ack = Message::AbortAck(AbortAck { id, quiet, cause: Cause::ClientGone });
+        self.manager.receive(1, &ack, self.now, &mut self.effects);
     }
 
     /// A whole hand-off.
@@ -168,7 +204,7 @@ impl Worker {
     }
 
     fn die(&mut self, source: u32) {
-        self.manager.link_down(source, self.now, &mut self.effects);
+        self.manager.link_down(source, Cause::PeerLost, self.now, &mut self.effects);
         self.now += DIAL_HOLD_OFF;
     }
 }
@@ -183,7 +219,7 @@ fn prefill_workers_may_come_and_go_forever() {
     // So do those that never answer.
     for source in 1000..1000 + 10 * SESSIONS as u32 {
         let slot = worker.enter(0, source).unwrap();
-        worker.manager.dial_failed(&source, worker.now, &mut worker.effects);
+        worker.manager.dial_failed(&source, Cause::PeerLost, worker.now, &mut worker.effects);
         worker.leave(slot);
         assert_eq!(worker.effects.dialled.pop(), Some(source));
     }
@@ -290,7 +326,7 @@ fn a_transport_that_fails_at_the_source_leads_to_an_announce_without_it_until_no
     }
     assert_eq!((effects.refused, &effects.failed[..]), (2, &[slot][..]));
     // The next dial offers everything again.
-    manager.leave(slot, None, effects);
+    manager.leave(slot, None, *now, effects);
     worker.now += DIAL_HOLD_OFF;
     worker.enter(0, 1).unwrap();
     let Worker { manager, effects, now, .. } = &mut worker;
@@ -315,8 +351,8 @@ fn a_way_lost_late_ends_no_later_session() {
     let slot = worker.enter(0, 1).unwrap();
     let session = worker.set_up(1);
     let Worker { manager, effects, now, .. } = &mut worker;
-    manager.link_down(1, *now, effects);
-    manager.leave(slot, None, effects);
+    manager.link_down(1, Cause::PeerLost, *now, effects);
+    manager.leave(slot, None, *now, effects);
     let slot = worker.enter(0, 1).unwrap();
     assert_eq!(worker.set_up(1), session);
     let Worker { manager, effects, now, .. } = &mut worker;
@@ -326,4 +362,79 @@ fn a_way_lost_late_ends_no_later_session() {
         manager.report(lost, *now, effects);
         assert_eq!(effects.failed, failed);
     }
+}
+
+#[test]
+fn pages_that_a_source_writes_to_wait_for_its_answer() {
+    let mut worker = Worker::new();
+    let (slot, _) = worker.written_to(true);
+    assert_eq!(worker.effects.aborts.len(), 1);
+    assert_eq!(worker.effects.quiet, [], "it may be writing");
+    let other = Slot { generation: crate::ids::Generation(slot.generation.0 + 1), ..slot };
+    worker.answer(other, true);
+    assert_eq!(worker.effects.quiet, [], "an answer for another use of the slot");
+    worker.answer(slot, true);
+    worker.answer(slot, true);
+    assert_eq!(worker.effects.quiet, [slot], "once");
+    // One that never heard of the room cannot be writing.
+    let (slot, _) = worker.written_to(false);
+    assert_eq!(worker.effects.aborts.len(), 1, "nothing to abort");
+    assert_eq!(worker.effects.quiet.pop(), Some(slot));
+    assert_eq!(worker.effects.closed, [], "the session stands");
+}
+
+#[test]
+fn a_source_that_cannot_say_quiet_or_does_not_answer_loses_the_session() {
+    for answers in [true, false] {
+        let mut worker = Worker::new();
+        let (slot, session) = worker.written_to(true);
+        if answers {
+            worker.answer(slot, false);
+        } else {
+            worker.now += ABORT_ANSWER_MAX / 2;
+            worker.manager.expire(worker.now, &mut worker.effects);
+            assert_eq!(worker.effects.closed, [], "it has time");
+            worker.now += ABORT_ANSWER_MAX;
+            worker.manager.expire(worker.now, &mut worker.effects);
+        }
+        assert_eq!(worker.effects.closed, [session], "only a reset makes sure");
+        assert_eq!(worker.effects.quiet, []);
+        // Nothing is owed any more, and a new session can be had.
+        worker.now += ABORT_ANSWER_MAX;
+        worker.manager.expire(worker.now, &mut worker.effects);
+        assert_eq!(worker.effects.closed, [session]);
+        worker.written_to(false);
+    }
+}
+
+#[test]
+fn a_room_that_its_source_has_refused_is_not_aborted_as_well() {
+    let mut worker = Worker::new();
+    worker.effects.has_nic = true;
+    let slot = worker.enter(0, 1).unwrap();
+    worker.set_up_by(Transport::Rdma, 1);
+    let deadline = worker.now + SESSION_SETUP_DEADLINE;
+    worker.manager.expecting(slot, PROMPT, &[PageId(0)], deadline, worker.now, &mut worker.effects);
+    // The room is another's there, say.
+    worker.answer(slot, true);
+    assert_eq!(worker.effects.quiet, [slot]);
+    worker.manager.leave(slot, Some(Cause::Refused), worker.now, &mut worker.effects);
+    assert!(worker.effects.aborts.is_empty(), "nobody would answer");
+    worker.now += 2 * ABORT_ANSWER_MAX;
+    worker.manager.expire(worker.now, &mut worker.effects);
+    assert_eq!(worker.effects.closed, [], "and the session would go for it");
+}
+
+#[test]
+fn no_destination_leaves_for_a_slot_that_has_failed() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    worker.set_up(1);
+    // The session is lost, and with it the lease, while the scheduler is about to say that it expects.
+    worker.die(1);
+    worker.enter(1, 1).unwrap();
+    worker.set_up(1);
+    let deadline = worker.now + SESSION_SETUP_DEADLINE;
+    let way = worker.manager.expecting(slot, PROMPT, &[PageId(0)], deadline, worker.now, &mut worker.effects);
+    assert_eq!((way, &worker.effects.destinations[..]), (None, &[][..]));
 }

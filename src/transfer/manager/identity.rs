@@ -111,10 +111,8 @@ impl Identity {
     }
 
     fn plan(&self, source: &KvLayout, destination: &KvLayout) -> Result<Template, Mismatch> {
-        Template::new(source, destination).map_err(|error| {
-            let (source, destination) = (error.source.to_string(), error.destination.to_string());
-            differ(Refusal::KvLayout, error.field, &source, &destination)
-        })
+        Template::new(source, destination)
+            .map_err(|error| differ(Refusal::KvLayout, error.field, &error.source, &error.destination))
     }
 }
 

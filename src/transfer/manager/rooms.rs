@@ -4,16 +4,18 @@
 //! |---|---|---|---|
 //! | `Early` | no | yes, kept by room, bounded in number and time | `Open`, or `Over` by Abort, dead link, time |
 //! | `Waiting` | yes | no | `Open`, or `Over` when the request ends |
-//! | `Open` | yes | yes, checked | `Over` when the request ends |
+//! | `Open` | yes | yes, checked | `Over` when the request ends; `Draining` where its writes may be under way then |
+//! | `Draining` | over | yes | `Over` when its writes have ended; whoever asks is answered then |
 //! | `Over` | tombstone with the answer to whoever asks again | | forgotten after a time |
 //!
 //! A room that is open is refused to the newcomer, never overwritten.
 
 use crate::cause::Cause;
-use crate::ids::{Generation, Room, SlotId};
+use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::limits::{EARLY_DESTINATION_LIFE, EARLY_DESTINATIONS_MAX, TOMBSTONE_LIFE, TOMBSTONES_MAX};
 use crate::transfer::command::Target;
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A slot of this worker in one use.
@@ -35,7 +37,7 @@ pub struct Prompt {
 }
 
 /// A Destination, checked against its own session, not yet against a request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted<L> {
     /// The link it came over.
     pub link: L,
@@ -43,18 +45,21 @@ pub struct Wanted<L> {
     pub target: Target,
     /// What the decode leg means to read.
     pub prompt: Prompt,
+    /// Its pages, where the source writes into them.
+    pub pages: Arc<[PageId]>,
 }
 
 #[derive(Debug)]
 enum Entry<L> {
     Early { wanted: Wanted<L>, until: Instant },
     Waiting { slot: Slot, prompt: Prompt },
-    Open { slot: Slot, wanted: Wanted<L>, ack_wanted: bool },
+    Open { slot: Slot, wanted: Wanted<L>, ack_wanted: bool, withdrawn: bool },
+    Draining { slot: Slot, wanted: Wanted<L>, ack_wanted: bool },
     Over { quiet: bool },
 }
 
 /// The two legs of a room have met.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Met<L> {
     /// This worker's slot.
     pub slot: Slot,
@@ -63,7 +68,7 @@ pub struct Met<L> {
 }
 
 /// What came of a new request.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Entered<L> {
     /// No Destination yet.
     Waits,
@@ -76,7 +81,7 @@ pub enum Entered<L> {
 }
 
 /// What came of a Destination.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Arrived<L> {
     /// Kept for the request to come.
     Kept,
@@ -98,6 +103,8 @@ pub enum Aborted {
     },
     /// The slot must be failed; the answer follows its withdrawal.
     Fail(Slot),
+    /// It has failed already; the answer follows its withdrawal.
+    Waits,
     /// It is of another attempt; not answered.
     Stale,
 }
@@ -126,18 +133,22 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 self.by_slot.insert(slot.id, room);
                 Entered::Waits
             }
-            Some(&Entry::Early { wanted, .. }) => {
+            Some(Entry::Early { wanted, .. }) => {
+                let wanted = wanted.clone();
                 self.early -= 1;
                 if wanted.prompt != prompt {
                     self.bury(room, true, now);
                     return Entered::Differs(wanted);
                 }
-                self.entries.insert(room, Entry::Open { slot, wanted, ack_wanted: false });
+                self.entries.insert(
+                    room,
+                    Entry::Open { slot, wanted: wanted.clone(), ack_wanted: false, withdrawn: false },
+                );
                 self.by_slot.insert(slot.id, room);
                 Entered::Meets(Met { slot, wanted })
             }
             Some(Entry::Waiting { .. } | Entry::Open { .. }) => Entered::Refused(Cause::Refused),
-            Some(Entry::Over { .. }) => Entered::Refused(Cause::OtherLeg),
+            Some(Entry::Draining { .. } | Entry::Over { .. }) => Entered::Refused(Cause::OtherLeg),
         }
     }
 
@@ -151,12 +162,15 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 Arrived::Kept
             }
             Some(&Entry::Waiting { slot, prompt }) if prompt == wanted.prompt => {
-                self.entries.insert(room, Entry::Open { slot, wanted, ack_wanted: false });
+                self.entries.insert(
+                    room,
+                    Entry::Open { slot, wanted: wanted.clone(), ack_wanted: false, withdrawn: false },
+                );
                 Arrived::Meets(Met { slot, wanted })
             }
             Some(&Entry::Waiting { slot, .. }) => Arrived::Differs(slot),
             Some(Entry::Early { .. } | Entry::Open { .. }) => Arrived::Refused(Cause::Refused),
-            Some(Entry::Over { .. }) => Arrived::Refused(Cause::OtherLeg),
+            Some(Entry::Draining { .. } | Entry::Over { .. }) => Arrived::Refused(Cause::OtherLeg),
         }
     }
 
@@ -173,9 +187,16 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 self.bury(room, true, now);
                 Aborted::Answer { quiet: true }
             }
-            Some(Entry::Open { slot, wanted, ack_wanted }) if same(wanted) => {
+            Some(Entry::Open { wanted, withdrawn: true, .. }) if same(wanted) => {
+                Aborted::Answer { quiet: true }
+            }
+            Some(Entry::Open { slot, wanted, ack_wanted, .. }) if same(wanted) => {
                 *ack_wanted = true;
                 Aborted::Fail(*slot)
+            }
+            Some(Entry::Draining { wanted, ack_wanted, .. }) if same(wanted) => {
+                *ack_wanted = true;
+                Aborted::Waits
             }
             Some(Entry::Over { quiet }) => Aborted::Answer { quiet: *quiet },
             // A Destination that was refused, or a room this process never heard of: its request, should it
@@ -206,40 +227,61 @@ impl<L: Copy + PartialEq> Rooms<L> {
     pub fn partner(&self, slot: Slot) -> Option<(Room, Wanted<L>)> {
         let room = *self.by_slot.get(&slot.id)?;
         match self.entries.get(&room) {
-            Some(Entry::Open { slot: open, wanted, .. }) if *open == slot => Some((room, *wanted)),
+            Some(Entry::Open { slot: open, wanted, .. }) if *open == slot => Some((room, wanted.clone())),
             _ => None,
         }
     }
 
-    /// The mover has withdrawn the slot: the other end, when it waits for the answer. Asked for once.
-    pub fn withdrawn(&mut self, slot: Slot) -> Option<(Room, Wanted<L>)> {
+    /// The mover has withdrawn the slot, or everything posted of it has ended well: the other end, when it waits for
+    /// the answer. Asked for once.
+    pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, Wanted<L>)> {
         let room = *self.by_slot.get(&slot.id)?;
         match self.entries.get_mut(&room) {
-            Some(Entry::Open { slot: open, wanted, ack_wanted }) if *open == slot && *ack_wanted => {
-                *ack_wanted = false;
-                Some((room, *wanted))
+            Some(Entry::Open { slot: open, wanted, ack_wanted, withdrawn }) if *open == slot => {
+                *withdrawn = true;
+                std::mem::take(ack_wanted).then(|| (room, wanted.clone()))
+            }
+            Some(Entry::Draining { slot: held, wanted, ack_wanted }) if *held == slot => {
+                let answer = ack_wanted.then(|| (room, wanted.clone()));
+                self.by_slot.remove(&slot.id);
+                self.bury(room, true, now);
+                answer
             }
             _ => None,
         }
     }
 
-    /// The request in `slot` is over.
-    pub fn leave(&mut self, slot: Slot, now: Instant) {
+    /// The request in `slot` is over; `complete`: everything posted of it has ended well.
+    pub fn leave(&mut self, slot: Slot, complete: bool, now: Instant) {
         let Some(room) = self.by_slot.get(&slot.id).copied() else { return };
-        let ours = match self.entries.get(&room) {
-            Some(Entry::Waiting { slot: held, .. } | Entry::Open { slot: held, .. }) => *held == slot,
-            _ => false,
+        let (ours, drains) = match self.entries.get(&room) {
+            Some(Entry::Waiting { slot: held, .. }) => (*held == slot, None),
+            // Pages are known where the source writes by itself.
+            Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn }) => {
+                let is_quiet = complete || *withdrawn || wanted.pages.is_empty();
+                (*held == slot, (!is_quiet).then(|| (wanted.clone(), *ack_wanted)))
+            }
+            _ => (false, None),
         };
-        if ours {
-            self.by_slot.remove(&slot.id);
-            self.bury(room, true, now);
+        match drains {
+            _ if !ours => {}
+            Some((wanted, ack_wanted)) => {
+                self.entries.insert(room, Entry::Draining { slot, wanted, ack_wanted });
+            }
+            None => {
+                self.by_slot.remove(&slot.id);
+                self.bury(room, true, now);
+            }
         }
     }
 
-    /// The link is dead, or its session void: early Destinations of it are forgotten; open slots bound to it
-    /// are given to `failed`.
+    /// The link is dead, or its session void: early Destinations of it are forgotten, and what was draining, of
+    /// which nobody may ask any more; open slots bound to it are given to `failed`.
     pub fn unlink(&mut self, link: L, mut failed: impl FnMut(Slot)) {
-        self.entries.retain(|_, entry| !matches!(entry, Entry::Early { wanted, .. } if wanted.link == link));
+        self.entries.retain(|_, entry| match entry {
+            Entry::Early { wanted, .. } | Entry::Draining { wanted, .. } => wanted.link != link,
+            Entry::Waiting { .. } | Entry::Open { .. } | Entry::Over { .. } => true,
+        });
         self.early = self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
         for entry in self.entries.values() {
             if let Entry::Open { slot, wanted, .. } = entry
@@ -257,7 +299,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             if let Entry::Early { wanted, until } = entry
                 && *until <= now
             {
-                late.push((room, *wanted));
+                late.push((room, wanted.clone()));
             }
         }
         for (room, wanted) in late {
@@ -303,7 +345,7 @@ mod tests {
     fn wanted(slot: u32) -> Wanted<u8> {
         let target =
             Target { session: SessionId(0), slot: SlotId(slot), generation: Generation(1), room: ROOM };
-        Wanted { link: 9, target, prompt: PROMPT }
+        Wanted { link: 9, target, prompt: PROMPT, pages: Arc::default() }
     }
 
     fn theirs(slot: u32) -> Slot {
@@ -316,7 +358,7 @@ mod tests {
         let met = Met { slot: OURS, wanted: wanted(5) };
         let mut rooms = Rooms::default();
         assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Waits);
-        assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Meets(met));
+        assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Meets(met.clone()));
         let mut rooms = Rooms::default();
         assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Kept);
         assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Meets(met));
@@ -355,12 +397,11 @@ mod tests {
         let mut rooms = Rooms::default();
         let _ = rooms.enter(ROOM, OURS, PROMPT, now);
         let _ = rooms.arrive(ROOM, wanted(5), now);
-        assert_eq!(rooms.withdrawn(OURS), None);
         assert_eq!(rooms.abort(ROOM, 9, theirs(6), now), Aborted::Stale);
         assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Fail(OURS));
-        assert_eq!(rooms.withdrawn(OURS), Some((ROOM, wanted(5))));
-        assert_eq!(rooms.withdrawn(OURS), None);
-        rooms.leave(OURS, now);
+        assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, wanted(5))));
+        assert_eq!(rooms.withdrawn(OURS, now), None);
+        rooms.leave(OURS, true, now);
         assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer { quiet: true });
         assert_eq!(rooms.open(), 0);
     }
@@ -406,5 +447,63 @@ mod tests {
         rooms.unlink(9, |slot| failed.push(slot));
         assert_eq!(failed, [OURS]);
         assert_eq!(rooms.enter(Room(1), Slot { id: SlotId(9), ..OURS }, PROMPT, now), Entered::Waits);
+    }
+
+    /// Of a source that writes by itself; another's pages come back without its word.
+    fn written(slot: u32) -> Wanted<u8> {
+        Wanted { pages: [PageId(3)].into(), ..wanted(slot) }
+    }
+
+    #[test]
+    fn who_asks_while_writes_are_under_way_is_answered_when_they_have_ended() {
+        let now = Instant::now();
+        let theirs = Slot { id: SlotId(5), generation: written(5).target.generation };
+        // The request is over first, then comes the Abort; or the other way round.
+        for abort_first in [true, false] {
+            let mut rooms = Rooms::default();
+            let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+            let _ = rooms.arrive(ROOM, written(5), now);
+            if abort_first {
+                assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Fail(OURS));
+            }
+            rooms.leave(OURS, false, now);
+            if !abort_first {
+                assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Waits);
+            }
+            assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
+            assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, written(5))));
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer { quiet: true });
+            assert_eq!(rooms.withdrawn(OURS, now), None);
+            assert_eq!(rooms.open(), 0);
+        }
+    }
+
+    #[test]
+    fn what_has_ended_before_the_request_is_quiet_at_once() {
+        let now = Instant::now();
+        let theirs = Slot { id: SlotId(5), generation: written(5).target.generation };
+        for withdrawn in [true, false] {
+            let mut rooms = Rooms::default();
+            let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+            let _ = rooms.arrive(ROOM, written(5), now);
+            if withdrawn {
+                assert_eq!(rooms.withdrawn(OURS, now), None, "nobody has asked");
+                assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer { quiet: true });
+            }
+            rooms.leave(OURS, !withdrawn, now);
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer { quiet: true });
+        }
+    }
+
+    #[test]
+    fn nobody_can_ask_for_what_was_draining_on_a_dead_link() {
+        let now = Instant::now();
+        let mut rooms = Rooms::default();
+        let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+        let _ = rooms.arrive(ROOM, written(5), now);
+        rooms.leave(OURS, false, now);
+        rooms.unlink(9, |slot| panic!("{slot:?} is over"));
+        assert_eq!(rooms.open(), 0);
+        assert_eq!(rooms.withdrawn(OURS, now), None);
     }
 }

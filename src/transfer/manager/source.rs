@@ -2,7 +2,7 @@
 //! meet. Mirrors [`super::destination`].
 
 use crate::cause::Cause;
-use crate::ids::{Room, SessionGeneration, SlotId};
+use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::transfer::command::{SessionId, SourceCommand, Target};
 use crate::transfer::manager::identity::{Identity, Mismatch};
 use crate::transfer::manager::rooms::{Aborted, Arrived, Entered, Met, Prompt, Rooms, Slot, Wanted};
@@ -26,8 +26,11 @@ pub trait SourceEffects<L> {
     fn mover(&mut self, command: SourceCommand);
     /// Sets up this side of a transport; [`SourceManager::bound`] is called with the answer.
     fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
-    /// Tells the scheduler that a slot's destination is known.
-    fn granted(&mut self, slot: Slot, target: Target);
+    /// Tells the scheduler that a slot's destination is known, and where it wants the KV if that is to be
+    /// written there.
+    fn granted(&mut self, slot: Slot, target: Target, pages: &[PageId]);
+    /// Ends a link.
+    fn hang_up(&mut self, link: L);
     /// Tells the scheduler that a slot has failed; it is marked already.
     fn failed(&mut self, slot: Slot, cause: Cause);
     /// Two workers do not fit; for the log.
@@ -53,6 +56,7 @@ struct Session<L> {
     transport: Transport,
     page_size: u32,
     pages: u32,
+    slots: u32,
     /// Which use of the session's index.
     usage: SessionGeneration,
 }
@@ -125,7 +129,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             let status = Status { id, state: State::Failed as u8, cause: Some(cause) };
             effects.send(wanted.link, &Message::Status(status));
         }
-        self.rooms.leave(slot, now);
+        let status = self.status.load(slot.id);
+        let complete = status.generation == slot.generation && status.state == State::Success;
+        self.rooms.leave(slot, complete, now);
     }
 
     /// A message of the transfer's kinds has come.
@@ -167,7 +173,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     reason: Refusal::Transport,
                     field: "transport".into(),
                     source: why,
-                    destination: format!("{transport:?}"),
+                    destination: transport.to_string(),
                 };
                 self.refuse(link, generation, &mismatch, effects);
             }
@@ -183,10 +189,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 
     /// What the mover has to say.
-    pub fn report(&mut self, report: Report, effects: &mut impl SourceEffects<L>) {
+    pub fn report(&mut self, report: Report, now: Instant, effects: &mut impl SourceEffects<L>) {
         match report {
             Report::Withdrawn { slot, generation, quiet } => {
-                if let Some((room, wanted)) = self.rooms.withdrawn(Slot { id: slot, generation }) {
+                if let Some((room, wanted)) = self.rooms.withdrawn(Slot { id: slot, generation }, now) {
                     let cause = self.status.load(slot).cause.unwrap_or(Cause::Internal);
                     let ack = AbortAck { id: transfer_id(room, &wanted), quiet, cause };
                     effects.send(wanted.link, &Message::AbortAck(ack));
@@ -194,9 +200,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             }
             Report::Lost { session, generation } => {
                 let lost = self.sessions[session.0 as usize].as_ref();
-                if let Some(link) = lost.filter(|lost| lost.usage == generation).map(|lost| lost.link) {
+                if let Some(lost) = lost.filter(|lost| lost.usage == generation) {
+                    let (link, transport) = (lost.link, lost.transport);
                     self.close(session, effects);
                     self.fail_rooms(link, effects);
+                    // Its destination sees nothing of that by itself, and must reset before pages return.
+                    if transport.writes() {
+                        effects.hang_up(link);
+                    }
                 }
             }
             Report::Arrived { .. } | Report::Failed { .. } => {}
@@ -250,6 +261,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             transport,
             page_size: layout.page_size,
             pages: announce.kv.pages,
+            slots: announce.aux.slots,
             usage: self.begun,
         });
         self.by_link.insert(link, session);
@@ -260,15 +272,17 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let here = |rank: &Rank| rank.shm.is_some_and(|grant| grant.host == self.identity.host);
         let offered = |transport: Transport| match transport {
             Transport::Shm => announce.ranks.iter().all(here),
-            Transport::Tcp | Transport::Fake => announce.ranks.iter().all(|rank| rank.offers(transport)),
+            Transport::Rdma | Transport::Tcp | Transport::Fake => {
+                announce.ranks.iter().all(|rank| rank.offers(transport))
+            }
         };
         self.allowed.iter().copied().find(|&transport| offered(transport)).ok_or_else(|| {
-            let theirs: Vec<_> = Transport::ALL.into_iter().filter(|&transport| offered(transport)).collect();
+            let theirs = Transport::ALL.into_iter().filter(|&transport| offered(transport));
             Mismatch {
                 reason: Refusal::Transport,
                 field: "transport".into(),
-                source: format!("{:?}", self.allowed),
-                destination: format!("{theirs:?}"),
+                source: Transport::list(self.allowed.iter().copied()),
+                destination: Transport::list(theirs),
             }
         })
     }
@@ -307,11 +321,12 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let target =
             Target { session: id, slot: asked.id.slot, generation: asked.id.generation, room: asked.id.room };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
-        let wanted = Wanted { link, target, prompt };
+        let pages = if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
+        let wanted = Wanted { link, target, prompt, pages };
         if !names_its_pages(session, asked) {
             return self.turn_down(&wanted, Cause::Mismatch, effects);
         }
-        match self.rooms.arrive(asked.id.room, wanted, now) {
+        match self.rooms.arrive(asked.id.room, wanted.clone(), now) {
             Arrived::Kept => {}
             Arrived::Meets(met) => self.meet(met, effects),
             Arrived::Differs(slot) => {
@@ -326,7 +341,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     fn meet(&mut self, met: Met<L>, effects: &mut impl SourceEffects<L>) {
         let Met { slot, wanted } = met;
         if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() {
-            effects.granted(slot, wanted.target);
+            effects.granted(slot, wanted.target, &wanted.pages);
         } else {
             // Failed before it was granted; nothing was posted.
             self.turn_down(&wanted, Cause::OtherLeg, effects);
@@ -351,7 +366,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     // It had ended already: everything posted has completed, or its own Cancel reports.
                     let state = self.status.load(slot.id).state;
                     if state == State::Success
-                        && let Some((room, wanted)) = self.rooms.withdrawn(slot)
+                        && let Some((room, wanted)) = self.rooms.withdrawn(slot, now)
                     {
                         let ack =
                             AbortAck { id: transfer_id(room, &wanted), quiet: true, cause: abort.cause };
@@ -359,7 +374,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     }
                 }
             }
-            Aborted::Stale => {}
+            Aborted::Waits | Aborted::Stale => {}
         }
     }
 
@@ -396,13 +411,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 }
 
-/// Exactly ⌈n/page⌉ pages, each inside the destination's pool. A prefix that decode holds already belongs
-/// to the prefix cache, which this version does not have.
+/// Exactly ⌈n/page⌉ pages, each inside the destination's pool, and a slot that it has. A prefix that decode holds
+/// already belongs to the prefix cache, which this version does not have.
 fn names_its_pages<L>(session: &Session<L>, asked: &Destination<'_>) -> bool {
     let needed = asked.tokens.div_ceil(session.page_size);
     asked.prefix_tokens == 0
         && asked.pages.len() == needed as usize
         && asked.pages.iter().all(|page| page.0 < session.pages)
+        && asked.id.slot.0 < session.slots
 }
 
 fn transfer_id<L>(room: Room, wanted: &Wanted<L>) -> TransferId {

@@ -1,38 +1,19 @@
 //! The destination's side of all hand-offs of one decode worker.
 //!
 //! Thread: `move`. A slot's life: Expect (lease taken) → notices → complete, or Cancel, or its session's end
-//! (lease ended). Invariants: bytes land only between Expect and the lease's end; LeaseEnd with the aux
-//! record is in the scheduler's ring before Success shows in the status word.
+//! (lease ended); where the peer writes by itself, Cancel waits for Quiet or the session's end.
+//! Invariants: bytes land only between Expect and the lease's end; LeaseEnd with the aux record is in the
+//! scheduler's ring before Success shows in the status word.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
-use crate::stdx::bell::Bell;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{DestinationCommand, LeaseEnd, SessionId};
-use crate::transfer::mover::Report;
-use crate::transfer::status::{Move, State, StatusTable};
-use crate::transfer::transport::{DestinationHalf, Landings, Memory, Notice};
-use crossbeam_channel::{Receiver, Sender};
+use crate::transfer::mover::{Links, Report};
+use crate::transfer::status::{Move, State};
+use crate::transfer::transport::{DestinationHalf, Landing, Landings, Memory, Notice};
 use std::ops::Range;
-use std::sync::Arc;
-
-/// Rings and tables that a destination's mover is connected to.
-#[derive(Debug)]
-pub struct DestinationLinks {
-    /// From `ctl` and `engine`.
-    pub commands: Receiver<DestinationCommand>,
-    /// Leases back to `engine`.
-    pub ends: Sender<LeaseEnd>,
-    /// To `ctl`.
-    pub reports: Sender<Report>,
-    /// The engine's.
-    pub engine: Arc<Bell>,
-    /// `ctl`'s.
-    pub ctl: Arc<Bell>,
-    /// The worker's slots.
-    pub status: Arc<StatusTable>,
-}
 
 /// All sessions and slots of one decode worker.
 #[derive(Debug)]
@@ -47,7 +28,7 @@ pub struct DestinationMover {
 /// The slots that expect bytes.
 #[derive(Debug)]
 struct Live {
-    links: DestinationLinks,
+    links: Links<DestinationCommand>,
     slots: Vec<Option<Expected>>,
     right: MoverRight,
     /// The session whose notices are being taken in.
@@ -61,13 +42,14 @@ struct Expected {
     room: Room,
     tokens: u32,
     received: u32,
+    landing: Landing,
     lease: Lease,
 }
 
 impl DestinationMover {
     /// A mover without sessions; `sessions` bounds their number.
     pub fn new(
-        links: DestinationLinks,
+        links: Links<DestinationCommand>,
         memory: Memory,
         sessions: usize,
         right: MoverRight,
@@ -100,6 +82,13 @@ impl DestinationMover {
         busy
     }
 
+    /// Has the sessions' sources ring, or no longer.
+    pub fn park(&mut self, parked: bool) {
+        for half in self.sessions.iter_mut().flatten() {
+            half.park(parked);
+        }
+    }
+
     fn take_commands(&mut self) -> bool {
         let mut busy = false;
         while let Ok(command) = self.live.links.commands.try_recv() {
@@ -124,16 +113,28 @@ impl DestinationMover {
                 }
             }
             DestinationCommand::Expect { slot, generation, session, room, tokens, lease } => {
-                let expected = Expected { generation, session, room, tokens, received: 0, lease };
+                let half = self.sessions[session.0 as usize].as_ref();
+                let landing = half.map_or(Landing::Moved, |half| half.landing());
+                let expected = Expected { generation, session, room, tokens, received: 0, landing, lease };
                 self.expect(slot, expected);
             }
             DestinationCommand::Cancel { slot, generation } => {
                 let held = self.live.slots[slot.index()].as_ref();
                 if let Some(expected) = held.filter(|expected| expected.generation == generation) {
-                    let session = expected.session;
+                    let (session, landing) = (expected.session, expected.landing);
                     if let Some(half) = self.sessions[session.0 as usize].as_mut() {
                         half.revoke(slot);
                     }
+                    if landing == Landing::Moved {
+                        self.live.end(slot, None);
+                    }
+                }
+            }
+            // Also before its Cancel, where that is on its way still: the slot was marked before this was sent.
+            DestinationCommand::Quiet { slot, generation } => {
+                let held = self.live.slots[slot.index()].as_ref();
+                let same = held.is_some_and(|expected| expected.generation == generation);
+                if same && !self.live.links.status.is_open(slot, generation) {
                     self.live.end(slot, None);
                 }
             }
@@ -141,13 +142,16 @@ impl DestinationMover {
     }
 
     fn expect(&mut self, slot: SlotId, expected: Expected) {
-        let (session, generation, room) = (expected.session, expected.generation, expected.room);
+        let Expected { session, generation, room, landing, .. } = expected;
         debug_assert!(self.live.slots[slot.index()].is_none(), "slot {slot} expected twice");
         self.live.slots[slot.index()] = Some(expected);
         self.live.current = session;
         if !self.live.links.status.is_open(slot, generation) {
-            // Marked Failed before Expect came: its Cancel is before or behind it in the ring.
-            self.live.end(slot, None);
+            // Marked Failed before Expect came: its Cancel is before or behind it in the ring. Whether Destination
+            // has left is not known here; Quiet follows either way.
+            if landing == Landing::Moved {
+                self.live.end(slot, None);
+            }
             return;
         }
         match self.sessions[session.0 as usize].as_mut() {
@@ -164,7 +168,14 @@ impl DestinationMover {
             let slot = SlotId(index as u32);
             if self.live.slots[index].as_ref().is_some_and(|expected| expected.session == session) {
                 half.revoke(slot);
-                self.live.fail(slot, Cause::PeerLost);
+            }
+        }
+        // Nothing of a session lands once its half is gone, and only then do its leases end.
+        drop(half);
+        for index in 0..self.live.slots.len() {
+            if let Some(expected) = self.live.slots[index].as_mut().filter(|held| held.session == session) {
+                expected.landing = Landing::Moved;
+                self.live.fail(SlotId(index as u32), Cause::PeerLost);
             }
         }
     }
@@ -198,6 +209,12 @@ impl Live {
 }
 
 impl Landings for Live {
+    fn current(&self, slot: SlotId) -> Option<Notice> {
+        let expected = self.slots.get(slot.index())?.as_ref()?;
+        let Expected { generation, room, .. } = *expected;
+        (expected.session == self.current).then_some(Notice { slot, generation, room })
+    }
+
     fn expected(&mut self, notice: &Notice) -> Option<Range<u32>> {
         let expected = self.slots.get(notice.slot.index())?.as_ref()?;
         let same = expected.generation == notice.generation
@@ -232,7 +249,11 @@ impl Landings for Live {
     }
 
     fn fail(&mut self, slot: SlotId, cause: Cause) {
-        let Some((generation, _, _)) = self.end(slot, None) else { return };
+        let Some(expected) = &self.slots[slot.index()] else { return };
+        let generation = expected.generation;
+        if expected.landing == Landing::Moved {
+            self.end(slot, None);
+        }
         if self.links.status.advance(slot, generation, Move::Fail(cause)).is_ok() {
             self.report(Report::Failed { slot, generation, cause });
         }

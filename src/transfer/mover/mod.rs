@@ -1,4 +1,4 @@
-//! The thread that moves bytes, for shm, tcp and fake: both halves in one thread, one [`Mover`] over all
+//! The thread that moves bytes or posts them: both halves in one thread, one [`Mover`] over all
 //! workers of the process. Parks in one wait set (its doorbell, sockets).
 //!
 //! Thread: `move`. Owns: live leases of transfers, and alone may end them. Never allocates after a session
@@ -12,7 +12,9 @@ use crate::ids::{Generation, Room, SessionGeneration, SlotId};
 use crate::stdx::bell::Bell;
 use crate::stdx::seal::seal_thread;
 use crate::sys::event::{EventCounter, Interest, WaitSet};
-use crate::transfer::command::SessionId;
+use crate::transfer::command::{LeaseEnd, SessionId};
+use crate::transfer::status::StatusTable;
+use crossbeam_channel as channel;
 use destination::DestinationMover;
 use source::SourceMover;
 use std::io;
@@ -62,6 +64,23 @@ pub enum Report {
     },
 }
 
+/// A mover's ends of one worker's rings; `C` is what it is told.
+#[derive(Debug)]
+pub struct Links<C> {
+    /// From `ctl` and `engine`.
+    pub commands: channel::Receiver<C>,
+    /// Leases back to `engine`.
+    pub ends: channel::Sender<LeaseEnd>,
+    /// To `ctl`.
+    pub reports: channel::Sender<Report>,
+    /// The engine's.
+    pub engine: Arc<Bell>,
+    /// `ctl`'s.
+    pub ctl: Arc<Bell>,
+    /// The worker's slots.
+    pub status: Arc<StatusTable>,
+}
+
 /// How long a mover parks when nothing rings: a bound on every wait, not a schedule.
 const PARK_MAX: Duration = Duration::from_secs(1);
 /// Turns without work before parking; a turn is some tens of nanoseconds per session.
@@ -89,6 +108,15 @@ impl Mover {
         moved
     }
 
+    fn park(&mut self, parked: bool) {
+        for source in &mut self.sources {
+            source.park(parked);
+        }
+        for destination in &mut self.destinations {
+            destination.park(parked);
+        }
+    }
+
     /// The thread function: turns until `stop`, parked when there is nothing to do.
     pub fn run(mut self, waiter: &Waiter, stop: &AtomicBool) {
         let _seal = seal_thread();
@@ -103,11 +131,14 @@ impl Mover {
                 std::hint::spin_loop();
                 continue;
             }
+            self.park(true);
+            // Its fence comes after what sessions have said, too.
             waiter.bell.announce();
             if !self.step() && !stop.load(Ordering::Relaxed) {
                 waiter.set.wait(PARK_MAX);
             }
             waiter.bell.dismiss();
+            self.park(false);
             waiter.doorbell.clear();
             idle = 0;
         }

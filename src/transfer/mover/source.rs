@@ -7,33 +7,13 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, SessionGeneration, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
-use crate::stdx::bell::Bell;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{LeaseEnd, SessionId, SourceCommand, Target};
-use crate::transfer::mover::Report;
-use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::mover::{Links, Report};
+use crate::transfer::status::{Move, State};
 use crate::transfer::transport::fake::Fake;
 use crate::transfer::transport::{Completion, Memory, Post, SourceHalf};
-use crossbeam_channel::{Receiver, Sender};
 use std::ops::Range;
-use std::sync::Arc;
-
-/// Rings and tables that a source's mover is connected to.
-#[derive(Debug)]
-pub struct SourceLinks {
-    /// From `ctl` and `engine`.
-    pub commands: Receiver<SourceCommand>,
-    /// Leases back to `engine`.
-    pub ends: Sender<LeaseEnd>,
-    /// To `ctl`.
-    pub reports: Sender<Report>,
-    /// The engine's.
-    pub engine: Arc<Bell>,
-    /// `ctl`'s.
-    pub ctl: Arc<Bell>,
-    /// The worker's slots.
-    pub status: Arc<StatusTable>,
-}
 
 /// Halves by session; the last one is that of [`SessionId::NOBODY`].
 #[derive(Debug)]
@@ -49,7 +29,7 @@ impl Sessions {
 /// All sessions and slots of one prefill worker.
 #[derive(Debug)]
 pub struct SourceMover {
-    links: SourceLinks,
+    links: Links<SourceCommand>,
     memory: Memory,
     sessions: Sessions,
     /// As each was opened last.
@@ -77,7 +57,12 @@ struct Transfer {
 
 impl SourceMover {
     /// A mover without sessions; `sessions` bounds their number.
-    pub fn new(links: SourceLinks, memory: Memory, sessions: usize, right: MoverRight) -> SourceMover {
+    pub fn new(
+        links: Links<SourceCommand>,
+        memory: Memory,
+        sessions: usize,
+        right: MoverRight,
+    ) -> SourceMover {
         let slots = links.status.slots();
         let nobody: Option<Box<dyn SourceHalf>> = Some(Box::new(Fake));
         SourceMover {
@@ -101,6 +86,13 @@ impl SourceMover {
         }
         busy |= self.post_pending();
         busy | self.poll_sessions()
+    }
+
+    /// Has the sessions' transports wake the mover, or no longer.
+    pub fn park(&mut self, parked: bool) {
+        for half in self.sessions.0.iter_mut().flatten() {
+            half.park(parked);
+        }
     }
 
     fn apply(&mut self, command: SourceCommand) {
@@ -177,8 +169,7 @@ impl SourceMover {
         let (generation, session) = (transfer.generation, transfer.target.session);
         let half = self.sessions.half(session).as_mut();
         if half.is_none_or(|half| half.withdraw(slot)) {
-            self.end_lease(slot);
-            self.report(Report::Withdrawn { slot, generation, quiet: true });
+            self.withdrawn(slot, generation);
         }
     }
 
@@ -244,11 +235,16 @@ impl SourceMover {
         let Some(transfer) = &self.slots[slot.index()] else { return };
         if transfer.cancelled {
             let generation = transfer.generation;
-            self.end_lease(slot);
-            self.report(Report::Withdrawn { slot, generation, quiet: true });
+            self.withdrawn(slot, generation);
         } else if transfer.complete {
             self.finish(slot);
         }
+    }
+
+    /// Said before the lease ends: with the lease the slot is given out anew, and `ctl` has then heard of this use.
+    fn withdrawn(&mut self, slot: SlotId, generation: Generation) {
+        self.report(Report::Withdrawn { slot, generation, quiet: true });
+        self.end_lease(slot);
     }
 
     /// The destination has everything: the lease ends, then Success shows.

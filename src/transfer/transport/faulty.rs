@@ -6,7 +6,7 @@
 
 use crate::ids::SlotId;
 use crate::transfer::transport::{
-    Arrival, Completion, DestinationHalf, Full, Landings, Lost, Memory, Notice, Post, SourceHalf,
+    Arrival, Completion, DestinationHalf, Full, Landing, Landings, Lost, Memory, Notice, Post, SourceHalf,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -160,9 +160,19 @@ impl<T: SourceHalf> SourceHalf for Faulty<T> {
         self.waiting.retain(|(_, post)| post.slot != slot);
         self.inner.as_mut().is_none_or(|inner| inner.withdraw(slot))
     }
+
+    fn park(&mut self, parked: bool) {
+        if let Some(inner) = &mut self.inner {
+            inner.park(parked);
+        }
+    }
 }
 
 impl<T: DestinationHalf> DestinationHalf for Faulty<T> {
+    fn landing(&self) -> Landing {
+        self.inner.as_ref().map_or(Landing::Moved, DestinationHalf::landing)
+    }
+
     fn join(&mut self, arrival: Arrival) {
         if let Some(inner) = &mut self.inner {
             inner.join(arrival);
@@ -185,6 +195,12 @@ impl<T: DestinationHalf> DestinationHalf for Faulty<T> {
     fn expect(&mut self, notice: &Notice, landings: &mut dyn Landings) {
         if let Some(inner) = &mut self.inner {
             inner.expect(notice, landings);
+        }
+    }
+
+    fn park(&mut self, parked: bool) {
+        if let Some(inner) = &mut self.inner {
+            inner.park(parked);
         }
     }
 }

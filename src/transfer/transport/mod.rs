@@ -7,6 +7,7 @@
 
 pub mod fake;
 pub mod faulty;
+pub mod rdma;
 pub mod shm;
 pub mod tcp;
 mod vectored;
@@ -17,6 +18,7 @@ use crate::kv::region::Region;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::Target;
 use crate::transfer::pages::PageLists;
+use crate::transfer::tally::Tally;
 use std::fmt::Debug;
 use std::net::TcpStream;
 use std::ops::Range;
@@ -39,6 +41,8 @@ pub struct Memory {
     pub pages: u32,
     /// Page lists and lease words.
     pub lists: Arc<PageLists>,
+    /// What moving it took.
+    pub tally: Arc<Tally>,
 }
 
 /// KV of some tokens of a slot, ready to go.
@@ -69,6 +73,15 @@ pub enum Completion {
     Immediate,
 }
 
+/// Who writes into a destination's pages, and so what ends a lease whose transfer has failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Landing {
+    /// The mover itself: nothing lands once it has been told.
+    Moved,
+    /// The peer: nothing lands once its source is known to be quiet, or the session is gone.
+    Written,
+}
+
 /// The posting half.
 pub trait SourceHalf: Send + Debug {
     /// How this transport completes.
@@ -82,6 +95,9 @@ pub trait SourceHalf: Send + Debug {
 
     /// Drops what of `slot` has not begun. True when nothing of it is outstanding.
     fn withdraw(&mut self, slot: SlotId) -> bool;
+
+    /// As [`DestinationHalf::park`].
+    fn park(&mut self, _parked: bool) {}
 }
 
 /// The session's way is gone; its rooms fail.
@@ -101,6 +117,9 @@ pub struct Notice {
 
 /// Which slots of a destination still want bytes, and what happens when they have them.
 pub trait Landings {
+    /// The use of a slot that this session's bytes are for, if any.
+    fn current(&self, slot: SlotId) -> Option<Notice>;
+
     /// Tokens still to come (received up to the start), when this room, generation and session hold the
     /// lease right now; sets Transferring. None: stale, the bytes go nowhere.
     fn expected(&mut self, notice: &Notice) -> Option<Range<u32>>;
@@ -115,7 +134,7 @@ pub trait Landings {
     /// with the record that came on lane 0.
     fn lane_ended(&mut self, slot: SlotId, lane: u8, all: u32, aux: &AuxRecord);
 
-    /// The copy is void or the peer said nonsense: fails the room, ends the lease.
+    /// The copy is void or the peer said nonsense: fails the room, ends the lease where nothing can land.
     fn fail(&mut self, slot: SlotId, cause: crate::cause::Cause);
 }
 
@@ -132,20 +151,60 @@ pub struct Arrival {
 
 /// The landing half.
 pub trait DestinationHalf: Send + Debug {
+    /// Who writes.
+    fn landing(&self) -> Landing {
+        Landing::Moved
+    }
+
     /// Takes a lane of the session in. A transport without streams closes it.
     fn join(&mut self, _arrival: Arrival) {}
 
-    /// Takes in what has come; true when there was something.
+    /// Takes in what has come; true when there was something. What comes is not judged in the step that first
+    /// sees it: the mover takes its commands before a step, so that of what was sent behind a grant the step may
+    /// see one and not the other. By the next the grant has been taken.
     fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost>;
 
-    /// Nothing of `slot` may land any more once this returns.
+    /// The mover moves nothing more into the pages of `slot` once this returns.
     fn revoke(&mut self, slot: SlotId);
+
+    /// The mover is about to park, or is awake again. It orders this before its last look by a SeqCst fence.
+    fn park(&mut self, _parked: bool) {}
 
     /// `slot` now expects bytes; what has no source of its own may tell at once.
     fn expect(&mut self, notice: &Notice, landings: &mut dyn Landings);
 }
 
+/// Shares of a chunk begin at multiples of a cache line.
+const SHARE_ALIGN: u64 = 64;
+
+/// The part of a chunk of `bytes` bytes that a lane carries; may be empty.
+fn share(bytes: u64, lane: usize, lanes: usize) -> Range<u64> {
+    let share = bytes.div_ceil(lanes as u64).next_multiple_of(SHARE_ALIGN);
+    let edge = |lane: usize| share.saturating_mul(lane as u64).min(bytes);
+    edge(lane)..edge(lane + 1)
+}
+
 /// Page numbers that a peer named, checked against its pool.
 fn page_within(page: PageId, pages: u32) -> Option<PageId> {
     (page.0 < pages).then_some(page)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_cover_a_chunk_once() {
+        for bytes in [0, 1, 63, 64, 65, 1000, 12_345_678] {
+            for lanes in 1..=32 {
+                let mut end = 0;
+                for lane in 0..lanes {
+                    let share = share(bytes, lane, lanes);
+                    assert_eq!(share.start, end);
+                    end = share.end;
+                }
+                assert_eq!(end, bytes);
+            }
+        }
+    }
 }

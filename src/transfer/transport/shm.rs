@@ -2,7 +2,9 @@
 //! the lease word that the pages were still the room's. No peer ever writes another's memory.
 //!
 //! The source writes offers into a ring of its own, the destination its cursor into a page of its own; each
-//! maps the other's read-only. A doorbell (eventfd of the destination's mover) follows each offer.
+//! maps the other's read-only. A doorbell (eventfd of the destination's mover) follows an offer where that mover has
+//! said, in its page, that it parks. An offer is taken one step after it was seen, as [`DestinationHalf::step`]
+//! says.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId};
@@ -17,6 +19,7 @@ use crate::transfer::transport::{
 };
 use bytemuck::{Pod, Zeroable};
 use std::io;
+use std::mem::offset_of;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{Ordering, fence};
@@ -24,10 +27,11 @@ use std::sync::atomic::{Ordering, fence};
 /// Offers in flight per session; a slot has one at a time waiting at most, the mover merges the rest.
 const OFFERS: u64 = 1024;
 const OFFER_STRIDE: usize = 256;
-/// The count of offers written has a memory page of its own.
-const OFFERS_START: usize = 4096;
-const RING_BYTES: usize = OFFERS_START + OFFERS as usize * OFFER_STRIDE;
+const RING_BYTES: usize = OFFERS as usize * OFFER_STRIDE;
 const CURSOR_BYTES: usize = 4096;
+/// Where the destination's page says how many offers it has read, and whether its mover is about to park.
+const READ: usize = 0;
+const PARKED: usize = 64;
 
 /// "KV of these tokens lies in these pages, as long as the lease word is this."
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -46,7 +50,39 @@ struct Offer {
     aux: AuxRecord,
 }
 
-const _: () = assert!(size_of::<Offer>() == 240 && size_of::<Offer>() <= OFFER_STRIDE);
+/// An entry of the ring: a number, the count of offers up to this one, then the offer as far as it says
+/// something, since each line of it has to come from another core's cache.
+const NUMBER_BYTES: usize = 8;
+const WITHOUT_AUX: usize = offset_of!(Offer, aux);
+const WITHOUT_TOPS: usize = (WITHOUT_AUX + offset_of!(AuxRecord, top_tokens)).next_multiple_of(8);
+
+const _: () = assert!(size_of::<Offer>() == 240 && NUMBER_BYTES + size_of::<Offer>() <= OFFER_STRIDE);
+
+impl Offer {
+    /// Bytes of it that say something.
+    fn length(&self) -> usize {
+        match (self.last, self.aux.top_count) {
+            (0, _) => WITHOUT_AUX,
+            (_, 0) => WITHOUT_TOPS,
+            _ => size_of::<Offer>(),
+        }
+    }
+
+    /// What lies in a peer's ring, nothing of it to be trusted.
+    fn load(ring: &PeerRegion, at: usize) -> Offer {
+        let head: Offer = ring.load(at, WITHOUT_AUX);
+        if head.last == 0 {
+            return head;
+        }
+        let offer: Offer = ring.load(at, WITHOUT_TOPS);
+        ring.load(at, offer.length())
+    }
+}
+
+/// Where the `number`-th entry lies, counted from 0.
+fn entry(number: u64) -> usize {
+    (number % OFFERS) as usize * OFFER_STRIDE
+}
 
 /// What the source shows to one destination, to be sent over a unix socket (or duplicated in-process).
 #[derive(Debug)]
@@ -111,7 +147,7 @@ impl SourceHalf for ShmSource {
     }
 
     fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full> {
-        let read = self.cursor.load_word(0, Ordering::Acquire);
+        let read = self.cursor.load_word(READ, Ordering::Acquire);
         // A cursor that makes no sense only hurts the destination that wrote it.
         if self.written.wrapping_sub(read) >= OFFERS {
             return Err(Full);
@@ -129,10 +165,17 @@ impl SourceHalf for ShmSource {
             last: post.last.is_some().into(),
             aux,
         };
-        self.ring.store(OFFERS_START + (self.written % OFFERS) as usize * OFFER_STRIDE, &offer);
+        let at = entry(self.written);
+        self.ring.store(at + NUMBER_BYTES, &offer, offer.length());
         self.written += 1;
-        self.ring.word(0).store(self.written, Ordering::Release);
-        self.doorbell.signal();
+        self.ring.word(at).store(self.written, Ordering::Release);
+        // Between the offer and the look, as the destination's is between its word and its last look at the ring:
+        // one of the two sees the other.
+        fence(Ordering::SeqCst);
+        if self.cursor.load_word(PARKED, Ordering::Relaxed) != 0 {
+            self.doorbell.signal();
+            memory.tally.add(0, 1);
+        }
         Ok(())
     }
 
@@ -166,6 +209,8 @@ pub struct ShmDestination {
     lists: PeerPageLists,
     ring: PeerRegion,
     cursor: Region,
+    /// Offers that were there in an earlier step, and those taken.
+    seen: u64,
     read: u64,
     template: Template,
 }
@@ -204,6 +249,7 @@ impl ShmCursor {
             lists: PeerPageLists::map(from.lists.as_fd(), shape.lists)?,
             ring: PeerRegion::map(from.ring.as_fd(), RING_BYTES)?,
             cursor: self.0,
+            seen: 0,
             read: 0,
             template,
         })
@@ -212,28 +258,44 @@ impl ShmCursor {
 
 impl DestinationHalf for ShmDestination {
     fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
-        let written = self.ring.load_word(0, Ordering::Acquire);
-        let waiting = written.wrapping_sub(self.read);
-        if waiting > OFFERS {
-            return Err(Lost);
-        }
-        for _ in 0..waiting {
-            let at = OFFERS_START + (self.read % OFFERS) as usize * OFFER_STRIDE;
-            let offer: Offer = self.ring.load(at);
+        let due = self.seen - self.read;
+        for _ in 0..due {
+            let offer = Offer::load(&self.ring, entry(self.read) + NUMBER_BYTES);
             self.read += 1;
-            self.cursor.word(0).store(self.read, Ordering::Release);
+            self.cursor.word(READ).store(self.read, Ordering::Release);
             self.take(&offer, memory, landings);
         }
-        Ok(waiting > 0)
+        Ok(due > 0 || self.look()?)
     }
 
     /// This thread is the one that writes: between two steps nothing lands.
     fn revoke(&mut self, _slot: SlotId) {}
 
     fn expect(&mut self, _notice: &Notice, _landings: &mut dyn Landings) {}
+
+    fn park(&mut self, parked: bool) {
+        self.cursor.word(PARKED).store(parked.into(), Ordering::Relaxed);
+    }
 }
 
 impl ShmDestination {
+    /// Whether there are offers that the next step takes.
+    fn look(&mut self) -> Result<bool, Lost> {
+        let before = self.seen;
+        while self.seen - self.read < OFFERS {
+            let number = self.ring.load_word(entry(self.seen), Ordering::Acquire);
+            // Not written yet, or an earlier round's.
+            if number <= self.seen {
+                break;
+            }
+            if number != self.seen + 1 {
+                return Err(Lost);
+            }
+            self.seen += 1;
+        }
+        Ok(self.seen > before)
+    }
+
     fn take(&self, offer: &Offer, memory: &Memory, landings: &mut dyn Landings) {
         let notice = Notice {
             slot: SlotId(offer.slot),
@@ -276,13 +338,18 @@ impl ShmDestination {
         if (first..pages).any(|index| page(index).is_none()) {
             return Err(self.stale_or_corrupt(offer, source_slot));
         }
+        let mut copies = 0;
         self.template.for_each_run(
             tokens.clone(),
             // Looked at a second time, so checked a second time: the peer may have written in between.
             |index| page(index).unwrap_or_default(),
             |index| memory.lists.page(slot, index),
-            |run| copy::pull(&self.pool, &memory.region, &run),
+            |run| {
+                copies += 1;
+                copy::pull(&self.pool, &memory.region, &run);
+            },
         );
+        memory.tally.add(copies, 0);
         fence(Ordering::Acquire);
         if self.lists.lease_word(source_slot) == offer.word {
             copy::store_fence();
@@ -294,5 +361,128 @@ impl ShmDestination {
 
     fn stale_or_corrupt(&self, offer: &Offer, source_slot: SlotId) -> Cause {
         if self.lists.lease_word(source_slot) == offer.word { Cause::Corrupt } else { Cause::OtherLeg }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::PageId;
+    use crate::kv::layout::{KvDtype, KvLayout};
+    use crate::model::logprobs::{Sampled, TopLogprobs};
+    use crate::transfer::command::{SessionId, Target};
+    use crate::transfer::pages::PageLists;
+    use std::sync::Arc;
+
+    const ROOM: Room = Room(7);
+    const TOKENS: u32 = 4;
+
+    /// A mover that has taken the slot's Expect, or not yet.
+    #[derive(Default)]
+    struct Slot {
+        granted: bool,
+        asked: u32,
+        complete: Option<AuxRecord>,
+    }
+
+    impl Landings for Slot {
+        fn current(&self, _: SlotId) -> Option<Notice> {
+            None
+        }
+
+        fn expected(&mut self, _: &Notice) -> Option<Range<u32>> {
+            self.asked += 1;
+            self.granted.then_some(0..TOKENS)
+        }
+
+        fn landed(&mut self, _: SlotId, _: u32) {}
+
+        fn complete(&mut self, _: SlotId, aux: AuxRecord) {
+            self.complete = Some(aux);
+        }
+
+        fn lane_ended(&mut self, _: SlotId, _: u8, _: u32, _: &AuxRecord) {}
+
+        fn fail(&mut self, _: SlotId, cause: Cause) {
+            panic!("{cause}");
+        }
+    }
+
+    fn memory() -> Memory {
+        let layout = KvLayout::page_major(TOKENS, 1, 1, 8, KvDtype::F16);
+        let lists = Arc::new(PageLists::new(2, 4).unwrap());
+        lists.store(SlotId(0), &[PageId(0)]);
+        let region = Arc::new(Region::new(c"kv", layout.page_stride as usize).unwrap());
+        Memory { region, layout, pages: 1, lists, tally: Arc::default() }
+    }
+
+    fn pair(source: &Memory, destination: &Memory) -> (ShmSource, ShmDestination) {
+        let (ring, cursor) = (ShmRing::new().unwrap(), ShmCursor::new().unwrap());
+        let shown = cursor.descriptors(&EventCounter::new().unwrap()).unwrap();
+        let shape = PeerShape {
+            pool_bytes: source.region.len() as u64,
+            pages: source.pages,
+            lists: source.lists.shape(),
+        };
+        let template = Template::new(&source.layout, &destination.layout).unwrap();
+        let from = ring.descriptors(source).unwrap();
+        let destination = cursor.connect(from, &shape, TOKENS, template).unwrap();
+        (ring.connect(shown).unwrap(), destination)
+    }
+
+    fn post(top: &[(u32, f32)]) -> Post {
+        let mut tops = TopLogprobs::EMPTY;
+        top.iter().for_each(|&(token, logprob)| tops.push(token, logprob));
+        let first = Sampled { token: 42, logprob: -0.5, top: tops };
+        let slot = SlotId(0);
+        let target = Target { session: SessionId(0), slot, generation: Generation(1), room: ROOM };
+        Post { slot, target, tokens: 0..TOKENS, last: Some(AuxRecord::new(ROOM, &first, 3)) }
+    }
+
+    #[test]
+    fn an_offer_seen_before_its_grant_was_taken_is_not_lost() {
+        let (from, to) = (memory(), memory());
+        let (mut source, mut destination) = pair(&from, &to);
+        let mut slot = Slot::default();
+        source.post(&from, &post(&[])).unwrap();
+        // The mover took its commands, was held up, the grant left and the offer came.
+        assert_eq!(destination.step(&to, &mut slot), Ok(true));
+        assert_eq!(slot.asked, 0, "judged by what was known before it came");
+        slot.granted = true;
+        assert_eq!(destination.step(&to, &mut slot), Ok(true));
+        assert_eq!(destination.step(&to, &mut slot), Ok(false));
+        assert!(slot.complete.is_some());
+    }
+
+    #[test]
+    fn records_come_whole_with_and_without_alternatives() {
+        let (from, to) = (memory(), memory());
+        let (mut source, mut destination) = pair(&from, &to);
+        // Around the ring, so that entries hold what an earlier round left.
+        for round in 0..3 * OFFERS {
+            let top: &[_] = if round % 3 == 0 { &[(5, -1.0), (6, -2.0)] } else { &[] };
+            let post = post(top);
+            source.post(&from, &post).unwrap();
+            let mut slot = Slot { granted: true, ..Slot::default() };
+            while destination.step(&to, &mut slot).unwrap() {}
+            let sent = AuxRecord { generation: 1, ..post.last.unwrap() };
+            assert_eq!(slot.complete, Some(sent));
+        }
+    }
+
+    #[test]
+    fn a_full_ring_takes_no_more_and_a_wrong_number_ends_the_session() {
+        let (from, to) = (memory(), memory());
+        let (mut source, mut destination) = pair(&from, &to);
+        for _ in 0..OFFERS {
+            source.post(&from, &post(&[])).unwrap();
+        }
+        assert_eq!(source.post(&from, &post(&[])), Err(Full));
+        let mut slot = Slot { granted: true, ..Slot::default() };
+        while destination.step(&to, &mut slot).unwrap() {}
+        assert_eq!(u64::from(slot.asked), OFFERS);
+        source.post(&from, &post(&[])).unwrap();
+        source.ring.word(entry(source.written - 1)).store(source.written + 1, Ordering::Release);
+        assert_eq!(destination.step(&to, &mut slot), Err(Lost));
     }
 }

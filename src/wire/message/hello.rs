@@ -7,6 +7,7 @@ use crate::ids::Peer;
 use crate::limits;
 use crate::wire::{Multipart, Parts};
 use bytemuck::{Pod, Zeroable};
+use std::fmt;
 
 /// Role of a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -18,6 +19,16 @@ pub enum Role {
     Decode = 2,
     /// Both, without a hand-off.
     Mixed = 3,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Prefill => "prefill",
+            Role::Decode => "decode",
+            Role::Mixed => "mixed",
+        })
+    }
 }
 
 /// Who a worker is; the first message of each side.
@@ -94,7 +105,7 @@ impl Proof {
     }
 }
 
-/// The sender drains: it takes no new rooms.
+/// The sender ends the link, now or once it has drained.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bye {
     /// Why it goes, where there is more to say than that.

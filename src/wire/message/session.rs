@@ -17,7 +17,8 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 pub enum Transport {
     /// The destination copies from the source's mapped pool.
     Shm = 1,
-    // 2 belongs to rdma.
+    /// The source's NIC writes into the destination's pool.
+    Rdma = 2,
     /// Frames over streams.
     Tcp = 3,
     /// Nothing moves.
@@ -26,14 +27,41 @@ pub enum Transport {
 
 impl Transport {
     /// The best first.
-    pub const ALL: [Transport; 3] = [Transport::Shm, Transport::Tcp, Transport::Fake];
+    pub const ALL: [Transport; 4] = [Transport::Shm, Transport::Rdma, Transport::Tcp, Transport::Fake];
+
+    /// Several, for people.
+    pub fn list(transports: impl Iterator<Item = Transport>) -> String {
+        let names: Vec<&str> = transports.map(Transport::name).collect();
+        if names.is_empty() { "none".into() } else { names.join(", ") }
+    }
+
+    /// As in `--transfer`, log and metrics.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Transport::Shm => "shm",
+            Transport::Rdma => "rdma",
+            Transport::Tcp => "tcp",
+            Transport::Fake => "fake",
+        }
+    }
 
     const fn bit(self) -> u32 {
         1 << self as u8
     }
 
     fn from_number(number: u8) -> Option<Transport> {
-        [Transport::Shm, Transport::Tcp, Transport::Fake].into_iter().find(|known| *known as u8 == number)
+        Transport::ALL.into_iter().find(|known| *known as u8 == number)
+    }
+
+    /// Whether a source writes into its destination's memory by itself.
+    pub const fn writes(self) -> bool {
+        matches!(self, Transport::Rdma)
+    }
+}
+
+impl fmt::Display for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 
@@ -216,6 +244,64 @@ pub struct TcpGrant {
     pub token: Token,
 }
 
+/// One of a session's queue pairs, as its peer must know it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Pod, Zeroable)]
+#[repr(C)]
+pub struct QueuePairName {
+    /// 24 bit.
+    pub number: u32,
+    /// Of its first packet, 24 bit.
+    pub sequence: u32,
+}
+
+/// How to write into a rank's memory, and who does.
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RdmaGrant {
+    /// Of the port.
+    pub gid: [u8; 16],
+    /// Where the pool begins, in the rank's process.
+    pub kv_address: u64,
+    /// Where the records of its slots begin.
+    pub records_address: u64,
+    /// Opens the pool.
+    pub kv_key: u32,
+    /// Opens the records.
+    pub records_key: u32,
+    /// Of the port, on InfiniBand.
+    pub lid: u16,
+    /// Bytes of a packet's payload.
+    pub mtu: u16,
+    /// Queue pairs below, 1 to [`RdmaGrant::LANES_MAX`].
+    pub lanes: u16,
+    /// Zero.
+    pub pad: u16,
+    /// By lane.
+    pub pairs: [QueuePairName; RdmaGrant::LANES_MAX],
+}
+
+impl RdmaGrant {
+    /// Most lanes of a session.
+    pub const LANES_MAX: usize = 8;
+
+    /// Names in their places; no more than [`RdmaGrant::LANES_MAX`].
+    pub fn pairs(names: &[QueuePairName]) -> [QueuePairName; RdmaGrant::LANES_MAX] {
+        let mut pairs = [QueuePairName::default(); RdmaGrant::LANES_MAX];
+        pairs[..names.len()].copy_from_slice(names);
+        pairs
+    }
+}
+
+/// Keys are not for logs.
+impl fmt::Debug for RdmaGrant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RdmaGrant")
+            .field("gid", &self.gid)
+            .field("lanes", &self.lanes)
+            .finish_non_exhaustive()
+    }
+}
+
 /// One rank of the sender: its regions and the ways into them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
@@ -225,6 +311,8 @@ pub struct Rank {
     pub lanes: u16,
     /// Shared memory, where offered.
     pub shm: Option<ShmGrant>,
+    /// Queue pairs and keys, where offered.
+    pub rdma: Option<RdmaGrant>,
     /// Streams, where offered.
     pub tcp: Option<TcpGrant>,
     /// Whether it takes part in tests that move nothing.
@@ -246,6 +334,7 @@ struct RankBody {
     shm_name: [u8; SocketName::MAX],
     shm_name_len: u16,
     pad: [u8; 6],
+    rdma: RdmaGrant,
 }
 
 impl Rank {
@@ -253,6 +342,7 @@ impl Rank {
     pub fn offers(&self, transport: Transport) -> bool {
         match transport {
             Transport::Shm => self.shm.is_some(),
+            Transport::Rdma => self.rdma.is_some(),
             Transport::Tcp => self.tcp.is_some(),
             Transport::Fake => self.fake,
         }
@@ -260,7 +350,7 @@ impl Rank {
 
     fn parse(body: &RankBody) -> Result<Rank, MessageError> {
         let offers = |transport: Transport| body.transports & transport.bit() != 0;
-        within("lanes", body.lanes, 1..=u16::MAX.into())?;
+        within("lanes", body.lanes, 1..=limits::LANES_MAX as u64)?;
         let shm = if offers(Transport::Shm) {
             let len = usize::from(body.shm_name_len);
             let socket = body.shm_name.get(..len).and_then(SocketName::new);
@@ -276,17 +366,25 @@ impl Rank {
         } else {
             None
         };
-        Ok(Rank { regions: body.regions, lanes: body.lanes, shm, tcp, fake: offers(Transport::Fake) })
+        let rdma = offers(Transport::Rdma).then_some(body.rdma);
+        if let Some(rdma) = &rdma {
+            within("rdma lanes", rdma.lanes, 1..=RdmaGrant::LANES_MAX as u64)?;
+        }
+        let fake = offers(Transport::Fake);
+        Ok(Rank { regions: body.regions, lanes: body.lanes, shm, rdma, tcp, fake })
     }
 
     fn body(&self) -> RankBody {
         let mut body = RankBody { regions: self.regions, lanes: self.lanes, ..RankBody::zeroed() };
-        for transport in [Transport::Shm, Transport::Tcp, Transport::Fake] {
+        for transport in Transport::ALL {
             body.transports |= if self.offers(transport) { transport.bit() } else { 0 };
         }
         if let Some(shm) = &self.shm {
             (body.host, body.shm_token) = (shm.host, shm.token);
             (body.shm_name, body.shm_name_len) = (shm.socket.bytes, shm.socket.len.into());
+        }
+        if let Some(rdma) = self.rdma {
+            body.rdma = rdma;
         }
         if let Some(tcp) = &self.tcp {
             let ip = match tcp.address.ip() {

@@ -23,6 +23,18 @@ fn rank() -> Rank {
             socket: SocketName::new(b"baton-0123").unwrap(),
             token: Token([2; 16]),
         }),
+        rdma: Some(RdmaGrant {
+            gid: [5; 16],
+            kv_address: 1 << 40,
+            records_address: 1 << 41,
+            kv_key: 6,
+            records_key: 7,
+            lid: 8,
+            mtu: 1024,
+            lanes: 2,
+            pad: 0,
+            pairs: RdmaGrant::pairs(&[9, 10].map(|number| QueuePairName { number, sequence: 11 })),
+        }),
         tcp: Some(TcpGrant { address: "10.0.0.7:4000".parse().unwrap(), token: Token([3; 16]) }),
         fake: false,
     }
@@ -30,7 +42,7 @@ fn rank() -> Rank {
 
 fn every_kind() -> Vec<Message<'static>> {
     let session = SessionGeneration(4);
-    let bare = Rank { shm: None, tcp: None, fake: true, ..rank() };
+    let bare = Rank { shm: None, rdma: None, tcp: None, fake: true, ..rank() };
     let v6 = TcpGrant { address: "[2001:db8::1]:1".parse().unwrap(), token: Token([9; 16]) };
     let hash = [5; 32];
     let fingerprint =

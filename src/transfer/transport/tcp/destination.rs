@@ -1,17 +1,16 @@
 //! The receiving half: heads are compared with the live leases, what follows them is scattered into pages
 //! or read into scrap.
 //!
-//! A head is judged one step after it was read: the mover takes its commands at the start of a step, and
-//! what granted the frame was in that ring before the frame was sent.
+//! A head is judged one step after it was read, as [`DestinationHalf::step`] says.
 
-use super::frame::{self, Frame, HEAD_MAX};
+use super::frame::{Frame, HEAD_MAX};
 use crate::cause::Cause;
 use crate::ids::SlotId;
 use crate::limits::LANES_MAX;
 use crate::sys::event::{Interest, WaitSet};
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::plan::{Piece, Template};
-use crate::transfer::transport::{Arrival, DestinationHalf, Landings, Lost, Memory, Notice, vectored};
+use crate::transfer::transport::{Arrival, DestinationHalf, Landings, Lost, Memory, Notice, share, vectored};
 use bytemuck::Zeroable;
 use std::io::{self, ErrorKind, Read};
 use std::net::TcpStream;
@@ -163,7 +162,7 @@ impl Landing {
     }
 
     fn share(&self, tokens: &Range<u32>, lane: usize) -> Range<u64> {
-        frame::share(self.template.bytes(tokens.clone()), lane, self.lanes)
+        share(self.template.bytes(tokens.clone()), lane, self.lanes)
     }
 
     /// A live frame has landed.

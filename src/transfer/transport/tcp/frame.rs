@@ -10,8 +10,6 @@ use std::ops::Range;
 /// Most bytes of KV in a frame: what a cancelled room may still have on the way, and how long another waits
 /// behind it.
 pub const FRAME_MAX: u64 = 1 << 20;
-/// Shares of a chunk begin at multiples of a cache line.
-const SHARE_ALIGN: u64 = 64;
 const MAGIC: u32 = u32::from_le_bytes(*b"BtnF");
 /// This lane sends nothing more for the room.
 const LAST: u32 = 1;
@@ -104,13 +102,6 @@ impl Frame {
     }
 }
 
-/// The part of a chunk of `bytes` bytes that a lane carries; may be empty, is then one empty frame.
-pub(super) fn share(bytes: u64, lane: usize, lanes: usize) -> Range<u64> {
-    let share = bytes.div_ceil(lanes as u64).next_multiple_of(SHARE_ALIGN);
-    let edge = |lane: usize| share.saturating_mul(lane as u64).min(bytes);
-    edge(lane)..edge(lane + 1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -134,21 +125,6 @@ mod tests {
                 let mut head = head;
                 head[at] = value;
                 assert_eq!(Frame::head_bytes(&head[..HEADER_BYTES]), Err(Lost), "byte {at}");
-            }
-        }
-    }
-
-    #[test]
-    fn shares_cover_a_chunk_once() {
-        for bytes in [0, 1, 63, 64, 65, 1000, 12_345_678] {
-            for lanes in 1..=32 {
-                let mut end = 0;
-                for lane in 0..lanes {
-                    let share = share(bytes, lane, lanes);
-                    assert_eq!(share.start, end);
-                    end = share.end;
-                }
-                assert_eq!(end, bytes);
             }
         }
     }

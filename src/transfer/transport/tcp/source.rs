@@ -1,13 +1,13 @@
 //! The sending half: posts are cut into one share per lane, and lanes send a frame of each slot in turn, so
 //! that a long prompt does not hold back a short one.
 
-use super::frame::{self, FRAME_MAX, Frame, HEAD_MAX};
+use super::frame::{FRAME_MAX, Frame, HEAD_MAX};
 use super::preamble::Preamble;
 use crate::ids::{SessionGeneration, SlotId};
 use crate::limits::LANES_MAX;
 use crate::sys::event::{Interest, WaitSet};
 use crate::transfer::plan::Template;
-use crate::transfer::transport::{Completion, Full, Lost, Memory, Notice, Post, SourceHalf, vectored};
+use crate::transfer::transport::{Completion, Full, Lost, Memory, Notice, Post, SourceHalf, share, vectored};
 use crate::wire::message::Token;
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -150,7 +150,7 @@ impl Sending {
     /// What `lane` carries of the slot's post.
     fn share(&self, slot: SlotId, lane: usize) -> Range<u64> {
         let tokens = self.jobs[slot.index()].as_ref().map_or(0..0, |job| job.post.tokens.clone());
-        frame::share(self.template.bytes(tokens), lane, self.lanes)
+        share(self.template.bytes(tokens), lane, self.lanes)
     }
 
     /// The slot's next frame on a lane, from `at`.
@@ -183,6 +183,7 @@ impl Sending {
         let bytes = begun.bytes.start + payload..begun.bytes.end;
         let page = |index| memory.lists.page(slot, index);
         let pieces = self.template.source_pieces(tokens, bytes, page);
+        memory.tally.add(u64::from(begun.sent == 0), 1);
         vectored::send(stream.as_fd(), head, &memory.region, pieces)
     }
 

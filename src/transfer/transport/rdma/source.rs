@@ -1,0 +1,323 @@
+//! The writing half: plans become chains of work requests, completions become room for more.
+//!
+//! One chain, one doorbell, one completion; a chain is of one slot. Consecutive runs that one stretch of the
+//! destination takes in go into one work request, gathered from several pieces.
+
+use super::rail::{Opened, Rail};
+use super::{RECORD_STRIDE, immediate};
+use crate::ids::SlotId;
+use crate::sys::event::{Interest, WaitSet};
+use crate::sys::verbs::{Chain, Completions, Marks, Piece, Remote};
+use crate::transfer::plan::{Run, Template};
+use crate::transfer::transport::{Completion, Full, Lost, Memory, Post, SourceHalf, share};
+use crate::wire::message::RdmaGrant;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Work requests of a chain: enough that a doorbell and a completion cost little, few enough that lanes and slots
+/// take turns.
+const CHAIN_MAX: usize = 64;
+/// Completions taken at once.
+const TAKEN_MAX: usize = 32;
+/// Bytes of a work request: far below what any device carries in one, and what a large page takes. Nothing is gained
+/// by longer ones, and a chain of them would keep lanes and slots waiting.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Most local pieces of a work request, whatever the device could.
+const PIECES_MAX: usize = 16;
+/// Of a chain's registrations.
+const KV: usize = 0;
+const RECORDS: usize = 1;
+
+/// The source's half of a session.
+#[derive(Debug)]
+pub struct RdmaSource {
+    lanes: Box<[Lane]>,
+    opened: Opened,
+    rail: Arc<Rail>,
+    template: Template,
+    peer: RdmaGrant,
+    /// One post per slot at a time; the mover merges the rest.
+    jobs: Box<[Option<Job>]>,
+    taken: Completions,
+    pieces_max: usize,
+}
+
+#[derive(Debug)]
+struct Job {
+    post: Post,
+    /// Bit per lane that has not posted its share.
+    unposted: u32,
+    /// Chains whose completions are still to come.
+    outstanding: u32,
+}
+
+#[derive(Debug)]
+struct Lane {
+    chain: Chain,
+    /// Slots with something to post, and from where in their chunk.
+    queue: VecDeque<(SlotId, u64)>,
+    /// Chains under way, oldest first: whose, and of how many work requests.
+    chains: VecDeque<(SlotId, u32)>,
+    /// Work requests that can be posted.
+    room: u32,
+}
+
+impl RdmaSource {
+    /// A session with the destination that has granted `peer`; also gives what it is to be told. `wait` is where
+    /// the mover parks, `sequences` gives numbers that nobody guesses.
+    pub fn new(
+        rail: &Arc<Rail>,
+        peer: &RdmaGrant,
+        template: Template,
+        wait: &WaitSet,
+        sequences: impl Fn() -> u32,
+    ) -> io::Result<(RdmaSource, RdmaGrant)> {
+        let mut opened = rail.open(usize::from(peer.lanes), false, sequences)?;
+        opened.connect(peer)?;
+        if let Some(events) = opened.completions.events() {
+            wait.add(events, Interest::Readable)?;
+        }
+        let told = rail.grant(&opened);
+        let registrations = [rail.kv.clone(), rail.records.clone()];
+        let granted = opened.pairs.iter().map(|pair| pair.capacity().pieces).min().unwrap_or(1);
+        let pieces_max = (granted.min(rail.settings().pieces) as usize).clamp(1, PIECES_MAX);
+        let lane = |pair: &crate::sys::verbs::QueuePair| {
+            let room = pair.capacity().requests.min(rail.settings().requests);
+            Lane {
+                chain: Chain::new(&registrations, CHAIN_MAX.min(room as usize), pieces_max),
+                queue: VecDeque::with_capacity(rail.slots()),
+                chains: VecDeque::with_capacity(room as usize),
+                room,
+            }
+        };
+        let lanes = opened.pairs.iter().map(lane).collect();
+        let source = RdmaSource {
+            lanes,
+            rail: rail.clone(),
+            template,
+            peer: *peer,
+            jobs: (0..rail.slots()).map(|_| None).collect(),
+            taken: Completions::new(TAKEN_MAX),
+            pieces_max,
+            opened,
+        };
+        Ok((source, told))
+    }
+
+    /// What `lane` carries of a slot's post.
+    fn share(&self, slot: SlotId, lane: usize) -> Range<u64> {
+        let tokens = self.jobs[slot.index()].as_ref().map_or(0..0, |job| job.post.tokens.clone());
+        share(self.template.bytes(tokens), lane, self.lanes.len())
+    }
+
+    /// Posts one chain of a lane, if there is something and room.
+    fn post_chain(&mut self, index: usize, memory: &Memory) -> Result<bool, Lost> {
+        let Some(&(slot, at)) = self.lanes[index].queue.front() else { return Ok(false) };
+        let share = self.share(slot, index);
+        let lane = &mut self.lanes[index];
+        // The immediate takes one as well.
+        let most = (lane.room as usize).min(CHAIN_MAX);
+        let Some(job) = self.jobs[slot.index()].as_mut().filter(|_| most >= 2) else { return Ok(false) };
+        let mut filling = Filling {
+            chain: &mut lane.chain,
+            peer: &self.peer,
+            most: most - 1,
+            open: None,
+            pieces: [Piece { registration: KV, offset: 0, len: 0 }; PIECES_MAX],
+            pieces_max: self.pieces_max,
+        };
+        let tokens = job.post.tokens.clone();
+        let runs = self.template.runs(
+            tokens,
+            at..share.end,
+            |page| memory.lists.page(slot, page),
+            |page| self.rail.targets.page(slot, page),
+        );
+        let mut next = at;
+        for run in runs.flat_map(Run::cut) {
+            if !filling.add(&run) {
+                break;
+            }
+            next += run.bytes;
+        }
+        filling.close();
+        let ends = next == share.end;
+        if ends && let Some(aux) = &job.post.last {
+            let target = job.post.target;
+            let marks =
+                Marks { immediate: Some(immediate(target.slot, target.generation)), ..Marks::default() };
+            let at = slot.index() * RECORD_STRIDE;
+            let offset = target.slot.index() * RECORD_STRIDE;
+            let to = Remote {
+                address: self.peer.records_address.wrapping_add(offset as u64),
+                key: self.peer.records_key,
+            };
+            if index == 0 {
+                let len = size_of_val(aux);
+                self.rail.record_region.store(at, aux, len);
+                lane.chain.write(
+                    0,
+                    &[Piece { registration: RECORDS, offset: at, len: len as u32 }],
+                    to,
+                    marks,
+                );
+            } else {
+                lane.chain.write(0, &[], to, marks);
+            }
+        }
+        if ends {
+            lane.queue.pop_front();
+            job.unposted &= !(1 << index);
+        } else if let Some(front) = lane.queue.front_mut() {
+            front.1 = next;
+        }
+        let requests = lane.chain.len() as u32;
+        lane.chain.signal_last();
+        memory.tally.add(u64::from(requests), 1);
+        let posted = self.opened.pairs[index].post(&mut lane.chain);
+        lane.chain.clear();
+        posted.map_err(|_| Lost)?;
+        lane.room -= requests;
+        lane.chains.push_back((slot, requests));
+        job.outstanding += 1;
+        Ok(true)
+    }
+
+    fn reap(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+        let taken = self.opened.completions.poll(&mut self.taken).map_err(|_| Lost)?;
+        for completion in self.taken.iter() {
+            if completion.outcome.is_err() {
+                return Err(Lost);
+            }
+            let index = self.opened.pairs.iter().position(|pair| pair.number() == completion.queue_pair);
+            let lane = &mut self.lanes[index.ok_or(Lost)?];
+            let (slot, requests) = lane.chains.pop_front().ok_or(Lost)?;
+            lane.room += requests;
+            let Some(job) = &mut self.jobs[slot.index()] else { continue };
+            job.outstanding -= 1;
+            if job.outstanding == 0 && job.unposted == 0 {
+                self.jobs[slot.index()] = None;
+                completed(slot);
+            }
+        }
+        Ok(taken > 0)
+    }
+}
+
+impl SourceHalf for RdmaSource {
+    fn completion(&self) -> Completion {
+        Completion::Pushed
+    }
+
+    fn post(&mut self, _memory: &Memory, post: &Post) -> Result<(), Full> {
+        let job = &mut self.jobs[post.slot.index()];
+        if job.is_some() {
+            return Err(Full);
+        }
+        let mut post = post.clone();
+        if let Some(aux) = &mut post.last {
+            aux.generation = post.target.generation.0;
+        }
+        let slot = post.slot;
+        let tells = post.last.is_some();
+        *job = Some(Job { post, unposted: 0, outstanding: 0 });
+        for index in 0..self.lanes.len() {
+            let share = self.share(slot, index);
+            // Few tokens are not for all lanes, but each says when it has brought its last.
+            if share.is_empty() && !tells {
+                continue;
+            }
+            self.lanes[index].queue.push_back((slot, share.start));
+            if let Some(job) = &mut self.jobs[slot.index()] {
+                job.unposted |= 1 << index;
+            }
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+        let mut moved = self.reap(completed)?;
+        for index in 0..self.lanes.len() {
+            while self.post_chain(index, memory)? {
+                moved = true;
+            }
+        }
+        Ok(moved)
+    }
+
+    fn withdraw(&mut self, slot: SlotId) -> bool {
+        for lane in &mut self.lanes {
+            lane.queue.retain(|&(queued, _)| queued != slot);
+        }
+        let Some(job) = &mut self.jobs[slot.index()] else { return true };
+        job.unposted = 0;
+        let quiet = job.outstanding == 0;
+        if quiet {
+            self.jobs[slot.index()] = None;
+        }
+        quiet
+    }
+
+    fn park(&mut self, parked: bool) {
+        if parked {
+            // Fails only with a queue that is broken; the next poll says so.
+            let _ = self.opened.completions.request_event();
+        } else {
+            self.opened.completions.clear_events();
+        }
+    }
+}
+
+/// A chain that is being filled, run by run.
+struct Filling<'a> {
+    chain: &'a mut Chain,
+    peer: &'a RdmaGrant,
+    most: usize,
+    /// Where the request at hand goes, its bytes and its pieces so far.
+    open: Option<(u64, u64, usize)>,
+    pieces: [Piece; PIECES_MAX],
+    pieces_max: usize,
+}
+
+impl Run {
+    /// In parts that a work request takes.
+    fn cut(self) -> impl Iterator<Item = Run> {
+        (0..self.bytes).step_by(REQUEST_BYTES_MAX as usize).map(move |start| Run {
+            source: self.source + start,
+            destination: self.destination + start,
+            bytes: (self.bytes - start).min(REQUEST_BYTES_MAX),
+        })
+    }
+}
+
+impl Filling<'_> {
+    /// False: no room for it.
+    fn add(&mut self, run: &Run) -> bool {
+        let piece = Piece { registration: KV, offset: run.source as usize, len: run.bytes as u32 };
+        if let Some((to, bytes, count)) = &mut self.open
+            && *to + *bytes == run.destination
+            && *bytes + run.bytes <= REQUEST_BYTES_MAX
+            && *count < self.pieces_max
+        {
+            self.pieces[*count] = piece;
+            (*bytes, *count) = (*bytes + run.bytes, *count + 1);
+            return true;
+        }
+        if self.chain.len() + usize::from(self.open.is_some()) == self.most {
+            return false;
+        }
+        self.close();
+        self.pieces[0] = piece;
+        self.open = Some((run.destination, run.bytes, 1));
+        true
+    }
+
+    fn close(&mut self) {
+        if let Some((to, _, count)) = self.open.take() {
+            let to = Remote { address: self.peer.kv_address.wrapping_add(to), key: self.peer.kv_key };
+            self.chain.write(0, &self.pieces[..count], to, Marks::default());
+        }
+    }
+}

@@ -2,8 +2,9 @@
 //! KV cache from one's memory into the other's. `docs/design.md` fixes words, invariants, formats.
 //!
 //! Modules import downwards only (design, section 12): `stdx`, `sys` → `limits`, `ids` → `wire`,
-//! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role`.
+//! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role` → `bench`.
 
+pub mod bench;
 pub mod cause;
 pub mod cluster;
 pub mod config;

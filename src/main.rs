@@ -2,6 +2,7 @@
 //!
 //! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
 
+use baton::bench::{self, transfer::Plan};
 use baton::config::resolved::Command;
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict};
@@ -9,6 +10,7 @@ use baton::front::service::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use baton::role;
+use baton::transfer::transport::rdma::Nic;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -20,10 +22,10 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Invocation::Doctor) => run_doctor(&surroundings),
-        Ok(Invocation::BenchTransfer) => {
-            eprintln!("error: `baton bench transfer` comes with a later version");
-            ExitCode::FAILURE
-        }
+        Ok(Invocation::BenchTransfer(flags)) => match Plan::new(&flags) {
+            Err(error) => ExitCode::from(error.report()),
+            Ok(plan) => run_bench(&plan),
+        },
         Ok(Invocation::Run { command, warnings }) => {
             log::configure(command.log());
             for warning in warnings {
@@ -42,8 +44,24 @@ fn run(command: &Command) -> ExitCode {
         Command::Router(config) => role::router::router(config),
     };
     match ended {
-        Ok(End::Drained) => ExitCode::SUCCESS,
-        Ok(End::CutOff) => ExitCode::FAILURE,
+        Ok(End::Drained) => {
+            log::event!(Info, "main", "ended, nothing was left running");
+            ExitCode::SUCCESS
+        }
+        Ok(End::CutOff) => {
+            log::event!(Warn, "main", "ended, requests that still ran were cut off");
+            ExitCode::FAILURE
+        }
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_bench(plan: &Plan) -> ExitCode {
+    match bench::transfer::run(plan) {
+        Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error}");
             ExitCode::FAILURE
@@ -53,7 +71,8 @@ fn run(command: &Command) -> ExitCode {
 
 fn run_doctor(surroundings: &Surroundings) -> ExitCode {
     let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
-    let findings = doctor::examine(surroundings, &kernels);
+    let nic = Nic::choose().map(|nic| nic.chosen);
+    let findings = doctor::examine(surroundings, &kernels, nic);
     for finding in &findings {
         println!("{finding}");
     }

@@ -6,11 +6,11 @@
 use super::resolved::{KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
 use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host};
 use crate::limits::{
-    CHUNK_MS_MAX, CONTEXT_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RUNNING_REQUESTS_MAX, THREADS_MAX,
-    WORKERS_MAX,
+    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RUNNING_REQUESTS_MAX,
+    THREADS_MAX, WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 /// Serves large language models with prefill and decode on different workers.
@@ -95,12 +95,67 @@ pub struct RouterFlags {
 /// `baton bench`.
 #[derive(Subcommand, Debug)]
 pub enum BenchFlags {
-    /// Transfer latency and throughput (comes with a later version)
-    Transfer {
-        /// Read past, so that the answer is the same whatever is asked.
-        #[arg(hide = true, trailing_var_arg = true, allow_hyphen_values = true)]
-        rest: Vec<String>,
-    },
+    /// Hand KV over between two processes, beside the bare limit of the same way in the same run
+    Transfer(TransferBenchFlags),
+}
+
+/// `baton bench transfer`.
+#[derive(Args, Clone, Debug)]
+pub struct TransferBenchFlags {
+    /// How bytes move: all (those of this machine), shm, tcp, rdma
+    #[arg(long, value_name = "NAME", default_value = "all")]
+    pub transport: String,
+    /// What is handed over: a case by its name, all, or small (all of them for slow machines)
+    #[arg(long, value_name = "NAME", default_value = "all")]
+    pub case: String,
+    /// How both pools keep their pages: all, layer-major as other engines, page-major as ours
+    #[arg(long, value_name = "NAME", default_value = "all")]
+    pub layout: String,
+    /// Streams of a tcp session, or queue pairs of an rdma one [default: 1, or 2]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=LANES_MAX as i64))]
+    pub lanes: Option<u16>,
+    /// Seconds for each row of figures
+    #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
+    pub duration: f64,
+    /// Have no thread park: each process turns all of its work in one that spins
+    #[arg(long)]
+    pub busy_poll: bool,
+    /// One JSON object a row instead of a table
+    #[arg(long)]
+    pub json: bool,
+    /// Also write a page with charts of all rows, which needs nothing else
+    #[arg(long, value_name = "FILE.html", conflicts_with = "listen")]
+    pub report: Option<PathBuf>,
+    /// Instead of a case.
+    #[command(flatten)]
+    pub shape: ShapeFlags,
+    /// Follow whoever connects here instead of starting a second process
+    #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
+    pub listen: Option<SocketAddr>,
+    /// Lead the process that listens there, on another host or this one; each must reach the other
+    #[arg(long, value_name = "HOST:PORT")]
+    pub connect: Option<String>,
+    /// End with whoever has started this.
+    #[arg(long, hide = true, requires = "listen")]
+    pub until_eof: bool,
+}
+
+/// A case of one's own.
+#[derive(Args, Clone, Debug)]
+#[command(next_help_heading = "A case of your own, instead of --case")]
+pub struct ShapeFlags {
+    /// Pages of a request
+    #[arg(long, value_name = "N", conflicts_with = "case")]
+    pub pages: Option<u32>,
+    /// Layers, each with a buffer for K and one for V
+    #[arg(long, value_name = "N", requires = "pages", default_value_t = 32, value_parser = value_parser!(u32).range(1..=1024))]
+    pub layers: u32,
+    /// Bytes of a page in a buffer
+    #[arg(long, value_name = "BYTES", requires = "pages", default_value_t = 32 << 10, value_parser = value_parser!(u32).range(1..=16 << 20))]
+    pub item_bytes: u32,
+    /// Have the request's pages lie anywhere in the pool, not in a run
+    #[arg(long, requires = "pages")]
+    pub fragmented: bool,
 }
 
 /// What every process that holds a model takes.
@@ -142,7 +197,7 @@ pub(super) struct FrontFlags {
     /// Address to listen on
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1", value_parser = parse_host)]
     pub(super) host: IpAddr,
-    /// Port of the HTTP interface; 0 takes a free one [default: 8000; prefill 30000, decode 30001]
+    /// Port of the HTTP interface; 0 takes a free one
     #[arg(long)]
     pub(super) port: Option<u16>,
     /// Keys that clients must show as `Authorization: Bearer KEY`, one a line

@@ -12,7 +12,9 @@ const NO_RETRY: &str = "a request that was sent to a pair of workers is not sent
 const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
 const ALL_RESERVED: &str = "a request's KV is reserved to its longest answer";
-const NO_RDMA: &str = "KV moves over shm and tcp";
+const NO_TLS: &str = "there is no TLS yet; put a proxy that has it before the port";
+const OWN_TEXTS: &str = "tokenizer and chat template are MODEL's own";
+const NIC: &str = "the first RDMA device with an active port is used; baton doctor tells which";
 
 /// (flag or command, why not, or what instead).
 const NAMES: &[(&str, &str)] = &[
@@ -23,10 +25,28 @@ const NAMES: &[(&str, &str)] = &[
     ("--pp-size", ONE_RANK),
     ("--data-parallel-size", ONE_RANK),
     ("--dp-size", ONE_RANK),
+    ("--dp", ONE_RANK),
+    ("--pp", ONE_RANK),
+    ("--ep", ONE_RANK),
     ("--dp-aware", ONE_RANK),
     ("--expert-parallel-size", ONE_RANK),
     ("--ep-size", ONE_RANK),
     ("--device", CPU_ONLY),
+    ("--n-gpu-layers", CPU_ONLY),
+    ("--gpu-layers", CPU_ONLY),
+    ("--attention-backend", CPU_ONLY),
+    ("--enforce-eager", "nothing is compiled or captured at the start"),
+    ("--disable-cuda-graph", "nothing is compiled or captured at the start"),
+    ("--trust-remote-code", "a model's files are read, never run"),
+    ("--tokenizer", OWN_TEXTS),
+    ("--tokenizer-path", OWN_TEXTS),
+    ("--chat-template", OWN_TEXTS),
+    ("--enable-metrics", "metrics are always at /metrics"),
+    ("--metrics", "metrics are always at /metrics"),
+    ("--ssl-certfile", NO_TLS),
+    ("--ssl-keyfile", NO_TLS),
+    ("--ssl-cert-file", NO_TLS),
+    ("--ssl-key-file", NO_TLS),
     ("--gpu-memory-utilization", "models run on CPUs only; KV memory is set by --kv-memory"),
     ("--mem-fraction-static", "KV memory is set by --kv-memory"),
     ("--enable-prefix-caching", NO_PREFIX_CACHE),
@@ -45,12 +65,21 @@ const NAMES: &[(&str, &str)] = &[
     ("--lora-modules", "there are no adapters yet"),
     ("--quantization", "weights are computed in the types of their file"),
     ("--dtype", "weights are computed in the types of their file; the cache's type is --kv-dtype"),
-    ("--disaggregation-ib-device", NO_RDMA),
-    ("--ib-device", NO_RDMA),
+    ("--disaggregation-ib-device", NIC),
+    ("--ib-device", NIC),
     ("--disaggregation-mode", BY_COMMAND),
     ("--pd-disaggregation", BY_COMMAND),
     ("--model-path", "MODEL is given without a flag"),
     ("--model", "MODEL is given without a flag"),
+    ("-m", "MODEL is given without a flag"),
+    ("--context-length", "use --max-model-len"),
+    ("--ctx-size", "use --max-model-len"),
+    ("-c", "use --max-model-len"),
+    ("--max-total-tokens", "KV memory is set by --kv-memory"),
+    ("--kv-cache-dtype", "use --kv-dtype"),
+    ("--max-running-request", "use --max-running-requests"),
+    ("--parallel", "use --max-running-requests"),
+    ("--alias", "use --served-model-name"),
     ("--disaggregation-transfer-backend", "use --transfer"),
     ("--kv-transfer-config", "use baton prefill and baton decode with --transfer"),
     ("--disaggregation-bootstrap-port", "use --bootstrap-port"),
@@ -63,6 +92,7 @@ const NAMES: &[(&str, &str)] = &[
     ("--decode-policy", ONE_POLICY),
     ("--retry-max-retries", NO_RETRY),
     ("--disable-retries", NO_RETRY),
+    ("--worker-urls", "workers have roles: --prefill URL BOOTSTRAP_PORT and --decode URL"),
     ("--service-discovery", "workers are named on the command line"),
     ("--prefill-selector", "workers are named on the command line"),
     ("--decode-selector", "workers are named on the command line"),
@@ -73,7 +103,6 @@ const NAMES: &[(&str, &str)] = &[
 
 /// (flag, value, why not).
 const VALUES: &[(&str, &str, &str)] = &[
-    ("--transfer", "rdma", NO_RDMA),
     ("--transfer", "cuda_ipc", CPU_ONLY),
     ("--policy", "random", ONE_POLICY),
     ("--policy", "power_of_two", ONE_POLICY),
@@ -106,4 +135,26 @@ pub fn explain(error: &clap::Error) -> Option<ConfigError> {
 fn by_name(name: &str) -> Option<ConfigError> {
     let (_, why) = NAMES.iter().find(|(known, _)| *known == name)?;
     Some(ConfigError::Later { what: name.into(), why })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Surroundings, parse};
+
+    #[test]
+    fn every_name_is_explained_and_none_is_a_flag_of_ours() {
+        let here = Surroundings { cpus: vec![0], parallelism: 1, log_level: None };
+        let commands = [&["serve", "m"][..], &["prefill", "m"], &["decode", "m"], &["router"]];
+        for (name, why) in NAMES {
+            for command in commands {
+                let line: Vec<&str> = match name.starts_with('-') {
+                    true => [&["baton"], command, &[name]].concat(),
+                    false => vec!["baton", name],
+                };
+                let error = parse(&line, &here).unwrap_err();
+                assert_eq!(error.to_string(), format!("{name} is not supported by this version: {why}"));
+            }
+        }
+    }
 }

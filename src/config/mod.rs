@@ -15,7 +15,8 @@ pub mod values;
 
 use clap::FromArgMatches;
 use error::ConfigError;
-use flags::Cli;
+use flags::{Cli, TransferBenchFlags};
+use resolve::{DECODE_PORT, FRONT_PORT, PREFILL_PORT};
 use resolved::Command;
 use std::ffi::OsString;
 
@@ -33,8 +34,8 @@ pub enum Invocation {
     Print(String),
     /// `baton doctor`.
     Doctor,
-    /// `baton bench transfer`.
-    BenchTransfer,
+    /// `baton bench transfer`, as typed: what its names stand for, the bench knows.
+    BenchTransfer(Box<TransferBenchFlags>),
 }
 
 /// What resolution needs to know of the machine and the environment.
@@ -62,12 +63,24 @@ impl Surroundings {
     }
 }
 
+/// Where the commands listen unless told otherwise.
+const PORTS: [(&str, u16); 4] =
+    [("serve", FRONT_PORT), ("prefill", PREFILL_PORT), ("decode", DECODE_PORT), ("router", FRONT_PORT)];
+
+/// What clap is to take: the flags, and what of their help differs between commands that share them.
+fn command_line() -> clap::Command {
+    PORTS.into_iter().fold(<Cli as clap::CommandFactory>::command(), |cli, (command, port)| {
+        let help = format!("Port of the HTTP interface; 0 takes a free one [default: {port}]");
+        cli.mut_subcommand(command, |command| command.mut_arg("port", |arg| arg.help(help)))
+    })
+}
+
 /// Parses and resolves a command line, program name first.
 pub fn parse(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     surroundings: &Surroundings,
 ) -> Result<Invocation, ConfigError> {
-    let matches = <Cli as clap::CommandFactory>::command()
+    let matches = command_line()
         .try_get_matches_from(arguments)
         .map_err(|error| later::explain(&error).unwrap_or(ConfigError::Usage(error)))?;
     let cli = Cli::from_arg_matches(&matches).map_err(ConfigError::Usage)?;

@@ -19,10 +19,10 @@ use std::net::IpAddr;
 use std::path::Path;
 
 /// As vLLM: the port of whatever clients talk to.
-const FRONT_PORT: u16 = 8000;
+pub(super) const FRONT_PORT: u16 = 8000;
 /// As SGLang; the other role takes the next one, so that a pair on one host needs no flag.
-const PREFILL_PORT: u16 = 30000;
-const DECODE_PORT: u16 = 30001;
+pub(super) const PREFILL_PORT: u16 = 30000;
+pub(super) const DECODE_PORT: u16 = 30001;
 /// As SGLang.
 const MAX_PREFILL_TOKENS: u32 = 16384;
 /// As vLLM; on most CPUs `--chunk-ms` ends a chunk earlier.
@@ -49,7 +49,9 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
             (Command::Router(resolver.router(flags)?), print)
         }
         CliCommand::Doctor => return Ok(Invocation::Doctor),
-        CliCommand::Bench(BenchFlags::Transfer { .. }) => return Ok(Invocation::BenchTransfer),
+        CliCommand::Bench(BenchFlags::Transfer(flags)) => {
+            return Ok(Invocation::BenchTransfer(Box::new(flags)));
+        }
     };
     if print {
         let json = serde_json::to_string_pretty(&command).expect("a configuration has only string keys");
@@ -247,6 +249,11 @@ fn default_names(path: &Path) -> Vec<String> {
 
 fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {
     if !flags.mixed {
+        if let Some(transfer @ (Transfer::Tcp | Transfer::Rdma)) = flags.transfer {
+            let name = if transfer == Transfer::Tcp { "tcp" } else { "rdma" };
+            let limit = "between workers of one process KV moves over shm; use separate processes";
+            return Err(value("--transfer", name, limit));
+        }
         return Ok(WorkerLayout::Split {
             prefill: flags.prefill_workers.unwrap_or(1),
             decode: flags.decode_workers.unwrap_or(1),

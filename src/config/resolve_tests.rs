@@ -1,3 +1,5 @@
+//! Command lines and what they come to, or why they are refused.
+
 use super::super::parse;
 use super::*;
 use std::io::Write;
@@ -153,8 +155,8 @@ fn what_comes_later_is_refused_by_name() {
         ("serve m --tp 2", "--tp"),
         ("serve m --enable-prefix-caching", "--enable-prefix-caching"),
         ("decode m --num-reserved-decode-tokens 512", "--num-reserved-decode-tokens"),
-        ("decode m --transfer rdma", "--transfer rdma"),
-        ("serve m --transfer=rdma", "--transfer rdma"),
+        ("decode m --transfer cuda_ipc", "--transfer cuda_ipc"),
+        ("serve m --transfer=cuda_ipc", "--transfer cuda_ipc"),
         ("router --prefill http://a:1 --decode http://b:1 --policy cache_aware", "--policy cache_aware"),
         ("sim", "sim"),
         ("drain http://a:1", "drain"),
@@ -270,6 +272,6 @@ fn clap_finds_no_fault_with_the_definitions() {
 fn commands_without_configuration() {
     assert!(matches!(parse(words("doctor"), &machine()), Ok(Invocation::Doctor)));
     let bench = parse(words("bench transfer --transport all --json"), &machine());
-    assert!(matches!(bench, Ok(Invocation::BenchTransfer)));
+    assert!(matches!(bench, Ok(Invocation::BenchTransfer(flags)) if flags.json));
     assert!(matches!(parse(words("bench"), &machine()), Err(ConfigError::Usage(_))));
 }

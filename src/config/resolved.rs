@@ -265,6 +265,8 @@ pub enum Transfer {
     Auto,
     /// Copied from shared memory, on one host.
     Shm,
+    /// Written by an RDMA NIC.
+    Rdma,
     /// Streamed.
     Tcp,
     /// Not at all.
@@ -302,9 +304,9 @@ pub enum LogLevel {
     /// What an operator wants to see of normal life.
     #[default]
     Info,
-    /// Each request.
+    /// What the router does with each request, and what becomes of it.
     Debug,
-    /// Each message.
+    /// As debug; nothing more is logged yet.
     Trace,
 }
 

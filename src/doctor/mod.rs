@@ -3,8 +3,11 @@
 //! Thread: main. Says only what it has just looked at; what this version does not use is named as such.
 //! Files are read below a root that tests can choose.
 
+mod rdma;
+
 use crate::config::Surroundings;
 use crate::kv::region::{PeerRegion, Region};
+use crate::sys::verbs;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -93,10 +96,22 @@ impl fmt::Display for Finding {
 }
 
 /// Looks at this machine. `kernels` are the kernel families that run on it, best last.
-pub fn examine(surroundings: &Surroundings, kernels: &[&str]) -> Vec<Finding> {
-    let mut findings = Host::at("/").examine(surroundings, kernels);
+pub fn examine(surroundings: &Surroundings, kernels: &[&str], nic: Result<String, String>) -> Vec<Finding> {
+    let host = Host::at("/");
+    let mut findings = host.examine(surroundings, kernels);
     findings.insert(3, shared_memory());
+    findings.extend(rdma::findings(verbs::list(), &host.names("sys/class/infiniband")));
+    findings.push(transfer(nic));
     findings
+}
+
+/// What `--transfer auto` comes to.
+fn transfer(nic: Result<String, String>) -> Finding {
+    let between = match nic {
+        Ok(nic) => format!("rdma by {nic}, where both have it, else tcp"),
+        Err(why) => format!("tcp ({why})"),
+    };
+    Finding::good("transfer", format!("auto chooses shm between workers of one host, else {between}"))
 }
 
 /// Does what a hand-off over shm does: makes a sealed memory file and maps it as a peer would.
@@ -136,13 +151,7 @@ impl Host {
             self.huge_pages(),
             self.locked_memory(),
             self.open_files(),
-            self.rdma(),
             self.cuda(),
-            Finding::good(
-                "transfer",
-                "auto chooses shm between workers of one host, else tcp; rdma comes with a later version"
-                    .into(),
-            ),
         ]
     }
 
@@ -263,14 +272,6 @@ impl Host {
         }
     }
 
-    fn rdma(&self) -> Finding {
-        let devices = self.names("sys/class/infiniband");
-        let devices =
-            if devices.is_empty() { "no device".into() } else { format!("devices {}", devices.join(" ")) };
-        let library = self.library("libibverbs.so.1");
-        Finding::good("rdma", format!("{devices}, {library}; not used by this version"))
-    }
-
     fn cuda(&self) -> Finding {
         let is_card = |name: &String| {
             name.strip_prefix("nvidia")
@@ -375,8 +376,6 @@ mod tests {
                 ("proc/meminfo", "MemTotal:       33554432 kB\nMemAvailable:   16777216 kB\n"),
                 ("proc/self/limits", "Max open files            65536    65536     files     \n"),
                 ("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [within_size] never\n"),
-                ("sys/class/infiniband/mlx5_0", ""),
-                ("usr/lib/libibverbs.so.1", ""),
                 ("dev/nvidia0", ""),
                 ("dev/nvidiactl", ""),
             ],
@@ -384,9 +383,6 @@ mod tests {
         let finding = machine.finding("cpu", &[]);
         assert_eq!(finding.found, "Fast One; avx2 avx512f; not used by this version: amx_tile");
         assert_eq!(machine.finding("memory", &[]).found, "16.0 GiB free of 32.0 GiB");
-        let finding = machine.finding("rdma", &[]);
-        assert!(finding.found.starts_with("devices mlx5_0, library "), "{finding}");
-        assert!(finding.found.ends_with("not used by this version"), "{finding}");
         assert!(machine.finding("cuda", &[]).found.starts_with("1 device(s), "));
         let finding = machine.finding("kernels", &["portable", "avx2", "avx512"]);
         assert_eq!(finding.found, "avx512 is chosen; portable, avx2 would run too");
@@ -424,12 +420,11 @@ mod tests {
     fn a_machine_that_tells_nothing_is_no_reason_to_fail() {
         let machine = Machine::new("mute", &[]);
         assert!(machine.finding("memory", &[]).found.contains("unknown"));
-        assert!(machine.finding("rdma", &[]).found.starts_with("no device, no libibverbs.so.1"));
     }
 
     #[test]
     fn this_machine_can_hand_over_through_shared_memory() {
-        let findings = examine(&Surroundings::of_this_process(), &["portable"]);
+        let findings = examine(&Surroundings::of_this_process(), &["portable"], Err("none".into()));
         let shm = findings.iter().find(|finding| finding.topic == "shm").unwrap();
         assert_eq!(shm.verdict, Verdict::Good, "{shm}");
     }

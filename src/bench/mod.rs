@@ -1,0 +1,3 @@
+//! Measurements that users run: `baton bench`.
+
+pub mod transfer;

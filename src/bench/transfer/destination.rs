@@ -1,0 +1,205 @@
+//! The process that is handed KV: does row after row what the other process says.
+
+use super::case::{Case, End, LISTS, LayoutKind};
+use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
+use super::side::{PATIENCE, Side};
+use super::talk::{LINE_MAX, Row, Say};
+use crate::front::handoff::Source;
+use crate::ids::{PageId, Room};
+use crate::kv::region::Region;
+use crate::role::host_id;
+use crate::sched::mailbox::Command;
+use crate::sys::clock::{monotonic_ns, process_cpu_ns};
+use crate::transfer::command::DestinationCommand;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::Ordering;
+
+/// Answers every row that is asked for, one at a time, for as long as the process lives. What goes wrong in one
+/// is told to whoever asked, and to `log`.
+pub fn serve(listener: &TcpListener, mut log: impl FnMut(&str)) -> std::io::Result<()> {
+    loop {
+        let (stream, peer) = listener.accept()?;
+        if let Err(why) = answer(stream) {
+            log(&format!("{peer}: {why}"));
+        }
+    }
+}
+
+fn answer(stream: TcpStream) -> Result<(), String> {
+    let text = |error: std::io::Error| error.to_string();
+    let mut last_words = stream.try_clone().map_err(text)?;
+    let outcome = first_line(&stream).and_then(|line| {
+        let asked: Say = serde_json::from_str(&line).map_err(|error| format!("nonsense: {error}"))?;
+        Following::new(stream, asked)?.follow()
+    });
+    if let Err(why) = &outcome {
+        let mut line = serde_json::to_vec(&Say::Failed { why: why.clone() }).expect("only strings are keys");
+        line.push(b'\n');
+        // Whoever is gone has no use for them.
+        let _ = last_words.set_nonblocking(false).and_then(|()| last_words.write_all(&line));
+    }
+    outcome
+}
+
+/// Nothing is said behind it before it is answered, so nothing is read too far.
+fn first_line(stream: &TcpStream) -> Result<String, String> {
+    stream.set_read_timeout(Some(PATIENCE)).map_err(|error| error.to_string())?;
+    let mut line = String::new();
+    let read = BufReader::new(stream.take(LINE_MAX as u64)).read_line(&mut line);
+    read.map_err(|error| error.to_string())?;
+    Ok(line)
+}
+
+/// A row under way.
+struct Following {
+    row: Row,
+    side: Side<DestinationCommand>,
+    source: Source,
+    limit: Limit,
+}
+
+enum Limit {
+    Copy(Box<CopyLimit>),
+    Listening(TcpListener),
+    Streams(StreamLimit),
+    Verbs(Box<VerbsLimit>),
+}
+
+impl Following {
+    fn new(stream: TcpStream, asked: Say) -> Result<Following, String> {
+        let Say::Prepare { version, row, control_port } = asked else {
+            return Err("a row begins with Prepare".into());
+        };
+        if version != env!("CARGO_PKG_VERSION") {
+            let ours = env!("CARGO_PKG_VERSION");
+            return Err(format!("this is baton {ours}, the other process {version}"));
+        }
+        let text = |error: std::io::Error| error.to_string();
+        let host = stream.local_addr().map_err(text)?.ip();
+        let control = SocketAddr::new(stream.peer_addr().map_err(text)?.ip(), control_port);
+        let mut side = Side::destination(&row, stream, host, control)?;
+        touch(&side.memory.region);
+        let (mut bare_port, mut verbs) = (None, None);
+        let limit = match row.transport.as_str() {
+            "tcp" => {
+                let (listener, port) = StreamLimit::listen(host).map_err(text)?;
+                bare_port = Some(port);
+                Limit::Listening(listener)
+            }
+            "rdma" => {
+                let (limit, ends) = VerbsLimit::new(&row.case, row.lanes, PATIENCE)?;
+                verbs = Some(ends);
+                Limit::Verbs(Box::new(limit))
+            }
+            _ => Limit::Copy(Box::new(CopyLimit::new(&row.case).map_err(text)?)),
+        };
+        side.say(&Say::Prepared { bare_port, verbs, host: format!("{:?}", host_id()) })?;
+        Ok(Following { row, side, source: Source::Remote(control), limit })
+    }
+
+    fn follow(mut self) -> Result<(), String> {
+        loop {
+            match self.side.hear()? {
+                Say::Ask => self.side.say(&Say::Time { at: monotonic_ns() })?,
+                Say::Expect { room, list, verify } => self.expect(room, list, verify)?,
+                Say::Bare { run } => self.bare(run)?,
+                Say::Connect { verbs } => {
+                    let Limit::Verbs(limit) = &mut self.limit else {
+                        return Err("no bare verbs here".into());
+                    };
+                    limit.connect(verbs).map_err(|error| format!("bare verbs: {error}"))?;
+                }
+                Say::Finish => {
+                    let counts = self.side.memory.tally.counts();
+                    let (work_requests, doorbells) = (counts.work_requests, counts.doorbells);
+                    return self.side.say(&Say::Finished { work_requests, doorbells });
+                }
+                other => return Err(format!("out of turn: {other:?}")),
+            }
+        }
+    }
+
+    fn expect(&mut self, room: u64, list: u32, verify: bool) -> Result<(), String> {
+        let (case, tokens) = (&self.row.case, self.row.case.tokens());
+        let pages = case.list(End::Destination, list % LISTS);
+        let source_pages = verify.then(|| case.list(End::Source, list % LISTS));
+        let slot = self.side.enter(room, tokens, Some(&self.source))?;
+        let session = self.side.command("a session with the source", |command| match *command {
+            Command::SessionReady { slot: id, session, .. } if id == slot.id => Some(session),
+            _ => None,
+        })?;
+        let lease = self.side.lease(slot, &pages);
+        let from = (session, Room(room));
+        self.side.handle.expect(slot.id, slot.generation, from, tokens, &pages, lease);
+        let begun = process_cpu_ns();
+        self.side.expecting(slot, tokens);
+        let (at, failure) = self.side.until("the KV", |side| {
+            let status = side.status(slot);
+            Ok(status.state.is_terminal().then(|| (monotonic_ns(), status.cause)))
+        })?;
+        let cpu = process_cpu_ns() - begun;
+        if let Some(cause) = failure {
+            return Err(format!("the hand-off failed: {cause}"));
+        }
+        self.side.leave(slot, &pages)?;
+        if let Some(source_pages) = source_pages {
+            verify_pages(&self.side.memory.region, &self.row.case, self.row.layout, &source_pages, &pages)?;
+        }
+        self.side.say(&Say::Landed { at, cpu })
+    }
+
+    fn bare(&mut self, run: u32) -> Result<(), String> {
+        let text = |error: std::io::Error| format!("bare limit: {error}");
+        if let Limit::Listening(listener) = &self.limit {
+            let (lanes, bytes) = (self.row.lanes, self.row.case.bytes());
+            self.limit = Limit::Streams(StreamLimit::accept(listener, lanes, bytes, PATIENCE).map_err(text)?);
+        }
+        let at = match &mut self.limit {
+            Limit::Copy(limit) => limit.run(run),
+            Limit::Streams(streams) => {
+                self.side.say(&Say::BareReady)?;
+                streams.receive().map_err(text)?;
+                monotonic_ns()
+            }
+            Limit::Verbs(limit) => {
+                limit.expect().map_err(text)?;
+                self.side.say(&Say::BareReady)?;
+                limit.receive().map_err(text)?;
+                monotonic_ns()
+            }
+            Limit::Listening(_) => return Err("bare sockets: none".into()),
+        };
+        self.side.say(&Say::BareDone { at })
+    }
+}
+
+/// Has the kernel give all of it, so that no hand-off waits for that.
+pub fn touch(region: &Region) {
+    (0..region.len()).step_by(4096).for_each(|at| region.word(at).store(0, Ordering::Relaxed));
+}
+
+/// Whether every word of every item is the source's.
+fn verify_pages(
+    region: &Region,
+    case: &Case,
+    kind: LayoutKind,
+    source: &[PageId],
+    destination: &[PageId],
+) -> Result<(), String> {
+    for (&from, &to) in source.iter().zip(destination) {
+        for buffer in 0..case.buffers {
+            let at = case.item(kind, to, buffer) as usize;
+            for word in 0..case.item_bytes / 8 {
+                let found = region.word(at + 8 * word as usize).load(Ordering::Relaxed);
+                let wanted = case.word(from, buffer, word);
+                if found != wanted {
+                    return Err(format!(
+                        "wrong bytes: page {to} (from {from}), buffer {buffer}, word {word}: {found:#x}, not {wanted:#x}"
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,457 @@
+//! The bare limits: what moving the same bytes takes with nothing around it, measured between two hand-offs.
+//!
+//! shm: one thread copies with streaming stores from one region to another, contiguously; what fits the caches
+//! easily is told by a flag that a spinning thread sets. tcp: as many sockets, contiguous buffers. rdma: as many
+//! queue pairs, requests of an item each in chains of one doorbell, contiguous memory.
+
+use super::case::Case;
+use crate::front::handoff::random;
+use crate::kv::region::{PeerRegion, Region};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::verbs::{
+    Access, Capacity, Chain, CompletionQueue, Completions, Domain, Endpoint, Marks, Piece, QueuePair,
+    Registration, Remote,
+};
+use crate::transfer::copy;
+use crate::transfer::plan::Run;
+use crate::transfer::transport::rdma::Nic;
+use serde::{Deserialize, Serialize};
+use std::collections::VecDeque;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// Bytes up to which the way to the copy counts, not the copy.
+const RING_BYTES_MAX: u64 = 16 << 10;
+
+/// Copies inside this process.
+#[derive(Debug)]
+pub struct CopyLimit {
+    from: PeerRegion,
+    to: Region,
+    bytes: u64,
+    flag: Option<Flag>,
+}
+
+/// A thread that says "now" and when that was.
+#[derive(Debug)]
+struct Flag {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default, Debug)]
+struct Shared {
+    asked: AtomicU64,
+    /// Whether it is about to be asked.
+    awake: AtomicBool,
+    said: AtomicU64,
+    at: AtomicU64,
+    over: AtomicBool,
+}
+
+impl CopyLimit {
+    /// Between regions like the case's pools.
+    pub fn new(case: &Case) -> io::Result<CopyLimit> {
+        let source = Region::new(c"baton-bare", case.pool_bytes() as usize)?;
+        let to = Region::new(c"baton-bare", case.pool_bytes() as usize)?;
+        for region in [&source, &to] {
+            (0..region.len()).step_by(4096).for_each(|at| region.word(at).store(1, Ordering::Relaxed));
+        }
+        let from = PeerRegion::map(source.descriptor(), source.len())?;
+        let flag = (case.bytes() <= RING_BYTES_MAX).then(Flag::start).transpose()?;
+        Ok(CopyLimit { from, to, bytes: case.bytes(), flag })
+    }
+
+    /// What it is.
+    pub fn name(case: &Case) -> &'static str {
+        match case.bytes() {
+            ..=RING_BYTES_MAX => "ring and streaming copy, two spinning threads",
+            _ => "streaming copy, one thread",
+        }
+    }
+
+    /// Nanoseconds of one run.
+    pub fn run(&self, run: u32) -> u64 {
+        let rooms = self.from.len() as u64 - self.bytes + 1;
+        // Never what the run before has left in the caches.
+        let at = u64::from(run) * self.bytes.next_multiple_of(4096) % rooms / 64 * 64;
+        let run = Run { source: at, destination: at, bytes: self.bytes };
+        let begun = self.flag.as_ref().map_or_else(monotonic_ns, Flag::wait);
+        copy::pull(&self.from, &self.to, &run);
+        copy::store_fence();
+        monotonic_ns() - begun
+    }
+}
+
+impl Flag {
+    fn start() -> io::Result<Flag> {
+        let shared = Arc::new(Shared::default());
+        let theirs = shared.clone();
+        let thread = thread::Builder::new().name("bare".into()).spawn(move || theirs.serve())?;
+        Ok(Flag { shared, thread: Some(thread) })
+    }
+
+    /// Has the thread say it; when it did.
+    fn wait(&self) -> u64 {
+        self.shared.awake.store(true, Ordering::Release);
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+        let run = self.shared.said.load(Ordering::Acquire) + 1;
+        // It has woken up, so that waking is not measured.
+        while self.shared.awake.load(Ordering::Acquire) {
+            std::hint::spin_loop();
+        }
+        self.shared.asked.store(run, Ordering::Release);
+        while self.shared.said.load(Ordering::Acquire) != run {
+            std::hint::spin_loop();
+        }
+        self.shared.at.load(Ordering::Relaxed)
+    }
+}
+
+impl Shared {
+    fn serve(&self) {
+        while !self.over.load(Ordering::Acquire) {
+            if !self.awake.load(Ordering::Acquire) {
+                thread::park();
+                continue;
+            }
+            let run = self.said.load(Ordering::Relaxed) + 1;
+            self.awake.store(false, Ordering::Release);
+            while self.asked.load(Ordering::Acquire) != run {
+                std::hint::spin_loop();
+            }
+            self.at.store(monotonic_ns(), Ordering::Relaxed);
+            self.said.store(run, Ordering::Release);
+        }
+    }
+}
+
+impl Drop for Flag {
+    fn drop(&mut self) {
+        self.shared.over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // It does nothing that could panic.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One end of as many queue pairs as the session has lanes, between contiguous memory.
+#[derive(Debug)]
+pub struct VerbsLimit {
+    lanes: Vec<VerbsLane>,
+    // Behind the queue pairs, which complete into it.
+    completions: CompletionQueue,
+    taken: Completions,
+    peer: Option<VerbsEnds>,
+    bytes: u64,
+    block: u64,
+    patience: Duration,
+}
+
+#[derive(Debug)]
+struct VerbsLane {
+    pair: QueuePair,
+    chain: Chain,
+    room: u32,
+    /// Work requests of chains under way.
+    chains: VecDeque<u32>,
+    at: u64,
+    end: u64,
+}
+
+/// What the other end must know.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct VerbsEnds {
+    gid: [u8; 16],
+    lid: u16,
+    mtu: u16,
+    address: u64,
+    key: u32,
+    /// Number and first sequence number of each queue pair.
+    pairs: Vec<(u32, u32)>,
+}
+
+/// Work requests of a lane under way, and of one doorbell.
+const UNDER_WAY: u32 = 512;
+const CHAIN: usize = 64;
+/// In place of where a lane goes on.
+const OVER: u64 = u64::MAX;
+
+impl VerbsLimit {
+    /// Queue pairs and as much memory as the case hands over; also what the other end must know.
+    pub fn new(case: &Case, lanes: u16, patience: Duration) -> Result<(VerbsLimit, VerbsEnds), String> {
+        let nic = Nic::choose()?;
+        let made = || -> io::Result<(VerbsLimit, VerbsEnds)> {
+            let (device, lanes) = (&nic.device, u32::from(lanes));
+            let domain = Domain::new(device)?;
+            let region = Arc::new(Region::new(c"baton-bare", case.bytes() as usize)?);
+            let access = Access { remote_write: true, relaxed_ordering: true };
+            let memory = Arc::new(Registration::new(&domain, &region, 0..region.len(), access)?);
+            let completions = CompletionQueue::new(device, (UNDER_WAY + 1) * lanes)?;
+            let wanted = Capacity { requests: UNDER_WAY, receives: 1, pieces: 1, inline: 0 };
+            let (mut ends, mut pairs) = (Vec::new(), Vec::new());
+            for _ in 0..lanes {
+                let mut pair = QueuePair::new(&domain, &completions, &completions, wanted, true)?;
+                let end = pair.open(&nic.route, u32::from_le_bytes(random()))?;
+                pairs.push((end.number, end.sequence));
+                let chain = Chain::new(std::slice::from_ref(&memory), CHAIN, 1);
+                let chains = VecDeque::new();
+                ends.push(VerbsLane { pair, chain, room: UNDER_WAY, chains, at: 0, end: 0 });
+            }
+            let route = &nic.route;
+            let told = VerbsEnds {
+                gid: route.gid,
+                lid: route.lid,
+                mtu: route.mtu,
+                address: memory.address(),
+                key: memory.remote_key(),
+                pairs,
+            };
+            let block = u64::from(case.item_bytes).min(case.bytes());
+            let (taken, bytes) = (Completions::new(64), case.bytes());
+            let limit = VerbsLimit { lanes: ends, completions, taken, peer: None, bytes, block, patience };
+            Ok((limit, told))
+        };
+        made().map_err(|error| format!("bare verbs: {error}"))
+    }
+
+    /// Connects to the other end.
+    pub fn connect(&mut self, peer: VerbsEnds) -> io::Result<()> {
+        for (lane, &(number, sequence)) in self.lanes.iter_mut().zip(&peer.pairs) {
+            let VerbsEnds { gid, lid, mtu, .. } = peer;
+            lane.pair.connect(&Endpoint { number, sequence, gid, lid, mtu })?;
+        }
+        self.peer = Some(peer);
+        Ok(())
+    }
+
+    /// Is about to be written to.
+    pub fn expect(&mut self) -> io::Result<()> {
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let posted = lane.pair.post_receive(index as u64);
+            posted.map_err(|refused| io::Error::from_raw_os_error(refused.error))?;
+        }
+        Ok(())
+    }
+
+    /// Waits until every lane has said that it was all.
+    pub fn receive(&mut self) -> io::Result<()> {
+        let (mut ended, until) = (0, Instant::now() + self.patience);
+        while ended < self.lanes.len() {
+            self.completions.poll(&mut self.taken)?;
+            for completion in self.taken.iter() {
+                completion.outcome.map_err(io::Error::other)?;
+                ended += 1;
+            }
+            if Instant::now() > until {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes everything, block by block, and waits for the last completion.
+    pub fn send(&mut self) -> io::Result<()> {
+        let Some(peer) = self.peer.clone() else { return Err(ErrorKind::NotConnected.into()) };
+        let until = Instant::now() + self.patience;
+        let share = (self.bytes / self.block).div_ceil(self.lanes.len() as u64) * self.block;
+        for (index, lane) in self.lanes.iter_mut().enumerate() {
+            let edge = |index: usize| (share * index as u64).min(self.bytes);
+            (lane.at, lane.end) = (edge(index), edge(index + 1));
+        }
+        let mut under_way = 0;
+        loop {
+            for lane in &mut self.lanes {
+                under_way += lane.post(&peer, self.block)?;
+            }
+            self.completions.poll(&mut self.taken)?;
+            for completion in self.taken.iter() {
+                completion.outcome.map_err(io::Error::other)?;
+                let lane = self.lanes.iter_mut().find(|lane| lane.pair.number() == completion.queue_pair);
+                if let Some(lane) = lane {
+                    lane.room += lane.chains.pop_front().unwrap_or(0);
+                    under_way -= 1;
+                }
+            }
+            if under_way == 0 && self.lanes.iter().all(VerbsLane::is_over) {
+                return Ok(());
+            }
+            if Instant::now() > until {
+                return Err(ErrorKind::TimedOut.into());
+            }
+        }
+    }
+}
+
+impl VerbsLane {
+    /// Everything is posted, and the end told.
+    fn is_over(&self) -> bool {
+        self.at == OVER
+    }
+
+    /// As many chains as there is room for.
+    fn post(&mut self, peer: &VerbsEnds, block: u64) -> io::Result<usize> {
+        let mut chains = 0;
+        while !self.is_over() && self.room as usize >= CHAIN {
+            while !self.chain.is_full() && !self.is_over() {
+                let len = block.min(self.end - self.at);
+                let last = self.at + len == self.end;
+                let to = Remote { address: peer.address + self.at, key: peer.key };
+                let piece = Piece { registration: 0, offset: self.at as usize, len: len as u32 };
+                let pieces = if len == 0 { &[][..] } else { &[piece][..] };
+                self.chain.write(0, pieces, to, Marks { immediate: last.then_some(0), ..Marks::default() });
+                self.at = if last { OVER } else { self.at + len };
+            }
+            self.chain.signal_last();
+            let posted = self.pair.post(&mut self.chain);
+            posted.map_err(|refused| io::Error::from_raw_os_error(refused.error))?;
+            self.room -= self.chain.len() as u32;
+            self.chains.push_back(self.chain.len() as u32);
+            self.chain.clear();
+            chains += 1;
+        }
+        Ok(chains)
+    }
+}
+
+/// One end of as many sockets as the session has lanes.
+#[derive(Debug)]
+pub struct StreamLimit {
+    streams: Vec<TcpStream>,
+    buffer: Vec<u8>,
+    patience: Duration,
+}
+
+impl StreamLimit {
+    /// The source's end.
+    pub fn connect(
+        address: SocketAddr,
+        lanes: u16,
+        bytes: u64,
+        patience: Duration,
+    ) -> io::Result<StreamLimit> {
+        let streams = (0..lanes).map(|_| TcpStream::connect_timeout(&address, patience)).collect();
+        StreamLimit::over(streams, bytes, patience)
+    }
+
+    /// The destination's end.
+    pub fn accept(
+        listener: &TcpListener,
+        lanes: u16,
+        bytes: u64,
+        patience: Duration,
+    ) -> io::Result<StreamLimit> {
+        let until = Instant::now() + patience;
+        listener.set_nonblocking(true)?;
+        let accept = |_| loop {
+            match listener.accept() {
+                Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {
+                    thread::sleep(Duration::from_millis(1));
+                }
+                accepted => break accepted.map(|(stream, _)| stream),
+            }
+        };
+        StreamLimit::over((0..lanes).map(accept).collect(), bytes, patience)
+    }
+
+    /// Where a destination accepts them.
+    pub fn listen(host: IpAddr) -> io::Result<(TcpListener, u16)> {
+        let listener = TcpListener::bind((host, 0))?;
+        let port = listener.local_addr()?.port();
+        Ok((listener, port))
+    }
+
+    fn over(streams: io::Result<Vec<TcpStream>>, bytes: u64, patience: Duration) -> io::Result<StreamLimit> {
+        let streams = streams?;
+        for stream in &streams {
+            stream.set_nodelay(true)?;
+            // One stream waits in the kernel, several are looked at in turn.
+            stream.set_nonblocking(streams.len() > 1)?;
+            stream.set_read_timeout(Some(patience))?;
+            stream.set_write_timeout(Some(patience))?;
+        }
+        Ok(StreamLimit { streams, buffer: vec![1; bytes as usize], patience })
+    }
+
+    /// Sends everything.
+    pub fn send(&mut self) -> io::Result<()> {
+        self.each_share(|stream, share, done| stream.write(&share[done..]))
+    }
+
+    /// Receives everything.
+    pub fn receive(&mut self) -> io::Result<()> {
+        self.each_share(|stream, share, done| stream.read(&mut share[done..]))
+    }
+
+    fn each_share(
+        &mut self,
+        mut step: impl FnMut(&mut TcpStream, &mut [u8], usize) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        let until = Instant::now() + self.patience;
+        let share = self.buffer.len().div_ceil(self.streams.len());
+        let mut shares: Vec<_> = self.streams.iter_mut().zip(self.buffer.chunks_mut(share)).collect();
+        let mut done = vec![0; shares.len()];
+        while shares.iter().zip(&done).any(|((_, share), &done)| done < share.len()) {
+            for ((stream, share), done) in shares.iter_mut().zip(&mut done) {
+                if *done == share.len() {
+                    continue;
+                }
+                match step(stream, share, *done) {
+                    Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                    Ok(moved) => *done += moved,
+                    Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                    Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn case(name: &str) -> Case {
+        Case::known().into_iter().find(|case| case.name == name).unwrap()
+    }
+
+    #[test]
+    fn a_run_takes_time() {
+        for name in ["tiny-2k", "smol-128"] {
+            let limit = CopyLimit::new(&case(name)).unwrap();
+            assert_eq!(limit.flag.is_some(), name == "tiny-2k");
+            for run in 0..300 {
+                assert!((1..1_000_000_000).contains(&limit.run(run)), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn streams_carry_all_bytes() {
+        for lanes in [1, 3] {
+            let (listener, port) = StreamLimit::listen("127.0.0.1".parse().unwrap()).unwrap();
+            let address = SocketAddr::from(([127, 0, 0, 1], port));
+            let bytes = 5_000_001;
+            let mut near = StreamLimit::connect(address, lanes, bytes, PATIENCE).unwrap();
+            let mut far = StreamLimit::accept(&listener, lanes, bytes, PATIENCE).unwrap();
+            near.buffer.iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7) as u8);
+            let expected = near.buffer.clone();
+            let sender = thread::spawn(move || near.send().map(|()| near));
+            far.receive().unwrap();
+            sender.join().unwrap().unwrap();
+            assert_eq!(far.buffer, expected);
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! `baton bench transfer`: what a hand-off takes between two processes, beside the bare limit of the same way in
+//! the same run.
+//!
+//! The hand-off is production's, from the control link to the mover; the bench stands in the schedulers' place.
+//! Source and destination are two processes, on one host or two: the source leads and measures, the destination
+//! follows. Time runs from the source's call to the notice seen at the destination.
+
+mod case;
+mod destination;
+mod limit;
+mod page;
+mod plan;
+mod report;
+mod side;
+mod source;
+mod talk;
+
+pub use plan::{Place, Plan};
+
+use crate::config::resolved::{LogConfig, LogLevel};
+use crate::obs::log;
+use report::Figures;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, ChildStdin, Command, Stdio};
+use talk::Row;
+
+/// Why there are no figures.
+#[derive(Debug)]
+pub struct BenchError(pub String);
+
+impl fmt::Display for BenchError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for BenchError {}
+
+/// Measures what was asked for, or follows.
+pub fn run(plan: &Plan) -> Result<(), BenchError> {
+    // Links that come and go with every row are no news.
+    log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
+    match &plan.place {
+        Place::Listen { address, until_eof } => listen(*address, *until_eof),
+        Place::Connect(peer) => lead(plan, *peer),
+        Place::Local => {
+            let follower = Follower::start()?;
+            lead(plan, follower.address)
+        }
+    }
+}
+
+fn listen(address: SocketAddr, until_eof: bool) -> Result<(), BenchError> {
+    let failed = |error: io::Error| BenchError(format!("--listen {address}: {error}"));
+    let listener = TcpListener::bind(address).map_err(failed)?;
+    println!("listening on {}", listener.local_addr().map_err(failed)?);
+    if until_eof {
+        // Whoever started this process has ended, one way or another.
+        std::thread::spawn(|| {
+            let _ = io::stdin().read_to_end(&mut Vec::new());
+            std::process::exit(0);
+        });
+    }
+    destination::serve(&listener, |why| eprintln!("{why}")).map_err(failed)
+}
+
+/// The second process on this host.
+struct Follower {
+    child: Child,
+    /// It ends when this is closed.
+    _stdin: ChildStdin,
+    address: SocketAddr,
+}
+
+impl Follower {
+    fn start() -> Result<Follower, BenchError> {
+        let failed = |error: io::Error| BenchError(format!("the second process cannot be started: {error}"));
+        let mut child = Command::new(std::env::current_exe().map_err(failed)?)
+            .args(["bench", "transfer", "--listen", "127.0.0.1:0", "--until-eof"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(failed)?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let (Some(stdin), Some(stdout)) = (stdin, stdout) else { unreachable!("both are piped") };
+        let mut line = String::new();
+        BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
+        let address = line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
+        let address = address.ok_or_else(|| BenchError(format!("the second process says {line:?}")))?;
+        Ok(Follower { child, _stdin: stdin, address })
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
+    let rows = &plan.rows;
+    let mut shown = Progress::new(rows.len());
+    let (mut done, mut failures) = (Vec::new(), 0);
+    if !plan.json {
+        println!("{}", report::heading());
+    }
+    for row in rows {
+        shown.begin(row);
+        let measured = source::measure(peer, row, plan.duration);
+        shown.end();
+        match measured {
+            Ok(figures) => {
+                print(plan, &figures);
+                done.push(figures);
+            }
+            Err(why) => {
+                failures += 1;
+                eprintln!("{} {} {}: {why}", row.case.name, row.layout.name(), row.transport);
+            }
+        }
+    }
+    if let Some(path) = &plan.report {
+        let written = std::fs::write(path, page::page(&done));
+        written.map_err(|error| BenchError(format!("--report {}: {error}", path.display())))?;
+    }
+    if failures > 0 {
+        return Err(BenchError(format!("{failures} of {} rows have no figures", rows.len())));
+    }
+    Ok(())
+}
+
+fn print(plan: &Plan, figures: &Figures) {
+    if plan.json {
+        println!("{}", figures.json());
+    } else {
+        println!("{figures}");
+        if figures.clock_error > 0 {
+            println!("{:<20} times are right within {:.1} us", "", figures.clock_error as f64 / 1e3);
+        }
+    }
+}
+
+/// What is under way, on a terminal.
+struct Progress {
+    rows: usize,
+    row: usize,
+    is_terminal: bool,
+}
+
+impl Progress {
+    fn new(rows: usize) -> Progress {
+        Progress { rows, row: 0, is_terminal: io::stderr().is_terminal() }
+    }
+
+    fn begin(&mut self, row: &Row) {
+        const WIDTH: usize = 24;
+        if self.is_terminal {
+            let done = WIDTH * self.row / self.rows;
+            let (bar, rest) = ("#".repeat(done), "-".repeat(WIDTH - done));
+            let (case, layout) = (&row.case.name, row.layout.name());
+            eprint!("\r[{bar}{rest}] {}/{} {case} {layout} {}\x1b[K", self.row + 1, self.rows, row.transport);
+            // Shown or not, it changes nothing.
+            let _ = io::stderr().flush();
+        }
+        self.row += 1;
+    }
+
+    fn end(&self) {
+        if self.is_terminal {
+            eprint!("\r\x1b[K");
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! What a command line asks the bench for: which rows, for how long, with whom.
+
+use super::case::{Case, LayoutKind, Spread};
+use super::talk::Row;
+use crate::config::error::ConfigError;
+use crate::config::flags::{ShapeFlags, TransferBenchFlags};
+use crate::transfer::transport::rdma::{Nic, Settings};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// How bytes can move on this machine, in the order of rows.
+const TRANSPORTS: [&str; 3] = ["shm", "tcp", "rdma"];
+const LAYOUTS: [LayoutKind; 2] = [LayoutKind::LayerMajor, LayoutKind::PageMajor];
+/// Seconds of a row.
+const DURATION: std::ops::RangeInclusive<f64> = 0.0..=3600.0;
+
+/// Where the other process is.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// Started here.
+    Local,
+    /// It leads, and connects.
+    Listen {
+        /// Where to.
+        address: SocketAddr,
+        /// End when standard input does.
+        until_eof: bool,
+    },
+    /// It follows, and listens there.
+    Connect(SocketAddr),
+}
+
+/// What is to be done.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Plan {
+    /// The other process.
+    pub place: Place,
+    /// What is measured.
+    pub(super) rows: Vec<Row>,
+    /// Time for each row.
+    pub duration: Duration,
+    /// Figures as JSON.
+    pub json: bool,
+    /// Where they go as a page as well.
+    pub report: Option<PathBuf>,
+}
+
+impl Plan {
+    /// What these flags mean.
+    ///
+    /// # Errors
+    /// The first that means nothing, with what there is.
+    pub fn new(flags: &TransferBenchFlags) -> Result<Plan, ConfigError> {
+        let place = match (&flags.listen, &flags.connect) {
+            (Some(address), _) => Place::Listen { address: *address, until_eof: flags.until_eof },
+            (None, Some(peer)) => Place::Connect(resolve(peer)?),
+            (None, None) => Place::Local,
+        };
+        if !DURATION.contains(&flags.duration) {
+            let limit = format!("{} to {} seconds", DURATION.start(), DURATION.end());
+            return Err(value("--duration", flags.duration, limit));
+        }
+        let mut transports = choose("--transport", &flags.transport, &TRANSPORTS, |name| name)?;
+        // All of this machine.
+        if flags.transport == "all" {
+            transports.retain(|&name| name != "rdma" || Nic::choose().is_ok());
+        }
+        let layouts = choose("--layout", &flags.layout, &LAYOUTS, |kind| kind.name())?;
+        let cases = match flags.shape.pages {
+            Some(pages) => vec![own(pages, &flags.shape)?],
+            None if flags.case == "small" => Case::small(),
+            None => {
+                // "all" is not the small ones, which have names of their own all the same.
+                let known = Case::known();
+                let small = Case::small().into_iter().find(|case| case.name == flags.case);
+                match small.filter(|small| known.iter().all(|case| case.name != small.name)) {
+                    Some(small) => vec![small],
+                    None => choose("--case", &flags.case, &known, |case| &case.name)?,
+                }
+            }
+        };
+        let mut rows = Vec::new();
+        for case in &cases {
+            for &layout in &layouts {
+                for &transport in &transports {
+                    rows.push(Row {
+                        case: case.clone(),
+                        layout,
+                        transport: transport.into(),
+                        lanes: match transport {
+                            "tcp" => flags.lanes.unwrap_or(1),
+                            "rdma" => flags.lanes.unwrap_or(Settings::default().lanes as u16),
+                            // Copies of shm have one.
+                            _ => 1,
+                        },
+                        busy_poll: flags.busy_poll,
+                    });
+                }
+            }
+        }
+        let duration = Duration::from_secs_f64(flags.duration);
+        Ok(Plan { place, rows, duration, json: flags.json, report: flags.report.clone() })
+    }
+}
+
+/// The ones that `name` means.
+fn choose<T: Clone>(
+    flag: &'static str,
+    name: &str,
+    known: &[T],
+    name_of: impl Fn(&T) -> &str,
+) -> Result<Vec<T>, ConfigError> {
+    if name == "all" {
+        return Ok(known.to_vec());
+    }
+    match known.iter().find(|known| name_of(known) == name) {
+        Some(found) => Ok(vec![found.clone()]),
+        None => {
+            let names: Vec<&str> = known.iter().map(name_of).collect();
+            Err(value(flag, name, format!("there is all, {}", names.join(", "))))
+        }
+    }
+}
+
+fn own(pages: u32, shape: &ShapeFlags) -> Result<Case, ConfigError> {
+    let spread = if shape.fragmented { Spread::Fragmented } else { Spread::Contiguous };
+    let case = Case {
+        name: "own".into(),
+        pages,
+        buffers: shape.layers * 2,
+        item_bytes: shape.item_bytes,
+        page_size: 1,
+        // Room for lists that differ.
+        pool: pages.saturating_mul(2),
+        spread,
+    };
+    match case.check() {
+        Ok(()) => Ok(case),
+        Err(error) => Err(value("--pages", pages, error.0)),
+    }
+}
+
+fn resolve(peer: &str) -> Result<SocketAddr, ConfigError> {
+    let wrong = |why: String| value("--connect", peer, why);
+    let mut addresses = peer.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
+    addresses.next().ok_or_else(|| wrong("no address".into()))
+}
+
+fn value(flag: &'static str, value: impl ToString, limit: String) -> ConfigError {
+    ConfigError::Value { flag, value: value.to_string(), limit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, Invocation, Surroundings};
+
+    fn plan(words: &str) -> Result<Plan, String> {
+        let machine = Surroundings { cpus: vec![0], parallelism: 1, log_level: None };
+        let arguments = ["baton", "bench", "transfer"].into_iter().chain(words.split_whitespace());
+        match config::parse(arguments, &machine) {
+            Ok(Invocation::BenchTransfer(flags)) => Plan::new(&flags).map_err(|error| error.to_string()),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    #[test]
+    fn all_is_every_case_layout_and_transport() {
+        let all = plan("").unwrap();
+        assert_eq!(all.place, Place::Local);
+        assert_eq!(all.rows.len(), Case::known().len() * 2 * 2);
+        assert_eq!(plan("--case small --transport shm --layout page-major").unwrap().rows.len(), 4);
+    }
+
+    #[test]
+    fn names_choose_one() {
+        let one = plan("--case qwen-64 --transport tcp --layout layer-major --lanes 4").unwrap().rows;
+        assert_eq!(one.len(), 1);
+        assert_eq!((one[0].case.pages, one[0].lanes), (4, 4));
+        let own = plan("--pages 10 --layers 2 --item-bytes 4096 --fragmented --transport shm").unwrap().rows;
+        assert_eq!(own[0].case.bytes(), 10 * 4 * 4096);
+    }
+
+    #[test]
+    fn what_means_nothing_is_told_with_what_there_is() {
+        for (words, said) in [
+            ("--case smol", "smol-128"),
+            ("--transport ucx", "there is all, shm, tcp, rdma"),
+            ("--layout token-major", "page-major"),
+            ("--duration 9999", "0 to 3600"),
+            ("--pages 10 --item-bytes 100", "multiple of 16"),
+            ("--pages 4000000000", "at most"),
+            ("--connect nowhere", "--connect nowhere"),
+            ("--layers 3", "pages"),
+            ("--lanes 33", "32"),
+            ("--listen 127.0.0.1:1 --connect 127.0.0.1:1", "cannot be used with"),
+        ] {
+            let error = plan(words).unwrap_err();
+            assert!(error.contains(said), "{words}: {error}");
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What the two processes of a bench say to each other: one JSON object a line over a TCP connection, which
+//! lives as long as one row of figures.
+
+use super::case::{Case, LayoutKind};
+use super::limit::VerbsEnds;
+use crate::net::{ConnId, Reactor};
+use serde::{Deserialize, Serialize};
+
+/// A line longer than this is nonsense.
+pub const LINE_MAX: usize = 64 << 10;
+
+/// A row, as the source wants it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Row {
+    /// What is handed over.
+    pub case: Case,
+    /// Of both pools.
+    pub layout: LayoutKind,
+    /// `shm`, `tcp` or `rdma`.
+    pub transport: String,
+    /// Of the session.
+    pub lanes: u16,
+    /// Nobody parks.
+    pub busy_poll: bool,
+}
+
+/// All that is said.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum Say {
+    /// Source, first: which program, which row, and the port of its control link.
+    Prepare { version: String, row: Row, control_port: u16 },
+    /// Destination: pools are there; the port of its bare streams, where there are any.
+    Prepared { bare_port: Option<u16>, verbs: Option<VerbsEnds>, host: String },
+    /// Source, of rdma: its bare queue pairs.
+    Connect { verbs: VerbsEnds },
+    /// Source: what time is it?
+    Ask,
+    /// Destination: nanoseconds of its own clock.
+    Time { at: u64 },
+    /// Source: expect the KV of this room in the pages of this list; see to every byte of it where told.
+    Expect { room: u64, list: u32, verify: bool },
+    /// Destination: it was there at this time of its clock, and what CPU time that took since Expect.
+    Landed { at: u64, cpu: u64 },
+    /// Source: move as many bytes barely.
+    Bare { run: u32 },
+    /// Destination: reads its bare streams from now on.
+    BareReady,
+    /// Destination: how long it took (shm), or when it was there (tcp).
+    BareDone { at: u64 },
+    /// Source: that was all.
+    Finish,
+    /// Destination: what its side took, over all rooms.
+    Finished { work_requests: u64, doorbells: u64 },
+    /// Either, last: why it cannot go on.
+    Failed { why: String },
+}
+
+/// One end.
+#[derive(Debug)]
+pub struct Talk(pub ConnId);
+
+impl Talk {
+    /// Says something.
+    pub fn say(&self, reactor: &mut Reactor, what: &Say) -> Result<(), String> {
+        let mut line = serde_json::to_vec(what).expect("only strings are keys");
+        line.push(b'\n');
+        reactor.send(self.0, &line).map_err(|error| format!("the other process: {error:?}"))
+    }
+
+    /// What has been said, if a line is whole.
+    pub fn hear(&self, reactor: &mut Reactor) -> Result<Option<Say>, String> {
+        let received = reactor.received(self.0);
+        let Some(end) = received.iter().position(|&byte| byte == b'\n') else {
+            let too_long = received.len() > LINE_MAX;
+            return if too_long { Err("the other process: an endless line".into()) } else { Ok(None) };
+        };
+        let said = serde_json::from_slice(&received[..end]);
+        reactor.consume(self.0, end + 1);
+        match said {
+            Ok(Say::Failed { why }) => Err(format!("the other process: {why}")),
+            Ok(said) => Ok(Some(said)),
+            Err(error) => Err(format!("the other process says nonsense: {error}")),
+        }
+    }
+}

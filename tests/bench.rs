@@ -1,0 +1,153 @@
+//! `baton bench transfer` as users run it: rows, two processes on their own, and what goes wrong.
+
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Output, Stdio};
+
+fn bench(arguments: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+    command.args(["bench", "transfer"]).args(arguments.split_whitespace()).stdin(Stdio::null());
+    command
+}
+
+fn run(arguments: &str) -> Output {
+    bench(arguments).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).unwrap()
+}
+
+/// The rows of a run that must go well.
+fn rows(arguments: &str) -> Vec<Value> {
+    let output = run(arguments);
+    assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
+    text(&output.stdout).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+#[test]
+fn every_small_case_goes_each_way_and_is_verified() {
+    let rows = rows("--case small --duration 0 --json");
+    let named = |case: &str, layout: &str, transport: &str| {
+        let found = rows
+            .iter()
+            .find(|row| row["case"] == case && row["layout"] == layout && row["transport"] == transport);
+        found.unwrap_or_else(|| panic!("no row {case} {layout} {transport}"))
+    };
+    assert_eq!(rows.len(), 4 * 2 * 2);
+    for row in &rows {
+        assert_eq!(row["verified"], true, "{row}");
+        for field in ["p50_us", "p99_us", "gb_per_s", "limit_p50_us", "ratio"] {
+            assert!(row[field].as_f64().unwrap() > 0.0, "{field}: {row}");
+        }
+        assert!(row["runs"].as_u64().unwrap() >= 5, "{row}");
+    }
+    // A block per page and buffer, or one per page; as neighbours of random pages hardly ever are neighbours.
+    let copies = |case, layout| named(case, layout, "shm")["work_requests"].as_f64().unwrap();
+    assert!((200.0..=224.0).contains(&copies("qwen-64", "layer-major")));
+    assert!((3.0..=4.0).contains(&copies("qwen-64", "page-major")));
+    assert_eq!(named("tiny-2k", "page-major", "tcp")["bytes"], 2048);
+}
+
+#[test]
+fn lanes_and_busy_polling_move_the_same_bytes() {
+    for arguments in [
+        "--case smol-128 --transport tcp --layout page-major --lanes 3 --duration 0 --json",
+        "--case smol-128 --transport tcp --layout layer-major --busy-poll --duration 0 --json",
+        "--case smol-128 --transport shm --layout layer-major --busy-poll --duration 0 --json",
+        "--pages 7 --layers 3 --item-bytes 4096 --fragmented --layout layer-major --duration 0 --json",
+    ] {
+        assert!(rows(arguments).iter().all(|row| row["verified"] == true), "{arguments}");
+    }
+}
+
+#[test]
+fn the_table_has_a_line_for_each_row() {
+    let output = run("--case tiny-2k --layout page-major --duration 0");
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let lines: Vec<&str> = text(&output.stdout).lines().collect();
+    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert!(lines[0].ends_with("ratio") && lines[1].starts_with("tiny-2k"), "{lines:?}");
+    assert_eq!(text(&output.stderr), "");
+}
+
+#[test]
+fn the_report_is_one_page_with_every_row() {
+    let path = std::env::temp_dir().join(format!("baton-bench-{}.html", std::process::id()));
+    let report = format!("--case tiny-2k --duration 0 --report {}", path.display());
+    let output = run(&report);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let page = std::fs::read_to_string(&path).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(page.starts_with("<!doctype html>") && page.ends_with("</html>\n"));
+    // One chart of all rows, and one of each.
+    assert_eq!(page.matches("<svg").count(), 1 + 4);
+    assert_eq!(page.matches("<tr><td>tiny-2k").count(), 4);
+    assert!(!page.contains("http") && !page.contains("NaN"), "{page}");
+    let output = run("--case tiny-2k --duration 0 --report /nowhere/page.html");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("/nowhere/page.html"), "{}", text(&output.stderr));
+}
+
+/// A process that follows, and where.
+struct Follower(Child, String);
+
+impl Follower {
+    fn start() -> Follower {
+        let mut child =
+            bench("--listen 127.0.0.1:0").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        Follower(child, line.trim().strip_prefix("listening on ").unwrap().to_string())
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[test]
+fn one_process_leads_another_that_listens() {
+    let follower = Follower::start();
+    for _ in 0..2 {
+        let arguments = format!("--connect {} --case small --duration 0 --json", follower.1);
+        assert_eq!(rows(&arguments).len(), 16);
+    }
+}
+
+#[test]
+fn a_row_without_figures_is_told_and_is_a_failure() {
+    let mut follower = Follower::start();
+    follower.0.kill().unwrap();
+    follower.0.wait().unwrap();
+    let output = run(&format!("--connect {} --case tiny-2k --layout page-major", follower.1));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("Connection refused"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("2 of 2 rows"), "{}", text(&output.stderr));
+}
+
+#[test]
+fn strangers_to_the_bench_cost_it_nothing() {
+    use std::io::{Read, Write};
+    let follower = Follower::start();
+    for nonsense in ["GET / HTTP/1.1\r\n\r\n", "\"Ask\"\n", "{}\n", ""] {
+        let mut stream = std::net::TcpStream::connect(&follower.1).unwrap();
+        stream.write_all(nonsense.as_bytes()).unwrap();
+        stream.shutdown(std::net::Shutdown::Write).unwrap();
+        let mut said = String::new();
+        stream.read_to_string(&mut said).unwrap();
+        assert!(said.contains("Failed"), "{said}");
+    }
+    let arguments = format!("--connect {} --case tiny-2k --duration 0 --json", follower.1);
+    assert_eq!(rows(&arguments).len(), 4);
+}
+
+#[test]
+fn names_that_mean_nothing_are_wrong_usage() {
+    let output = run("--case smol");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("qwen-p1-frag-1024"), "{}", text(&output.stderr));
+}

@@ -22,7 +22,7 @@ use crate::wire::message::{Bye, Hello, Message, MessageError, Role, Transport};
 use crate::wire::zmtp::ZmtpError;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Who this worker is to its peers.
 #[derive(Clone, Debug)]
@@ -102,6 +102,24 @@ pub struct Peers {
     connections: u64,
     /// Said on each link, now or once it opens.
     draining: bool,
+    patience: Patience,
+    /// When deadlines were looked at last.
+    looked: Instant,
+}
+
+/// How long a link may take, and be silent.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// From its connection to its proof.
+    pub proof: Duration,
+    /// Between two signs of life.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Patience {
+        Patience { proof: PEER_PROOF_TIME_MAX, silence: PEER_SILENCE_MAX }
+    }
 }
 
 impl Peers {
@@ -112,6 +130,7 @@ impl Peers {
         directory: Directory,
         passing: Passing,
         lanes: Lanes,
+        patience: Patience,
     ) -> Peers {
         Peers {
             own,
@@ -122,6 +141,8 @@ impl Peers {
             lanes,
             connections: 0,
             draining: false,
+            patience,
+            looked: Instant::now(),
         }
     }
 
@@ -259,13 +280,20 @@ impl Peers {
         for found in self.directory.expire(reactor, now) {
             self.found(found, reactor, handoff, now);
         }
+        // While this thread stood still (a host that was paused) it heard nobody: that is nobody else's silence.
+        let still = now.saturating_duration_since(self.looked);
+        let excused = if still > PEER_PING_EVERY { still } else { Duration::ZERO };
+        self.looked = now;
         let mut late = Vec::new();
         let mut due = Vec::new();
         for (&conn, peering) in &mut self.links {
+            for since in [&mut peering.heard, &mut peering.since] {
+                *since = (*since + excused).min(now);
+            }
             let open = peering.who.is_some();
             let (since, limit) = match open {
-                true => (peering.heard, PEER_SILENCE_MAX),
-                false => (peering.since, PEER_PROOF_TIME_MAX),
+                true => (peering.heard, self.patience.silence),
+                false => (peering.since, self.patience.proof),
             };
             if now.saturating_duration_since(since) > limit {
                 late.push((conn, open));

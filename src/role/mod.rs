@@ -21,7 +21,7 @@ use crate::front::generations::Placement;
 use crate::front::handoff::random;
 use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
-use crate::front::peers::{self, Peers};
+use crate::front::peers::{self, Patience, Peers};
 use crate::front::resolver::Resolver;
 use crate::front::routes::{About, Mode};
 use crate::front::service::End;
@@ -159,7 +159,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let key = config.handoff.cluster_key.clone();
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
     let lanes = Lanes::new(None, running.wait.clone());
-    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes);
+    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, Patience::default());
     running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
     event!(
         Info,
@@ -204,7 +204,9 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let directory = Directory::new(config.bootstrap_allow.clone(), names);
     let lanes = Lanes::new(data, running.wait.clone());
-    running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes), None);
+    running
+        .service
+        .join(Peers::new(identity, None, directory, Passing::default(), lanes, Patience::default()), None);
     if let Some(told) = told {
         event!(Info, "ctl", "lanes are taken", data_port = told.port());
     }

@@ -9,6 +9,8 @@
 
 use crate::dummy::Dummy;
 use crate::process::{PATIENCE, Process, post};
+use crate::{body, choices, dual, prefill, start, with_room};
+use baton::limits::PEER_SILENCE_MAX;
 use serde_json::{Value, json};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -352,4 +354,30 @@ fn decode_is_told_to_abort_over_shm() {
 #[test]
 fn decode_is_told_to_abort_over_tcp() {
     at_every_point("tcp", Blow::AbortAtDecode);
+}
+
+/// A host may stand still for seconds (a guest that is moved, a debugger): who stood still with all others has heard
+/// nobody, and takes nobody for dead.
+#[test]
+fn a_pause_of_the_whole_host_ends_no_session() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    let answer = |room| {
+        let body = with_room(body(1, 20, 4), &prefill, room);
+        choices(&dual(prefill.address, decode.address, body).1)
+    };
+    let before = answer(1);
+    for _ in 0..2 {
+        for process in [&prefill, &decode] {
+            process.pause();
+        }
+        thread::sleep(PEER_SILENCE_MAX + Duration::from_millis(500));
+        for process in [&decode, &prefill] {
+            process.go_on();
+        }
+        // Whoever takes the other for dead does so when it next looks at its deadlines.
+        thread::sleep(Duration::from_millis(300));
+    }
+    assert_eq!(answer(2), before);
+    assert_eq!(decode.times_said("link to a prefill worker stands"), 1);
+    assert!(!prefill.has_said("silent for too long") && !decode.has_said("silent for too long"));
 }

@@ -87,8 +87,22 @@ impl Process {
 
     /// Tells it to drain.
     pub fn terminate(&self) {
-        let id = self.child.id().to_string();
-        assert!(Command::new("kill").args(["-TERM", &id]).status().expect("kill is there").success());
+        self.signal("TERM");
+    }
+
+    /// Holds it where it is.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets it go on.
+    pub fn go_on(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let (name, id) = (format!("-{name}"), self.child.id().to_string());
+        assert!(Command::new("kill").args([name, id]).status().expect("kill is there").success());
     }
 
     /// Waits for its end.

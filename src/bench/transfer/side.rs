@@ -9,7 +9,7 @@ use crate::front::directory::Directory;
 use crate::front::handoff::{Handoff, Member, Offer, Role, Source, prompt_of, random};
 use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
-use crate::front::peers::{Identity as PeerIdentity, Peers};
+use crate::front::peers::{Identity as PeerIdentity, Patience, Peers};
 use crate::front::worker::{Ring, Worker};
 use crate::ids::{PageId, Peer, RequestId, Room, WorkerId};
 use crate::kv::lease::{Lease, MoverRight};
@@ -46,6 +46,8 @@ use std::time::{Duration, Instant};
 
 /// No step of a repetition takes longer, also where a processor is emulated.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Nobody answers on the links while bytes are compared or moved barely.
+const STILL: Patience = Patience { proof: PATIENCE, silence: PATIENCE };
 /// One room at a time; another may still be on its way out.
 const SLOTS: usize = 4;
 const SESSIONS: usize = 4;
@@ -243,7 +245,7 @@ impl Side<SourceCommand> {
         let member = Member { worker: parts.worker(row)?, role, reports: Some(reports) };
         let lanes = Lanes::new(None, parts.waiter.set.clone());
         let own = identity(wire::Role::Prefill);
-        let peers = Peers::new(own, Some(control), Directory::closed(), passing, lanes);
+        let peers = Peers::new(own, Some(control), Directory::closed(), passing, lanes, STILL);
         Ok((parts.side(row, member, handle, mover, None, peers)?, address.port()))
     }
 }
@@ -271,7 +273,7 @@ impl Side<DestinationCommand> {
         let lanes = Lanes::new(listener, parts.waiter.set.clone());
         let directory = Directory::knowing(Source::Remote(control), control);
         let own = identity(wire::Role::Decode);
-        let peers = Peers::new(own, None, directory, Passing::default(), lanes);
+        let peers = Peers::new(own, None, directory, Passing::default(), lanes, STILL);
         parts.side(row, member, handle, mover, address, peers)
     }
 
@@ -337,6 +339,12 @@ impl<C: Cancel> Side<C> {
     /// Waits for the command that `wanted` takes.
     pub fn command<T>(&mut self, what: &str, wanted: impl Fn(&Command) -> Option<T>) -> Result<T, String> {
         self.until(what, |side| {
+            if let Some(said) = side.talk.hear(&mut side.reactor)? {
+                return Err(format!("the other process says {said:?}, not {what}"));
+            }
+            if side.gone {
+                return Err("the other process is gone".into());
+            }
             for command in side.commands.try_iter() {
                 if let Command::Abort { cause, .. } = command {
                     return Err(format!("{what}: {cause}"));

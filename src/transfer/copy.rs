@@ -2,22 +2,81 @@
 //! destination later and spare the read of lines that are overwritten whole (glibc's memcpy is up to
 //! twice slower at these sizes).
 //!
+//! Runs are short and lie anywhere, so that a processor meets each with an empty pipeline: its first lines
+//! come from memory, its pages are in no TLB. While one run is copied the next is therefore fetched, line by
+//! line; that halves the time of runs of 6 KiB and is worth more the shorter they are.
+//!
 //! Streaming stores are not ordered by Release: [`store_fence`] before the exchange that publishes them.
 #![allow(unsafe_code)]
 
 use crate::kv::region::{PeerRegion, Region};
 use crate::transfer::plan::Run;
 
-/// Copies one run from a peer's region, mapped read-only, into pages leased to this transfer.
-///
-/// Page numbers were checked against the announced pools and layouts against the regions, so the
-/// assertion never fires; it costs nothing beside the copy and keeps a fault of ours local.
-pub fn pull(from: &PeerRegion, to: &Region, run: &Run) {
-    let (source, destination, bytes) = (run.source as usize, run.destination as usize, run.bytes as usize);
-    assert!(source + bytes <= from.len() && destination + bytes <= to.len(), "run outside its region");
-    // SAFETY: both ranges are inside their mappings; the mappings are different ones; the pages written
-    // are leased to this transfer, whose thread is this one.
-    unsafe { copy(from.base().as_ptr().add(source), to.base().as_ptr().add(destination), bytes) }
+/// Fetched ahead at most: what the nearest caches hold beside what is being copied.
+const AHEAD_MAX: u64 = 16 << 10;
+
+/// Copies runs from a peer's region, mapped read-only, into pages leased to this transfer. The last one given
+/// is held back until [`Pull::finish`].
+#[derive(Debug)]
+pub struct Pull<'a> {
+    from: &'a PeerRegion,
+    to: &'a Region,
+    held: Option<Run>,
+}
+
+impl<'a> Pull<'a> {
+    /// Nothing is copied yet.
+    pub fn new(from: &'a PeerRegion, to: &'a Region) -> Pull<'a> {
+        Pull { from, to, held: None }
+    }
+
+    /// Takes one run.
+    ///
+    /// Page numbers were checked against the announced pools and layouts against the regions, so the
+    /// assertion never fires; it costs nothing beside the copy and keeps a fault of ours local.
+    pub fn add(&mut self, run: &Run) {
+        let within =
+            |start: u64, len: usize| start.checked_add(run.bytes).is_some_and(|end| end <= len as u64);
+        assert!(
+            within(run.source, self.from.len()) && within(run.destination, self.to.len()),
+            "run outside its region"
+        );
+        for start in (0..run.bytes).step_by(AHEAD_MAX as usize) {
+            let (source, destination) = (run.source + start, run.destination + start);
+            let next = Run { source, destination, bytes: (run.bytes - start).min(AHEAD_MAX) };
+            if let Some(held) = self.held.replace(next) {
+                self.copy(held, next);
+            }
+        }
+    }
+
+    /// Copies what was held back.
+    pub fn finish(mut self) {
+        if let Some(held) = self.held.take() {
+            self.copy(held, Run { bytes: 0, ..held });
+        }
+    }
+
+    fn copy(&self, run: Run, next: Run) {
+        let (from, to) = (self.from.base().as_ptr(), self.to.base().as_ptr());
+        // SAFETY: both runs were found inside their mappings when they were added; the mappings are different
+        // ones; the pages written are leased to this transfer, whose thread is this one.
+        unsafe {
+            let next = Next {
+                source: from.add(next.source as usize),
+                destination: to.add(next.destination as usize),
+                bytes: next.bytes as usize,
+            };
+            copy(from.add(run.source as usize), to.add(run.destination as usize), run.bytes as usize, &next);
+        }
+    }
+}
+
+/// What is copied next; only ever fetched.
+struct Next {
+    source: *const u8,
+    destination: *const u8,
+    bytes: usize,
 }
 
 /// Copies `bytes` bytes.
@@ -25,15 +84,20 @@ pub fn pull(from: &PeerRegion, to: &Region, run: &Run) {
 /// # Safety
 /// `source` is readable and `destination` writable for `bytes` bytes, and the two do not overlap. The
 /// source may be written by others meanwhile: the copy is then of no value, which the lease word tells.
-pub unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize) {
+unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize, next: &Next) {
     #[cfg(target_arch = "x86_64")]
-    // SAFETY: passed on; SSE2 is part of x86-64.
+    // SAFETY: passed on; SSE2 is part of x86-64, AVX was found.
     unsafe {
-        x86::copy(source, destination, bytes);
+        if std::arch::is_x86_feature_detected!("avx") {
+            x86::copy_avx(source, destination, bytes, next);
+        } else {
+            x86::copy_sse2(source, destination, bytes, next);
+        }
     }
     #[cfg(not(target_arch = "x86_64"))]
     // SAFETY: passed on.
     unsafe {
+        let _ = (next.source, next.destination, next.bytes);
         source.copy_to_nonoverlapping(destination, bytes);
     }
 }
@@ -50,57 +114,135 @@ pub fn store_fence() {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_stream_si128};
+    use super::Next;
+    use std::arch::x86_64::{
+        __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_stream_si128, _mm256_loadu_si256,
+        _mm256_stream_si256,
+    };
 
     const LINE: usize = 64;
+    /// Of memory, for whose translation one touch is enough.
+    const PAGE: usize = 4096;
 
-    /// # Safety
-    /// As `super::copy`.
-    pub unsafe fn copy(mut source: *const u8, mut destination: *mut u8, mut bytes: usize) {
-        let head = destination.align_offset(LINE).min(bytes);
-        // SAFETY: within the caller's ranges, by the counts kept below.
-        unsafe {
-            source.copy_to_nonoverlapping(destination, head);
-            source = source.add(head);
-            destination = destination.add(head);
-            bytes -= head;
-            while bytes >= LINE {
-                let from = source.cast::<__m128i>();
-                let to = destination.cast::<__m128i>();
-                let line = [
-                    _mm_loadu_si128(from),
-                    _mm_loadu_si128(from.add(1)),
-                    _mm_loadu_si128(from.add(2)),
-                    _mm_loadu_si128(from.add(3)),
-                ];
-                for (i, part) in line.into_iter().enumerate() {
-                    _mm_stream_si128(to.add(i), part);
+    /// A copy whose inner step moves a line in vectors of one width.
+    macro_rules! streaming_copy {
+        ($name:ident, $feature:literal, $vector:ty, $load:ident, $store:ident) => {
+            /// # Safety
+            /// As `super::copy`; the processor has the feature.
+            #[target_feature(enable = $feature)]
+            pub unsafe fn $name(
+                mut source: *const u8,
+                mut destination: *mut u8,
+                mut bytes: usize,
+                next: &Next,
+            ) {
+                const VECTORS: usize = LINE / size_of::<$vector>();
+                let head = destination.align_offset(LINE).min(bytes);
+                // SAFETY: within the caller's ranges, by the counts kept below. What is fetched ahead need not
+                // even be mapped.
+                unsafe {
+                    source.copy_to_nonoverlapping(destination, head);
+                    source = source.add(head);
+                    destination = destination.add(head);
+                    bytes -= head;
+                    let mut done = 0;
+                    while bytes >= LINE {
+                        if done < next.bytes {
+                            _mm_prefetch::<_MM_HINT_T0>(next.source.wrapping_add(done).cast());
+                            if done % PAGE == 0 {
+                                _mm_prefetch::<_MM_HINT_T0>(next.destination.wrapping_add(done).cast());
+                            }
+                        }
+                        let (from, to) = (source.cast::<$vector>(), destination.cast::<$vector>());
+                        let line: [$vector; VECTORS] = std::array::from_fn(|i| $load(from.add(i)));
+                        for (i, part) in line.into_iter().enumerate() {
+                            $store(to.add(i), part);
+                        }
+                        source = source.add(LINE);
+                        destination = destination.add(LINE);
+                        bytes -= LINE;
+                        done += LINE;
+                    }
+                    source.copy_to_nonoverlapping(destination, bytes);
                 }
-                source = source.add(LINE);
-                destination = destination.add(LINE);
-                bytes -= LINE;
             }
-            source.copy_to_nonoverlapping(destination, bytes);
-        }
+        };
     }
+
+    streaming_copy!(copy_sse2, "sse2", __m128i, _mm_loadu_si128, _mm_stream_si128);
+    // Fewer stores to retire, so that more of what is ahead is under way: a fifth less for runs of 2 KiB.
+    // Wider ones earned nothing more.
+    streaming_copy!(copy_avx, "avx", __m256i, _mm256_loadu_si256, _mm256_stream_si256);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    type Copy = unsafe fn(*const u8, *mut u8, usize, &Next);
+
+    fn ways() -> Vec<Copy> {
+        let mut ways: Vec<Copy> = vec![copy];
+        #[cfg(target_arch = "x86_64")]
+        {
+            ways.push(x86::copy_sse2);
+            if std::arch::is_x86_feature_detected!("avx") {
+                ways.push(x86::copy_avx);
+            }
+        }
+        ways
+    }
+
     #[test]
     fn every_length_and_alignment() {
         let source: Vec<u8> = (0..600u32).map(|i| (i * 7) as u8).collect();
-        for length in [0, 1, 15, 63, 64, 65, 127, 128, 200, 321] {
-            for (a, b) in [(0, 0), (1, 0), (0, 1), (3, 17), (63, 63)] {
-                let mut destination = vec![0u8; 600];
-                // SAFETY: both vectors are longer than offset plus length.
-                unsafe { copy(source.as_ptr().add(a), destination.as_mut_ptr().add(b), length) };
-                store_fence();
-                assert_eq!(destination[b..b + length], source[a..a + length]);
-                assert!(destination[..b].iter().chain(&destination[b + length..]).all(|&byte| byte == 0));
+        for way in ways() {
+            for length in [0, 1, 15, 63, 64, 65, 127, 128, 200, 321] {
+                for (a, b) in [(0, 0), (1, 0), (0, 1), (3, 17), (63, 63)] {
+                    let mut destination = vec![0u8; 600];
+                    let next =
+                        Next { source: source.as_ptr(), destination: source.as_ptr(), bytes: length / 2 };
+                    // SAFETY: both vectors are longer than offset plus length.
+                    unsafe { way(source.as_ptr().add(a), destination.as_mut_ptr().add(b), length, &next) };
+                    store_fence();
+                    assert_eq!(destination[b..b + length], source[a..a + length]);
+                    assert!(destination[..b].iter().chain(&destination[b + length..]).all(|&byte| byte == 0));
+                }
             }
         }
+    }
+
+    #[test]
+    fn runs_of_all_lengths_arrive_whole_and_nowhere_else() {
+        const LEN: usize = 256 << 10;
+        let (source, to) = (Region::new(c"a", LEN).unwrap(), Region::new(c"b", LEN).unwrap());
+        let (a, b) = (|at: usize| (at / 8 * 7) as u64, std::sync::atomic::Ordering::Relaxed);
+        (0..LEN).step_by(8).for_each(|at| source.word(at).store(a(at), b));
+        let from = PeerRegion::map(source.descriptor(), LEN).unwrap();
+        let mut pull = Pull::new(&from, &to);
+        let lengths = [8, 24, AHEAD_MAX, AHEAD_MAX + 8, 64, 3 * AHEAD_MAX - 16, 2048];
+        let mut runs = Vec::new();
+        let (mut source, mut destination) = (0, 8);
+        for bytes in lengths {
+            runs.push(Run { source, destination, bytes });
+            (source, destination) = (source + bytes + 40, destination + bytes + 8);
+        }
+        runs.iter().for_each(|run| pull.add(run));
+        pull.finish();
+        store_fence();
+        for at in (0..LEN as u64).step_by(8) {
+            let run = runs.iter().find(|run| (run.destination..run.destination + run.bytes).contains(&at));
+            let wanted = run.map_or(0, |run| a((run.source + at - run.destination) as usize));
+            assert_eq!(to.word(at as usize).load(b), wanted, "at {at}");
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "run outside its region")]
+    fn no_run_leaves_its_region() {
+        let region = || Region::new(c"a", 4096).unwrap();
+        let (source, to) = (region(), region());
+        let from = PeerRegion::map(source.descriptor(), 4096).unwrap();
+        Pull::new(&from, &to).add(&Run { source: u64::MAX, destination: 0, bytes: 8 });
     }
 }

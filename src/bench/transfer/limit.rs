@@ -12,7 +12,7 @@ use crate::sys::verbs::{
     Access, Capacity, Chain, CompletionQueue, Completions, Domain, Endpoint, Marks, Piece, QueuePair,
     Registration, Remote,
 };
-use crate::transfer::copy;
+use crate::transfer::copy::{Pull, store_fence};
 use crate::transfer::plan::Run;
 use crate::transfer::transport::rdma::Nic;
 use serde::{Deserialize, Serialize};
@@ -81,8 +81,10 @@ impl CopyLimit {
         let at = u64::from(run) * self.bytes.next_multiple_of(4096) % rooms / 64 * 64;
         let run = Run { source: at, destination: at, bytes: self.bytes };
         let begun = self.flag.as_ref().map_or_else(monotonic_ns, Flag::wait);
-        copy::pull(&self.from, &self.to, &run);
-        copy::store_fence();
+        let mut pull = Pull::new(&self.from, &self.to);
+        pull.add(&run);
+        pull.finish();
+        store_fence();
         monotonic_ns() - begun
     }
 }

@@ -11,7 +11,7 @@ use crate::ids::{Generation, Room, SlotId};
 use crate::kv::region::{PeerRegion, Region};
 use crate::sys::event::EventCounter;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::copy;
+use crate::transfer::copy::{Pull, store_fence};
 use crate::transfer::pages::PeerPageLists;
 use crate::transfer::plan::Template;
 use crate::transfer::transport::{
@@ -338,7 +338,7 @@ impl ShmDestination {
         if (first..pages).any(|index| page(index).is_none()) {
             return Err(self.stale_or_corrupt(offer, source_slot));
         }
-        let mut copies = 0;
+        let (mut pull, mut copies) = (Pull::new(&self.pool, &memory.region), 0);
         self.template.for_each_run(
             tokens.clone(),
             // Looked at a second time, so checked a second time: the peer may have written in between.
@@ -346,13 +346,14 @@ impl ShmDestination {
             |index| memory.lists.page(slot, index),
             |run| {
                 copies += 1;
-                copy::pull(&self.pool, &memory.region, &run);
+                pull.add(&run);
             },
         );
+        pull.finish();
         memory.tally.add(copies, 0);
         fence(Ordering::Acquire);
         if self.lists.lease_word(source_slot) == offer.word {
-            copy::store_fence();
+            store_fence();
             Ok(())
         } else {
             Err(Cause::OtherLeg)

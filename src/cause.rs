@@ -72,6 +72,13 @@ causes! {
     /// The two workers can hand nothing over: key, role, model, KV layout or transports differ. The logs of
     /// both name the field.
     Incompatible = 11, "incompatible", 502, true;
+    /// The other worker's NIC let nothing be written where it had said: key, bounds or permission.
+    Denied = 12, "denied", 502, true;
+    /// A NIC could not send it, or sent it again and again and it was never acknowledged: the two workers reach each
+    /// other over their control link, and not over the fabric.
+    Unreachable = 13, "unreachable", 502, true;
+    /// Stopped where it was, since another transfer of the same session broke.
+    Flushed = 14, "flushed", 502, true;
 }
 
 impl fmt::Display for Cause {

@@ -30,6 +30,10 @@ pub const SESSION_SETUP_DEADLINE: Duration = Duration::from_secs(5);
 /// How long a prefill worker that could not be reached is not dialled again: its requests fail at once and
 /// may be retried elsewhere.
 pub const DIAL_HOLD_OFF: Duration = Duration::from_secs(1);
+/// Sessions of RDMA that may break one after another with nothing handed over: one can be an accident.
+pub const RDMA_BREAKS_MAX: u32 = 2;
+/// How long RDMA is then not used to that peer: each try costs its requests seconds of resending.
+pub const RDMA_BARRED: Duration = Duration::from_secs(60);
 
 // wire::zmtp
 

@@ -812,6 +812,9 @@ fn error_of(cause: Cause) -> ApiError {
         Cause::OtherLeg => "the other leg of the request failed",
         Cause::Draining => "the server is draining",
         Cause::Internal => "internal error",
+        Cause::Denied => "the decode worker's NIC refused what it was to be handed",
+        Cause::Unreachable => "the fabric between the two workers carries nothing",
+        Cause::Flushed => "the hand-off was cut short when another one broke",
         Cause::Incompatible => {
             "the prefill and the decode worker do not fit each other; their logs name what differs"
         }

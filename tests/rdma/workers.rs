@@ -3,6 +3,7 @@
 use crate::fleet::Fleet;
 use crate::process::Process;
 use serde_json::{Value, json};
+use std::process::Command;
 
 pub const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
 
@@ -18,21 +19,27 @@ fn ids(answer: (u16, String)) -> Value {
     json!([answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]["token_logprobs"]])
 }
 
+fn pair(rdma: &[&str]) -> Fleet {
+    let prefill = start("prefill", &[rdma, &["--bootstrap-port", "0", "--control-port", "0"]].concat());
+    Fleet::new(vec![prefill], vec![start("decode", &rdma[..2])])
+}
+
+fn body(salt: u32, tokens: u32) -> String {
+    let prompt: Vec<u32> = (0..tokens).map(|i| 10 + (i * 7 + salt * 13) % 300).collect();
+    json!({
+        "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": salt, "ignore_eos": true,
+        "logprobs": 1, "return_token_ids": true,
+    })
+    .to_string()
+}
+
 #[test]
 #[ignore = "needs an RDMA device"]
 fn answers_are_those_of_one_process_byte_for_byte() {
-    let rdma = ["--transfer", "rdma", "--chunked-prefill-size", "32"];
-    let prefill = start("prefill", &[&rdma[..], &["--bootstrap-port", "0", "--control-port", "0"]].concat());
-    let decode = start("decode", &rdma[..2]);
+    let mut fleet = pair(&["--transfer", "rdma", "--chunked-prefill-size", "32"]);
     let alone = start("serve", &["--mixed"]);
-    let mut fleet = Fleet::new(vec![prefill], vec![decode]);
     for (salt, tokens) in [(1, 5), (2, 16), (3, 100), (4, 33)] {
-        let prompt: Vec<u32> = (0..tokens).map(|i| 10 + (i * 7 + salt * 13) % 300).collect();
-        let body = json!({
-            "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": salt, "ignore_eos": true,
-            "logprobs": 1, "return_token_ids": true,
-        })
-        .to_string();
+        let body = body(salt, tokens);
         let expected = ids(alone.post("/v1/completions", &body));
         assert_eq!(ids(fleet.router.post("/v1/completions", &body)), expected, "{tokens} tokens");
     }
@@ -44,5 +51,23 @@ fn answers_are_those_of_one_process_byte_for_byte() {
         format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {}\r\n\r\n{body}", body.len());
     std::io::Write::write_all(&mut aborted, head.as_bytes()).unwrap();
     drop(aborted);
+    fleet.check_idle();
+}
+
+/// Queue pairs connect over the control link, so that a fabric that drops everything shows at the first bytes.
+#[test]
+#[ignore = "needs an RDMA device"]
+fn a_fabric_that_carries_nothing_is_named_to_the_client() {
+    let ip = |state| {
+        assert!(Command::new("ip").args(["link", "set", "dummy0", state]).status().unwrap().success())
+    };
+    let mut fleet = pair(&["--transfer", "rdma"]);
+    let expected = ids(fleet.router.post("/v1/completions", &body(1, 40)));
+    ip("down");
+    let (status, text) = fleet.router.post("/v1/completions", &body(1, 40));
+    ip("up");
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &answer["error"]["code"]), (502, &json!("unreachable")), "{text}");
+    assert_eq!(ids(fleet.router.post("/v1/completions", &body(1, 40))), expected, "a new session");
     fleet.check_idle();
 }

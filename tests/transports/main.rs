@@ -742,19 +742,29 @@ fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
 
 #[test]
 fn a_fault_ends_its_session_and_a_new_one_works() {
-    for fault in [Fault::RemoteAccess, Fault::NoAnswer, Fault::Flushed] {
+    let faults = [
+        (Fault::RemoteAccess, Cause::Denied),
+        (Fault::LocalOperation, Cause::Unreachable),
+        (Fault::NoAnswer, Cause::Unreachable),
+        (Fault::LocalProtection, Cause::Internal),
+    ];
+    for (fault, cause) in faults {
         let kind = Kind::Rdma(2);
         let mut rig = Rig::new(kind);
         let handoff = rig.begin(SESSION, 1, 40);
+        let beside = rig.begin(SESSION, 2, 40);
         let rails = rig.ways[0].rails.as_ref().unwrap();
         rails.fabric.fail_next(rails.pairs[1], fault);
         rig.chunks(&handoff, 16);
         rig.until("the session is lost", |rig| rig.lost(At::Source));
         assert!(!rig.source.leased.contains_key(&handoff.from.0));
         assert!(rig.destination.leased.contains_key(&handoff.to.0), "it has heard nothing yet");
+        assert_eq!(rig.cause(&handoff), Some(cause));
+        assert_eq!(rig.cause(&beside), Some(Cause::Flushed), "it only stood beside");
         // Its link is hung up.
         rig.close(SESSION, At::Destination);
         rig.until_failed(&handoff);
+        rig.until_failed(&beside);
         let session = rig.open_at(0, kind);
         next_room_works(&mut rig, session);
     }

@@ -279,6 +279,11 @@ impl Rig {
         [self.source.status.load(handoff.from.0).state, self.destination.status.load(handoff.to.0).state]
     }
 
+    /// Why it failed at the source.
+    pub fn cause(&self, handoff: &Handoff) -> Option<Cause> {
+        self.source.handle.status(handoff.from.0).cause
+    }
+
     pub fn holds_no_lease(&self, handoff: &Handoff) -> bool {
         !self.source.leased.contains_key(&handoff.from.0)
             && !self.destination.leased.contains_key(&handoff.to.0)

@@ -17,6 +17,7 @@ use crate::transfer::transport::rdma::RdmaOffer;
 use crate::wire::Multipart;
 use crate::wire::message::{Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport};
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// What one worker shows of itself in a session. `lanes` lets the other side open lanes of tcp.
 pub fn rank(worker: &Worker, transports: &[Transport], offer: &Offer, lanes: Option<TcpGrant>) -> Rank {
@@ -172,6 +173,17 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
 
     fn failed(&mut self, slot: Slot, cause: Cause) {
         self.engine_failed(slot, cause);
+    }
+
+    fn left_out(&mut self, source: &Source, transport: Transport, time: Duration) {
+        event!(
+            Warn,
+            "handoff",
+            "what breaks again and again is left out for a while",
+            source = source,
+            transport = transport,
+            seconds = time.as_secs()
+        );
     }
 
     fn refused(&mut self, source: &Source, mismatch: &Mismatch) {

@@ -198,6 +198,8 @@ pub enum Fault {
     Flushed,
     /// A local piece lies outside its registration.
     LocalProtection,
+    /// The device could not send it: no way to the peer, or a fault of its own.
+    LocalOperation,
     /// The peer's memory is not ours to write: key, bounds or permission.
     RemoteAccess,
     /// The peer did not answer, however often it was asked.
@@ -240,6 +242,7 @@ impl Fault {
         match self {
             Fault::Flushed => abi::WC_WR_FLUSH_ERR,
             Fault::LocalProtection => abi::WC_LOC_PROT_ERR,
+            Fault::LocalOperation => abi::WC_LOC_QP_OP_ERR,
             Fault::RemoteAccess => abi::WC_REM_ACCESS_ERR,
             Fault::NoAnswer => abi::WC_RETRY_EXC_ERR,
             Fault::NoReceive => abi::WC_RNR_RETRY_EXC_ERR,
@@ -253,6 +256,7 @@ impl Fault {
         match status {
             abi::WC_WR_FLUSH_ERR => Fault::Flushed,
             abi::WC_LOC_PROT_ERR => Fault::LocalProtection,
+            abi::WC_LOC_QP_OP_ERR => Fault::LocalOperation,
             abi::WC_REM_ACCESS_ERR => Fault::RemoteAccess,
             abi::WC_RETRY_EXC_ERR => Fault::NoAnswer,
             abi::WC_RNR_RETRY_EXC_ERR => Fault::NoReceive,
@@ -267,6 +271,7 @@ impl fmt::Display for Fault {
         f.write_str(match self {
             Fault::Flushed => "flushed with its queue pair",
             Fault::LocalProtection => "local memory not registered so",
+            Fault::LocalOperation => "the device could not send it",
             Fault::RemoteAccess => "the peer's memory refuses it: key, bounds or permission",
             Fault::NoAnswer => "no answer from the peer, retries exhausted",
             Fault::NoReceive => "the peer had no receive posted, retries exhausted",

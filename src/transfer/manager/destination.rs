@@ -8,7 +8,7 @@
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::kv::layout::KvLayout;
-use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, SESSION_SETUP_DEADLINE};
+use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, RDMA_BARRED, RDMA_BREAKS_MAX, SESSION_SETUP_DEADLINE};
 use crate::transfer::command::{DestinationCommand, SessionId};
 use crate::transfer::manager::identity::{Identity, Mismatch};
 use crate::transfer::manager::rooms::{Prompt, Slot};
@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the protocol makes happen. `L` names a link, `A` where a prefill worker is reached.
 pub trait DestinationEffects<L, A> {
@@ -45,6 +45,8 @@ pub trait DestinationEffects<L, A> {
     fn ready(&mut self, slot: Slot, session: SessionId);
     /// Tells the scheduler that a slot has failed; it is marked already.
     fn failed(&mut self, slot: Slot, cause: Cause);
+    /// A transport that breaks again and again is not offered for a while; for the log.
+    fn left_out(&mut self, source: &A, transport: Transport, time: Duration);
     /// Two workers do not fit; for the log.
     fn refused(&mut self, source: &A, mismatch: &Mismatch);
 }
@@ -94,6 +96,33 @@ struct Source<L> {
     session: SessionId,
     /// Transports that could not be set up over the link of now.
     without: Vec<Transport>,
+    rdma: Trust,
+}
+
+/// Whether a source's RDMA is offered: what could be set up need not carry anything (a switch that drops what it
+/// should pause for, packets too long for a hop), and that shows at the first bytes only.
+#[derive(Clone, Copy, Default, Debug)]
+struct Trust {
+    /// Sessions that broke of themselves before anything had arrived in them, one after another.
+    broken: u32,
+    /// Left out until then.
+    barred: Option<Instant>,
+}
+
+impl Trust {
+    /// True when it is to be left out from now on.
+    fn breaks(&mut self, now: Instant) -> bool {
+        self.broken += 1;
+        let is_barred = self.broken >= RDMA_BREAKS_MAX;
+        if is_barred {
+            self.barred = Some(now + RDMA_BARRED);
+        }
+        is_barred
+    }
+
+    fn is_barred(&self, now: Instant) -> bool {
+        self.barred.is_some_and(|until| now < until)
+    }
 }
 
 #[derive(Debug)]
@@ -287,7 +316,7 @@ where
             Message::Welcome(welcome) => self.welcome(&source, link, welcome, now, effects),
             Message::Refused(refused) => self.refused(&source, refused, now, effects),
             Message::AbortAck(ack) => self.abort_ack(&source, ack, now, effects),
-            Message::Status(status) => self.status(&source, status, effects),
+            Message::Status(status) => self.status(&source, status, now, effects),
             // The rest is for a source, or the link's own.
             _ => {}
         }
@@ -340,6 +369,7 @@ where
                 let source = self.sessions[session.0 as usize].as_ref();
                 let link = source.and_then(|source| self.sources.get(source)?.link());
                 if let Some(link) = link {
+                    self.trust(session);
                     let id = TransferId { room, slot, generation };
                     effects.send(link, &Message::Done(Done { id }));
                 }
@@ -348,12 +378,12 @@ where
             Report::Failed { slot, generation, cause } => {
                 effects.failed(Slot { id: slot, generation }, cause)
             }
-            Report::Lost { session, generation } => {
+            Report::Lost { session, generation, cause } => {
                 let source = self.sessions[session.0 as usize].clone();
                 let is_meant =
                     |source: &A| self.sources.get(source).is_some_and(|entry| entry.generation == generation);
                 if let Some(source) = source.filter(is_meant) {
-                    self.down(&source, now, Cause::PeerLost, effects);
+                    self.down(&source, now, cause, effects);
                 }
             }
             Report::Withdrawn { .. } => {}
@@ -378,6 +408,15 @@ where
         }
     }
 
+    /// Bytes have come over the session's transport.
+    fn trust(&mut self, session: SessionId) {
+        let source = self.sessions[session.0 as usize].as_ref();
+        let entry = source.and_then(|source| self.sources.get_mut(source));
+        if let Some(entry) = entry.filter(|entry| entry.transport() == Some(Transport::Rdma)) {
+            entry.rdma = Trust::default();
+        }
+    }
+
     /// A source that owes an answer.
     fn unanswered(&self, now: Instant) -> Option<A> {
         self.aborting.values().find(|asked| asked.until <= now).map(|asked| asked.source.clone())
@@ -398,6 +437,7 @@ where
             generation,
             session,
             without: Vec::new(),
+            rdma: Trust::default(),
         };
         if let Some(free) = self.sessions.iter().position(Option::is_none) {
             return Some(down(SessionId(free as u32), SessionGeneration(0)));
@@ -497,7 +537,11 @@ where
     ) {
         let Some(entry) = self.sources.get_mut(source) else { return };
         entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
-        let Some(offered) = effects.offer(entry.session, source, &entry.without) else {
+        let barred = entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
+        let offered = barred.and_then(|without| effects.offer(entry.session, source, &without));
+        // What is barred is better than nothing.
+        let offered = offered.or_else(|| effects.offer(entry.session, source, &entry.without));
+        let Some(offered) = offered else {
             effects.hang_up(link);
             return self.down(source, now, failure, effects);
         };
@@ -567,9 +611,23 @@ where
         }
     }
 
-    fn status(&mut self, source: &A, status: &Status, effects: &mut impl DestinationEffects<L, A>) {
-        if self.holds(source, &status.id) && status.state == State::Failed as u8 {
-            self.fail(Slot::from(status.id), status.cause.unwrap_or(Cause::OtherLeg), effects);
+    fn status(
+        &mut self,
+        source: &A,
+        status: &Status,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        if !self.holds(source, &status.id) || status.state != State::Failed as u8 {
+            return;
+        }
+        let cause = status.cause.unwrap_or(Cause::OtherLeg);
+        self.fail(Slot::from(status.id), cause, effects);
+        let Some(entry) = self.sources.get_mut(source) else { return };
+        let by_rdma = entry.transport() == Some(Transport::Rdma);
+        // Of a session that breaks one room says so, the others were flushed.
+        if by_rdma && matches!(cause, Cause::Denied | Cause::Unreachable) && entry.rdma.breaks(now) {
+            effects.left_out(source, Transport::Rdma, RDMA_BARRED);
         }
     }
 

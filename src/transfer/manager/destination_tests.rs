@@ -3,6 +3,7 @@
 use super::*;
 use crate::kv::layout::KvDtype;
 use crate::transfer::transport::fake::Fake;
+use crate::wire::message as wire;
 use crate::wire::message::{Fingerprint, HostId, ShmGrant, SocketName, TcpGrant, Token, Transport};
 use bytemuck::Zeroable;
 
@@ -26,8 +27,10 @@ struct Effects {
     ready: Vec<(Slot, SessionId)>,
     destinations: Vec<u32>,
     has_nic: bool,
+    only_rdma: bool,
     aborts: Vec<TransferId>,
     quiet: Vec<Slot>,
+    left_out: usize,
 }
 
 fn rank() -> Rank {
@@ -98,8 +101,9 @@ impl DestinationEffects<u32, u32> for Effects {
         let mut rank = rank();
         rank.shm = rank.shm.filter(|_| !without.contains(&Transport::Shm));
         rank.tcp = rank.tcp.filter(|_| !without.contains(&Transport::Tcp));
-        rank.rdma = rank.rdma.filter(|_| self.has_nic);
-        (rank.shm.is_some() || rank.tcp.is_some()).then_some(rank)
+        rank.rdma = rank.rdma.filter(|_| self.has_nic && !without.contains(&Transport::Rdma));
+        self.only_rdma.then(|| (rank.shm, rank.tcp) = (None, None));
+        Transport::ALL.into_iter().any(|way| rank.offers(way)).then_some(rank)
     }
 
     fn bind(&mut self, _: u32, session: SessionId, _: Binding<'_>) {
@@ -112,6 +116,11 @@ impl DestinationEffects<u32, u32> for Effects {
 
     fn failed(&mut self, slot: Slot, _: Cause) {
         self.failed.push(slot);
+    }
+
+    fn left_out(&mut self, source: &u32, transport: Transport, _: Duration) {
+        assert_eq!((*source, transport), (1, Transport::Rdma));
+        self.left_out += 1;
     }
 
     fn refused(&mut self, _: &u32, mismatch: &Mismatch) {
@@ -184,6 +193,19 @@ impl Worker {
         self.status.advance(slot.id, slot.generation, failed).unwrap();
         self.manager.leave(slot, Some(Cause::ClientGone), self.now, &mut self.effects);
         (slot, session)
+    }
+
+    /// A session of RDMA whose source says why its room failed, and hangs up.
+    fn break_rdma(&mut self, cause: Cause) {
+        let slot = self.enter(0, 1).unwrap();
+        self.set_up_by(Transport::Rdma, 1);
+        let deadline = self.now + SESSION_SETUP_DEADLINE;
+        self.manager.expecting(slot, PROMPT, &[PageId(0)], deadline, self.now, &mut self.effects);
+        let id = TransferId { room: Room(7), slot: slot.id, generation: slot.generation };
+        let status = Message::Status(wire::Status { id, state: State::Failed as u8, cause: Some(cause) });
+        self.manager.receive(1, &status, self.now, &mut self.effects);
+        assert_eq!(self.status.load(slot.id).cause, Some(cause), "the true one");
+        self.die(1);
     }
 
     fn answer(&mut self, slot: Slot, quiet: bool) {
@@ -358,7 +380,8 @@ fn a_way_lost_late_ends_no_later_session() {
     let Worker { manager, effects, now, .. } = &mut worker;
     effects.failed.clear();
     for (generation, failed) in [(1, &[][..]), (2, &[slot][..])] {
-        let lost = Report::Lost { session, generation: SessionGeneration(generation) };
+        let lost =
+            Report::Lost { session, generation: SessionGeneration(generation), cause: Cause::PeerLost };
         manager.report(lost, *now, effects);
         assert_eq!(effects.failed, failed);
     }
@@ -437,4 +460,43 @@ fn no_destination_leaves_for_a_slot_that_has_failed() {
     let deadline = worker.now + SESSION_SETUP_DEADLINE;
     let way = worker.manager.expecting(slot, PROMPT, &[PageId(0)], deadline, worker.now, &mut worker.effects);
     assert_eq!((way, &worker.effects.destinations[..]), (None, &[][..]));
+}
+
+/// What can be set up and carries nothing is found out by those who use it; nobody else is to pay for it.
+#[test]
+fn rdma_that_breaks_again_and_again_is_left_out_for_a_while() {
+    let mut worker = Worker::new();
+    worker.effects.has_nic = true;
+    for _ in 1..RDMA_BREAKS_MAX {
+        worker.break_rdma(Cause::Unreachable);
+        // Something arrives in between: the fabric carries.
+        worker.enter(0, 1).unwrap();
+        let session = worker.set_up_by(Transport::Rdma, 1);
+        let slot = SlotId(0);
+        let generation = worker.status.load(slot).generation;
+        let arrived = Report::Arrived { slot, generation, room: Room(7), session };
+        worker.manager.report(arrived, worker.now, &mut worker.effects);
+        worker.die(1);
+    }
+    assert_eq!(worker.effects.left_out, 0);
+    for _ in 0..RDMA_BREAKS_MAX {
+        assert_eq!(worker.effects.left_out, 0);
+        // A peer that ends a room, or is gone, says nothing of the fabric.
+        worker.break_rdma(Cause::OtherLeg);
+        worker.break_rdma(Cause::Denied);
+        assert!(worker.effects.offered.contains(&Transport::Rdma));
+    }
+    assert_eq!(worker.effects.left_out, 1, "and is said to be");
+    worker.enter(0, 1).unwrap();
+    worker.set_up(1);
+    assert!(!worker.effects.offered.contains(&Transport::Rdma));
+    worker.die(1);
+    // Where there is nothing else it is tried all the same.
+    worker.effects.only_rdma = true;
+    worker.break_rdma(Cause::Unreachable);
+    worker.effects.only_rdma = false;
+    worker.now += RDMA_BARRED;
+    worker.enter(0, 1).unwrap();
+    worker.set_up_by(Transport::Rdma, 1);
+    assert!(worker.effects.offered.contains(&Transport::Rdma));
 }

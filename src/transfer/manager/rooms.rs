@@ -232,6 +232,14 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
+    /// The other ends of all open slots of a link.
+    pub fn partners(&self, link: L) -> impl Iterator<Item = (Slot, Room, &Wanted<L>)> {
+        self.entries.iter().filter_map(move |(&room, entry)| match entry {
+            Entry::Open { slot, wanted, .. } if wanted.link == link => Some((*slot, room, wanted)),
+            _ => None,
+        })
+    }
+
     /// The mover has withdrawn the slot, or everything posted of it has ended well: the other end, when it waits for
     /// the answer. Asked for once.
     pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, Wanted<L>)> {
@@ -283,13 +291,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Entry::Waiting { .. } | Entry::Open { .. } | Entry::Over { .. } => true,
         });
         self.early = self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
-        for entry in self.entries.values() {
-            if let Entry::Open { slot, wanted, .. } = entry
-                && wanted.link == link
-            {
-                failed(*slot);
-            }
-        }
+        self.partners(link).for_each(|(slot, ..)| failed(slot));
     }
 
     /// Forgets what is too old. Early Destinations whose request never came are given to `unclaimed`.

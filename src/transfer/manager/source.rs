@@ -198,16 +198,17 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     effects.send(wanted.link, &Message::AbortAck(ack));
                 }
             }
-            Report::Lost { session, generation } => {
+            Report::Lost { session, generation, .. } => {
                 let lost = self.sessions[session.0 as usize].as_ref();
                 if let Some(lost) = lost.filter(|lost| lost.usage == generation) {
                     let (link, transport) = (lost.link, lost.transport);
                     self.close(session, effects);
-                    self.fail_rooms(link, effects);
                     // Its destination sees nothing of that by itself, and must reset before pages return.
                     if transport.writes() {
+                        self.tell_causes(link, effects);
                         effects.hang_up(link);
                     }
+                    self.fail_rooms(link, effects);
                 }
             }
             Report::Arrived { .. } | Report::Failed { .. } => {}
@@ -399,6 +400,20 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         if let Some(entry) = self.sessions[session.0 as usize].take() {
             self.by_link.remove(&entry.link);
             effects.mover(SourceCommand::Close { session });
+        }
+    }
+
+    /// Why each room that the session broke under has failed: behind it the link ends.
+    fn tell_causes(&self, link: L, effects: &mut impl SourceEffects<L>) {
+        for (slot, room, wanted) in self.rooms.partners(link) {
+            let status = self.status.load(slot.id);
+            if status.generation == slot.generation && status.state == State::Failed {
+                let id = transfer_id(room, wanted);
+                effects.send(
+                    link,
+                    &Message::Status(Status { id, state: State::Failed as u8, cause: status.cause }),
+                );
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{DestinationCommand, LeaseEnd, SessionId};
 use crate::transfer::mover::{Links, Report};
 use crate::transfer::status::{Move, State};
-use crate::transfer::transport::{DestinationHalf, Landing, Landings, Memory, Notice};
+use crate::transfer::transport::{DestinationHalf, Landing, Landings, Lost, Memory, Notice};
 use std::ops::Range;
 
 /// All sessions and slots of one decode worker.
@@ -71,11 +71,11 @@ impl DestinationMover {
             self.live.current = SessionId(index as u32);
             match half.step(&self.memory, &mut self.live) {
                 Ok(moved) => busy |= moved,
-                Err(_) => {
+                Err(lost) => {
                     let session = SessionId(index as u32);
-                    self.close(session);
+                    self.close(session, lost);
                     let generation = self.generations[index];
-                    self.live.report(Report::Lost { session, generation });
+                    self.live.report(Report::Lost { session, generation, cause: lost.cause });
                 }
             }
         }
@@ -102,11 +102,11 @@ impl DestinationMover {
         match command {
             DestinationCommand::Open { session, generation, binding } => {
                 // Whatever else had the index is over.
-                self.close(session);
+                self.close(session, Lost::GONE);
                 self.generations[session.0 as usize] = generation;
                 self.sessions[session.0 as usize] = Some(binding);
             }
-            DestinationCommand::Close { session } => self.close(session),
+            DestinationCommand::Close { session } => self.close(session, Lost::GONE),
             DestinationCommand::Join { session, arrival } => {
                 if let Some(half) = self.sessions[session.0 as usize].as_mut() {
                     half.join(arrival);
@@ -162,7 +162,7 @@ impl DestinationMover {
     }
 
     /// Ends the session and everything bound to it. Dropping the half unmaps or closes its way.
-    fn close(&mut self, session: SessionId) {
+    fn close(&mut self, session: SessionId, lost: Lost) {
         let Some(mut half) = self.sessions[session.0 as usize].take() else { return };
         for index in 0..self.live.slots.len() {
             let slot = SlotId(index as u32);
@@ -175,7 +175,8 @@ impl DestinationMover {
         for index in 0..self.live.slots.len() {
             if let Some(expected) = self.live.slots[index].as_mut().filter(|held| held.session == session) {
                 expected.landing = Landing::Moved;
-                self.live.fail(SlotId(index as u32), Cause::PeerLost);
+                let slot = SlotId(index as u32);
+                self.live.fail(slot, lost.cause_for(slot));
             }
         }
     }

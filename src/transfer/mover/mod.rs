@@ -61,6 +61,8 @@ pub enum Report {
         session: SessionId,
         /// As it was opened: the index may be another session's by now.
         generation: SessionGeneration,
+        /// Why.
+        cause: Cause,
     },
 }
 

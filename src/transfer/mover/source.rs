@@ -12,7 +12,7 @@ use crate::transfer::command::{LeaseEnd, SessionId, SourceCommand, Target};
 use crate::transfer::mover::{Links, Report};
 use crate::transfer::status::{Move, State};
 use crate::transfer::transport::fake::Fake;
-use crate::transfer::transport::{Completion, Memory, Post, SourceHalf};
+use crate::transfer::transport::{Completion, Lost, Memory, Post, SourceHalf};
 use std::ops::Range;
 
 /// Halves by session; the last one is that of [`SessionId::NOBODY`].
@@ -99,11 +99,11 @@ impl SourceMover {
         match command {
             SourceCommand::Open { session, generation, binding } => {
                 // Whatever else had the index is over.
-                self.close(session);
+                self.close(session, Lost::GONE);
                 self.generations[session.0 as usize] = generation;
                 *self.sessions.half(session) = Some(binding);
             }
-            SourceCommand::Close { session } => self.close(session),
+            SourceCommand::Close { session } => self.close(session, Lost::GONE),
             SourceCommand::Begin { slot, generation, target, lease } => {
                 let transfer =
                     Transfer { generation, target, lease, pending: None, cancelled: false, complete: false };
@@ -219,11 +219,11 @@ impl SourceMover {
             }
             match stepped {
                 Ok(moved) => busy |= moved,
-                Err(_) => {
+                Err(lost) => {
                     let session = SessionId(index as u32);
-                    self.close(session);
+                    self.close(session, lost);
                     let generation = self.generations[index];
-                    self.report(Report::Lost { session, generation });
+                    self.report(Report::Lost { session, generation, cause: lost.cause });
                 }
             }
         }
@@ -262,7 +262,7 @@ impl SourceMover {
     }
 
     /// Drops the session and fails what was bound to it; its streams are closed with it.
-    fn close(&mut self, session: SessionId) {
+    fn close(&mut self, session: SessionId, lost: Lost) {
         *self.sessions.half(session) = None;
         for index in 0..self.slots.len() {
             let Some(transfer) = &self.slots[index] else { continue };
@@ -270,8 +270,7 @@ impl SourceMover {
                 continue;
             }
             let (slot, generation) = (SlotId(index as u32), transfer.generation);
-            let lost = Move::Fail(Cause::PeerLost);
-            let _ = self.links.status.advance(slot, generation, lost);
+            let _ = self.links.status.advance(slot, generation, Move::Fail(lost.cause_for(slot)));
             self.end_lease(slot);
         }
         self.links.engine.ring();

@@ -89,7 +89,7 @@ impl<T> Faulty<T> {
         self.steps += 1;
         let mut faults = self.script.lock();
         match &mut faults.fail_after {
-            Some(0) => return Err(Lost),
+            Some(0) => return Err(Lost::GONE),
             Some(left) => *left -= 1,
             None => {}
         }

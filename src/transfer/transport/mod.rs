@@ -12,6 +12,7 @@ pub mod shm;
 pub mod tcp;
 mod vectored;
 
+use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
@@ -102,7 +103,32 @@ pub trait SourceHalf: Send + Debug {
 
 /// The session's way is gone; its rooms fail.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lost;
+pub struct Lost {
+    /// Why.
+    pub cause: Cause,
+    /// Whose bytes broke it, where that is known: the other rooms only stood beside.
+    pub slot: Option<SlotId>,
+}
+
+impl Lost {
+    /// The peer, or what leads to it, is gone.
+    pub const GONE: Lost = Lost::because(Cause::PeerLost);
+    /// The peer said what makes no sense.
+    pub const NONSENSE: Lost = Lost::because(Cause::Corrupt);
+
+    /// For all rooms alike.
+    pub const fn because(cause: Cause) -> Lost {
+        Lost { cause, slot: None }
+    }
+
+    /// What the room in `slot` ends with.
+    pub fn cause_for(self, slot: SlotId) -> Cause {
+        match self.slot {
+            Some(broken) if broken != slot => Cause::Flushed,
+            _ => self.cause,
+        }
+    }
+}
 
 /// A notice or frame header as a peer sent it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -135,7 +161,7 @@ pub trait Landings {
     fn lane_ended(&mut self, slot: SlotId, lane: u8, all: u32, aux: &AuxRecord);
 
     /// The copy is void or the peer said nonsense: fails the room, ends the lease where nothing can land.
-    fn fail(&mut self, slot: SlotId, cause: crate::cause::Cause);
+    fn fail(&mut self, slot: SlotId, cause: Cause);
 }
 
 /// A stream that a source dialled, its preamble read and proven by `ctl`.

@@ -79,14 +79,15 @@ impl DestinationHalf for RdmaDestination {
     fn step(&mut self, _memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
         let mut judged = false;
         for completion in self.taken.iter() {
-            let Ok(Ended::Notified { immediate }) = completion.outcome else { return Err(Lost) };
+            let Ok(Ended::Notified { immediate }) = completion.outcome else { return Err(Lost::GONE) };
             let lane = completion.id as usize;
-            let pair = self.opened.pairs.get_mut(lane).ok_or(Lost)?;
-            pair.post_receive(completion.id).map_err(|_| Lost)?;
+            let pair = self.opened.pairs.get_mut(lane).ok_or(Lost::because(Cause::Internal))?;
+            pair.post_receive(completion.id).map_err(|_| Lost::because(Cause::Internal))?;
             notice(&self.rail, &mut self.records, (lane, self.rail.lanes()), immediate, landings);
             judged = true;
         }
-        let taken = self.opened.completions.poll(&mut self.taken).map_err(|_| Lost)?;
+        let taken =
+            self.opened.completions.poll(&mut self.taken).map_err(|_| Lost::because(Cause::Internal))?;
         Ok(judged || taken > 0)
     }
 

@@ -5,9 +5,10 @@
 
 use super::rail::{Opened, Rail};
 use super::{RECORD_STRIDE, immediate};
+use crate::cause::Cause;
 use crate::ids::SlotId;
 use crate::sys::event::{Interest, WaitSet};
-use crate::sys::verbs::{Chain, Completions, Marks, Piece, Remote};
+use crate::sys::verbs::{Chain, Completions, Fault, Marks, Piece, Remote};
 use crate::transfer::plan::{Run, Template};
 use crate::transfer::transport::{Completion, Full, Lost, Memory, Post, SourceHalf, share};
 use crate::wire::message::RdmaGrant;
@@ -178,7 +179,7 @@ impl RdmaSource {
         memory.tally.add(u64::from(requests), 1);
         let posted = self.opened.pairs[index].post(&mut lane.chain);
         lane.chain.clear();
-        posted.map_err(|_| Lost)?;
+        posted.map_err(|_| Lost::because(Cause::Internal))?;
         lane.room -= requests;
         lane.chains.push_back((slot, requests));
         job.outstanding += 1;
@@ -186,14 +187,14 @@ impl RdmaSource {
     }
 
     fn reap(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
-        let taken = self.opened.completions.poll(&mut self.taken).map_err(|_| Lost)?;
+        let taken =
+            self.opened.completions.poll(&mut self.taken).map_err(|_| Lost::because(Cause::Internal))?;
         for completion in self.taken.iter() {
-            if completion.outcome.is_err() {
-                return Err(Lost);
-            }
             let index = self.opened.pairs.iter().position(|pair| pair.number() == completion.queue_pair);
-            let lane = &mut self.lanes[index.ok_or(Lost)?];
-            let (slot, requests) = lane.chains.pop_front().ok_or(Lost)?;
+            let lane = &mut self.lanes[index.ok_or(BEYOND_US)?];
+            let (slot, requests) = lane.chains.pop_front().ok_or(BEYOND_US)?;
+            // A queue pair's first error is its oldest chain's; all behind it is flushed.
+            completion.outcome.map_err(|fault| Lost { cause: cause_of(fault), slot: Some(slot) })?;
             lane.room += requests;
             let Some(job) = &mut self.jobs[slot.index()] else { continue };
             job.outstanding -= 1;
@@ -267,6 +268,18 @@ impl SourceHalf for RdmaSource {
         } else {
             self.opened.completions.clear_events();
         }
+    }
+}
+
+/// A completion of what was never posted.
+const BEYOND_US: Lost = Lost::because(Cause::Internal);
+
+fn cause_of(fault: Fault) -> Cause {
+    match fault {
+        Fault::Flushed => Cause::Flushed,
+        Fault::RemoteAccess | Fault::RemoteOperation => Cause::Denied,
+        Fault::LocalOperation | Fault::NoAnswer | Fault::NoReceive => Cause::Unreachable,
+        Fault::LocalProtection | Fault::Other(_) => Cause::Internal,
     }
 }
 

@@ -113,7 +113,7 @@ impl DestinationHalf for TcpDestination {
 
     fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
         if self.broken {
-            return Err(Lost);
+            return Err(Lost::NONSENSE);
         }
         let mut moved = false;
         for index in 0..self.lanes.len() {
@@ -210,13 +210,13 @@ impl Lane {
         let frame = Frame::parse(&self.head[..self.head_read]);
         let Notice { slot, generation, room } = frame.notice;
         if slot.index() >= landing.aux.len() {
-            return Err(Lost);
+            return Err(Lost::NONSENSE);
         }
         let wanted = landings.expected(&frame.notice);
         let mut failed = None;
         if let Some(wanted) = &wanted {
             if !landing.continues(&frame, self.number, wanted.end) {
-                return Err(Lost);
+                return Err(Lost::NONSENSE);
             }
             if frame.aux.is_some_and(|aux| !aux.belongs_to(room, generation)) {
                 landings.fail(slot, Cause::Corrupt);
@@ -307,9 +307,9 @@ impl Incoming {
 /// Something was asked for, so that nothing is the stream's end.
 fn some_of(read: io::Result<usize>) -> Result<Option<usize>, Lost> {
     match read {
-        Ok(0) => Err(Lost),
+        Ok(0) => Err(Lost::GONE),
         Ok(read) => Ok(Some(read)),
         Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-        Err(_) => Err(Lost),
+        Err(_) => Err(Lost::GONE),
     }
 }

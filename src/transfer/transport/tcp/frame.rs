@@ -80,7 +80,7 @@ impl Frame {
         let known = header.magic == MAGIC && header.flags & !(LAST | AUX) == 0;
         let bounded = u64::from(header.bytes) <= FRAME_MAX && header.offset < 1 << 63;
         if !known || !bounded {
-            return Err(Lost);
+            return Err(Lost::NONSENSE);
         }
         Ok(if header.flags & AUX == 0 { HEADER_BYTES } else { HEAD_MAX })
     }
@@ -124,7 +124,7 @@ mod tests {
             for (at, value) in [(0, 0), (4, 4), (7, 1), (39, 128), (43, 1)] {
                 let mut head = head;
                 head[at] = value;
-                assert_eq!(Frame::head_bytes(&head[..HEADER_BYTES]), Err(Lost), "byte {at}");
+                assert_eq!(Frame::head_bytes(&head[..HEADER_BYTES]), Err(Lost::NONSENSE), "byte {at}");
             }
         }
     }

@@ -248,7 +248,7 @@ impl Lane {
                 Ok(sent) => begun.sent += sent,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(_) => return Err(Lost),
+                Err(_) => return Err(Lost::GONE),
             }
         }
         let moved = begun.sent > before;
@@ -278,14 +278,17 @@ impl Lane {
     fn listen(&mut self) -> Result<bool, Lost> {
         match self.stream.read(&mut [0]) {
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(false),
-            _ => Err(Lost),
+            _ => Err(Lost::GONE),
         }
     }
 
     fn wait_for_room(&mut self, wanted: bool, sending: &Sending) -> Result<(), Lost> {
         if self.waits_for_room != wanted {
             let interest = if wanted { Interest::ReadableOrWritable } else { Interest::Readable };
-            sending.wait.change(self.stream.as_fd(), interest).map_err(|_| Lost)?;
+            sending
+                .wait
+                .change(self.stream.as_fd(), interest)
+                .map_err(|_| Lost::because(crate::cause::Cause::Internal))?;
             self.waits_for_room = wanted;
         }
         Ok(())

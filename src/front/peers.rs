@@ -323,7 +323,6 @@ impl Peers {
         now: Instant,
     ) {
         let (worker, id, generation) = (session.worker, session.session, session.generation);
-        event!(Info, "peers", "session", generation = generation, transport = session.transport);
         match session.transport {
             // Goes on when the source has shown its memory.
             Transport::Shm => {

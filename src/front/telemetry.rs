@@ -6,6 +6,7 @@ use crate::front::openai::info::Load;
 use crate::obs::metrics::{Depths, EngineType, PageCounts, WorkerMetrics};
 use crate::obs::registry::Registry;
 use crate::sched::stats::WorkerStats;
+use crate::transfer::tally::Tally;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -18,6 +19,8 @@ pub struct Watched {
     pub metrics: Arc<WorkerMetrics>,
     /// Figures of its engine.
     pub stats: Arc<WorkerStats>,
+    /// What its transfers took.
+    pub tally: Arc<Tally>,
     /// Tokens of one page.
     pub page_size: u32,
 }
@@ -110,6 +113,7 @@ impl Watched {
             in_use: pages.in_use as usize,
             leased: pages.leased as usize,
         });
+        self.metrics.set_tally(&self.tally);
         self.metrics.prompt_tokens.raise_to(stats.prompt_tokens_total.load(Ordering::Relaxed));
         self.metrics.generation_tokens.raise_to(stats.generated_tokens_total.load(Ordering::Relaxed));
     }

@@ -6,6 +6,8 @@
 
 use super::registry::{Counter, Gauge, GaugeGroup, Histogram, Labels, Registry};
 use crate::cause::Cause;
+use crate::transfer::manager::choice::Choice;
+use crate::transfer::tally::Tally;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -132,6 +134,9 @@ pub struct WorkerMetrics {
     /// Requests that ended at their length; on prefill those handed over.
     pub finished_length: Arc<Counter>,
     failures: [Arc<Counter>; Cause::ALL.len()],
+    sessions: [Arc<Counter>; Choice::ALL.len()],
+    work_requests: Arc<Counter>,
+    doorbells: Arc<Counter>,
     /// Requests that failed before their KV began to move.
     pub bootstrap_failures: Arc<Counter>,
     /// Requests that failed while their KV moved.
@@ -225,6 +230,21 @@ impl WorkerMetrics {
                 "Requests that failed while their KV moved.",
                 l,
             ),
+            sessions: std::array::from_fn(|index| {
+                let Choice { transport, why } = Choice::ALL[index];
+                let labels = l.and("transport", transport.name()).and("why", why.name());
+                r.counter(&["baton_sessions_total"], "Sessions with other workers.", &labels)
+            }),
+            work_requests: r.counter(
+                &["baton_transfer_work_requests_total"],
+                "Pieces that KV moved in: copies of shm, frames of tcp, work requests of rdma.",
+                l,
+            ),
+            doorbells: r.counter(
+                &["baton_transfer_doorbells_total"],
+                "Wake-ups of shm, system calls of tcp, doorbells of rdma.",
+                l,
+            ),
             kv_bytes: r.counter(&["baton_kv_transfer_bytes_total"], "KV bytes handed over.", l),
             kv_latency_ms: r.histogram(
                 &["sglang:kv_transfer_latency_ms"],
@@ -292,6 +312,16 @@ impl WorkerMetrics {
         self.pages.set([free, cached, in_use, leased].map(|count| count as u64));
         let (taken, total) = (in_use + leased, free + cached + in_use + leased);
         self.token_usage.set(taken as f64 / total.max(1) as f64);
+    }
+
+    /// Takes over what transfers took so far.
+    pub fn set_tally(&self, tally: &Tally) {
+        for (counter, count) in self.sessions.iter().zip(tally.sessions()) {
+            counter.raise_to(count);
+        }
+        let counts = tally.counts();
+        self.work_requests.raise_to(counts.work_requests);
+        self.doorbells.raise_to(counts.doorbells);
     }
 
     /// A request failed.

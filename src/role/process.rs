@@ -145,16 +145,17 @@ impl Process {
         Rings::new(status, &memory.lists, SESSIONS_MAX, &bells)
     }
 
-    fn watch(&mut self, role: EngineType, id: WorkerId, stats: Arc<WorkerStats>, page_size: u32) {
+    fn watch(&mut self, role: EngineType, id: WorkerId, stats: Arc<WorkerStats>, memory: &Memory) {
+        let (tally, page_size) = (memory.tally.clone(), memory.layout.page_size);
         let metrics = WorkerMetrics::register(&mut self.registry, &self.model_name, role, id.index());
-        self.watched.push(Watched { role, metrics: Arc::new(metrics), stats, page_size });
+        self.watched.push(Watched { role, metrics: Arc::new(metrics), stats, tally, page_size });
     }
 
     /// A worker that reads prompts and generates.
     pub fn add_mixed(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
         let (id, memory, _, worker) = self.worker(loaded)?;
         let mixed = MixedWorker::new(id, loaded.sched, kv_memory(&memory), loaded.slots);
-        self.watch(EngineType::Unified, id, mixed.stats().clone(), loaded.layout.page_size);
+        self.watch(EngineType::Unified, id, mixed.stats().clone(), &memory);
         self.workers.push(Box::new(mixed));
         self.members.push(Member { worker, role: Role::Mixed, reports: None });
         Ok(id)
@@ -168,7 +169,7 @@ impl Process {
         let right = MoverRight::for_mover_thread();
         self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
         let prefill = PrefillWorker::new(id, loaded.sched, kv_memory(&memory), handle);
-        self.watch(EngineType::Prefill, id, prefill.stats().clone(), loaded.layout.page_size);
+        self.watch(EngineType::Prefill, id, prefill.stats().clone(), &memory);
         self.workers.push(Box::new(prefill));
         let identity = loaded.identity(&memory);
         let mut transports = loaded.transports.clone();
@@ -188,7 +189,7 @@ impl Process {
         let right = MoverRight::for_mover_thread();
         self.mover.destinations.push(DestinationMover::new(links, memory.clone(), SESSIONS_MAX, right));
         let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), handle);
-        self.watch(EngineType::Decode, id, decode.stats().clone(), loaded.layout.page_size);
+        self.watch(EngineType::Decode, id, decode.stats().clone(), &memory);
         self.workers.push(Box::new(decode));
         let manager = DestinationManager::new(loaded.identity(&memory), status, SESSIONS_MAX);
         let mover = Ring::new(commands, self.waiter.bell.clone());

@@ -1,5 +1,7 @@
-//! What moving KV took, summed over all transfers of a worker: written by `move`, read by anybody.
+//! What moving KV took, summed over all transfers of a worker: written by `move`, read by anybody. And how many
+//! sessions had which transport.
 
+use crate::transfer::manager::choice::Choice;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Counts since the start.
@@ -7,6 +9,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Tally {
     work_requests: AtomicU64,
     doorbells: AtomicU64,
+    /// Written by `ctl`.
+    sessions: [AtomicU64; Choice::ALL.len()],
 }
 
 /// A tally at some moment.
@@ -23,6 +27,16 @@ impl Tally {
     pub fn add(&self, work_requests: u64, doorbells: u64) {
         self.work_requests.fetch_add(work_requests, Ordering::Relaxed);
         self.doorbells.fetch_add(doorbells, Ordering::Relaxed);
+    }
+
+    /// A session is set up so.
+    pub fn count_session(&self, choice: Choice) {
+        self.sessions[choice.index()].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Sessions so far, as in [`Choice::ALL`].
+    pub fn sessions(&self) -> [u64; Choice::ALL.len()] {
+        std::array::from_fn(|index| self.sessions[index].load(Ordering::Relaxed))
     }
 
     /// The counts now.

@@ -65,6 +65,20 @@ fn choices(answer: &(u16, String)) -> Value {
     answer["choices"].clone()
 }
 
+/// What `auto` has chosen and why is in the log and the metrics of both.
+#[test]
+fn workers_of_one_host_choose_shm_and_say_why() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    choices(&dual(prefill.address, decode.address, with_room(body(1, 20, 4), &prefill, 1)).1);
+    for worker in [&prefill, &decode] {
+        assert!(worker.has_said("transport=shm why=same_host"));
+        let label = "transport=\"shm\",why=\"same_host\"";
+        assert_eq!(worker.metric("baton_sessions_total{", label), 1.0);
+        assert_eq!(worker.metric("baton_sessions_total{", ""), 1.0);
+    }
+    assert!(decode.metric("baton_transfer_work_requests_total{", "") > 0.0, "it copied");
+}
+
 fn same_as_one_process(transfer: &str) {
     let mixed = start("serve", &["--mixed"]);
     let split = start("serve", &["--chunked-prefill-size", "16"]);

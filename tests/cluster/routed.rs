@@ -137,8 +137,10 @@ fn same_as_one_process(workers: [usize; 2], transfer: &str) {
         assert!(worker.metric("sglang:generation_tokens_total{", "") > 0.0);
         assert!(worker.has_said(&way), "{way}");
     }
+    let sessions = format!("transport=\"{transfer}\",why=\"asked_for\"");
     for worker in fleet.workers() {
         assert_eq!(worker.metric("baton_request_failures_total{", ""), 0.0);
+        assert!(worker.metric("baton_sessions_total{", &sessions) > 0.0);
     }
 }
 

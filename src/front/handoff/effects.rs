@@ -5,10 +5,11 @@
 use super::{DestinationSession, Link, Offer, Source, SourceSession, Wish, random, sequence};
 use crate::cause::Cause;
 use crate::front::worker::{DestinationRing, SourceRing, Worker};
-use crate::ids::PageId;
+use crate::ids::{PageId, SessionGeneration};
 use crate::obs::log::event;
 use crate::sched::mailbox::Command;
 use crate::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
+use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::destination::{self, DestinationEffects};
 use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::rooms::Slot;
@@ -56,6 +57,12 @@ impl<M> Effects<'_, M> {
         self.wishes.push_back(Wish::Send { from: self.worker.id, link, message: encoded });
     }
 
+    fn chosen(&self, choice: Choice, generation: SessionGeneration) {
+        let Choice { transport, why } = choice;
+        self.worker.memory.tally.count_session(choice);
+        event!(Info, "handoff", "session", generation = generation, transport = transport, why = why);
+    }
+
     fn engine_failed(&mut self, slot: Slot, cause: Cause) {
         self.worker.abort(slot, cause);
     }
@@ -74,11 +81,13 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
     }
 
     fn bind(&mut self, link: Link, session: SessionId, how: source::Binding<'_>) {
+        let generation = how.announce.session;
+        self.chosen(how.choice, generation);
         let session = SourceSession {
             worker: self.worker.id,
             session,
-            generation: how.announce.session,
-            transport: how.transport,
+            generation,
+            transport: how.choice.transport,
             rank: how.announce.ranks[0],
             template: how.template,
         };
@@ -153,6 +162,7 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
 
     fn bind(&mut self, link: Link, session: SessionId, how: destination::Binding<'_>) {
         let Some(&rank) = how.welcome.ranks.first() else { return };
+        self.chosen(how.choice, how.welcome.session);
         let session = DestinationSession {
             worker: self.worker.id,
             session,

@@ -10,6 +10,7 @@ use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::kv::layout::KvLayout;
 use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, RDMA_BARRED, RDMA_BREAKS_MAX, SESSION_SETUP_DEADLINE};
 use crate::transfer::command::{DestinationCommand, SessionId};
+use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::mover::Report;
@@ -54,6 +55,8 @@ pub trait DestinationEffects<L, A> {
 /// What a transport is made of.
 #[derive(Debug)]
 pub struct Binding<'a> {
+    /// What the source chose, and why.
+    pub choice: Choice,
     /// The source's answer.
     pub welcome: &'a Welcome,
     /// The source's layout, checked.
@@ -485,8 +488,11 @@ where
         match self.identity.plan_from(&welcome.kv, pool) {
             Ok((layout, template)) => {
                 let transport = welcome.transport;
+                let ours: Vec<Transport> =
+                    Transport::ALL.into_iter().filter(|&way| offered.offers(way)).collect();
+                let choice = Choice::explain(transport, &ours, None);
                 entry.stage = Stage::Binding { link, transport, deadline: now + SESSION_SETUP_DEADLINE };
-                effects.bind(link, entry.session, Binding { welcome, layout, template });
+                effects.bind(link, entry.session, Binding { choice, welcome, layout, template });
             }
             Err(mismatch) => {
                 effects.refused(source, &mismatch);

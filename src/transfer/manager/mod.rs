@@ -5,6 +5,7 @@
 //! leaves; a slot is marked Failed before its Cancel goes down the mover's ring; answers are compared with
 //! room, slot and generation. Not here: sockets, framing and proof (`net`, `wire`), bytes (`mover`).
 
+pub mod choice;
 pub mod destination;
 pub mod identity;
 pub mod rooms;

@@ -4,6 +4,7 @@
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::transfer::command::{SessionId, SourceCommand, Target};
+use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
 use crate::transfer::manager::rooms::{Aborted, Arrived, Entered, Met, Prompt, Rooms, Slot, Wanted};
 use crate::transfer::mover::Report;
@@ -40,8 +41,8 @@ pub trait SourceEffects<L> {
 /// What a transport is made of.
 #[derive(Debug)]
 pub struct Binding<'a> {
-    /// Which.
-    pub transport: Transport,
+    /// Which, and why.
+    pub choice: Choice,
     /// What the destination announced.
     pub announce: &'a Announce,
     /// Where the bytes go.
@@ -238,10 +239,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         // A new Announce on a link voids the session before it with all its rooms and kept Destinations.
         self.link_down(link, effects);
         let accepted = self.identity.accept(announce).and_then(|(layout, template)| {
-            let transport = self.choose(announce)?;
-            Ok((layout, template, transport))
+            let choice = self.choose(announce)?;
+            Ok((layout, template, choice))
         });
-        let (layout, template, transport) = match accepted {
+        let (layout, template, choice) = match accepted {
             Ok(accepted) => accepted,
             Err(mismatch) => return self.refuse(link, announce.session, &mismatch, effects),
         };
@@ -259,17 +260,17 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         self.sessions[free] = Some(Session {
             link,
             generation: announce.session,
-            transport,
+            transport: choice.transport,
             page_size: layout.page_size,
             pages: announce.kv.pages,
             slots: announce.aux.slots,
             usage: self.begun,
         });
         self.by_link.insert(link, session);
-        effects.bind(link, session, Binding { transport, announce, template });
+        effects.bind(link, session, Binding { choice, announce, template });
     }
 
-    fn choose(&self, announce: &Announce) -> Result<Transport, Mismatch> {
+    fn choose(&self, announce: &Announce) -> Result<Choice, Mismatch> {
         let here = |rank: &Rank| rank.shm.is_some_and(|grant| grant.host == self.identity.host);
         let offered = |transport: Transport| match transport {
             Transport::Shm => announce.ranks.iter().all(here),
@@ -277,14 +278,20 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                 announce.ranks.iter().all(|rank| rank.offers(transport))
             }
         };
-        self.allowed.iter().copied().find(|&transport| offered(transport)).ok_or_else(|| {
-            let theirs = Transport::ALL.into_iter().filter(|&transport| offered(transport));
-            Mismatch {
-                reason: Refusal::Transport,
-                field: "transport".into(),
-                source: Transport::list(self.allowed.iter().copied()),
-                destination: Transport::list(theirs),
-            }
+        let chosen = self.allowed.iter().copied().find(|&transport| offered(transport));
+        if let Some(transport) = chosen {
+            let theirs: Vec<Transport> = Transport::ALL
+                .into_iter()
+                .filter(|&transport| announce.ranks.iter().all(|rank| rank.offers(transport)))
+                .collect();
+            return Ok(Choice::explain(transport, &self.allowed, Some(&theirs)));
+        }
+        let theirs = Transport::ALL.into_iter().filter(|&transport| offered(transport));
+        Err(Mismatch {
+            reason: Refusal::Transport,
+            field: "transport".into(),
+            source: Transport::list(self.allowed.iter().copied()),
+            destination: Transport::list(theirs),
         })
     }
 

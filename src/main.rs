@@ -71,8 +71,8 @@ fn run_bench(plan: &Plan) -> ExitCode {
 
 fn run_doctor(surroundings: &Surroundings) -> ExitCode {
     let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
-    let nic = Nic::choose().map(|nic| nic.chosen);
-    let findings = doctor::examine(surroundings, &kernels, nic);
+    let nics = Nic::choose().map(|nics| Nic::list(&nics));
+    let findings = doctor::examine(surroundings, &kernels, nics);
     for finding in &findings {
         println!("{finding}");
     }

@@ -96,19 +96,19 @@ impl fmt::Display for Finding {
 }
 
 /// Looks at this machine. `kernels` are the kernel families that run on it, best last.
-pub fn examine(surroundings: &Surroundings, kernels: &[&str], nic: Result<String, String>) -> Vec<Finding> {
+pub fn examine(surroundings: &Surroundings, kernels: &[&str], nics: Result<String, String>) -> Vec<Finding> {
     let host = Host::at("/");
     let mut findings = host.examine(surroundings, kernels);
     findings.insert(3, shared_memory());
     findings.extend(rdma::findings(verbs::list(), &host.names("sys/class/infiniband")));
-    findings.push(transfer(nic));
+    findings.push(transfer(nics));
     findings
 }
 
 /// What `--transfer auto` comes to.
-fn transfer(nic: Result<String, String>) -> Finding {
-    let between = match nic {
-        Ok(nic) => format!("rdma by {nic}, where both have it, else tcp"),
+fn transfer(nics: Result<String, String>) -> Finding {
+    let between = match nics {
+        Ok(nics) => format!("rdma by {nics}, where both have it, else tcp"),
         Err(why) => format!("tcp ({why})"),
     };
     Finding::good("transfer", format!("auto chooses shm between workers of one host, else {between}"))

@@ -655,9 +655,10 @@ impl Handoff {
     /// Connects a source's queue pairs to those it was told of, and gives its mover its half; what Welcome says.
     pub fn open_rdma_source(&mut self, session: SourceSession, wait: &WaitSet) -> Result<Rank, String> {
         let worker = self.worker(session.worker);
-        let rail = worker.rail.as_ref().ok_or("there is no rdma here")?;
+        let rails = worker.rails.as_ref().ok_or("there is no rdma here")?;
+        rails.left_out().for_each(|nic| event!(Warn, "handoff", "a NIC that broke is left out", nic = nic));
         let peer = session.rank.rdma.ok_or("the destination names no queue pairs")?;
-        let made = RdmaSource::new(rail, &peer, session.template, wait, sequence);
+        let made = RdmaSource::new(rails, &peer, session.template, wait, sequence);
         let (half, told) = made.map_err(|error| format!("queue pairs: {error}"))?;
         let mut rank = rank(worker, &[], &self.offer, None);
         rank.rdma = Some(told);

@@ -14,7 +14,7 @@ use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::pages::PageLists;
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::Rail;
+use crate::transfer::transport::rdma::Rails;
 use crate::wire::message::Transport;
 use crossbeam_channel::{Receiver, Sender, TrySendError};
 use std::collections::VecDeque;
@@ -81,8 +81,8 @@ pub struct Worker {
     pub status: Arc<StatusTable>,
     /// KV and page lists.
     pub memory: Memory,
-    /// Where an RDMA NIC has it registered.
-    pub rail: Option<Arc<Rail>>,
+    /// Where RDMA NICs have it registered.
+    pub rails: Option<Arc<Rails>>,
     free: Vec<SlotId>,
     tenants: Vec<Option<Tenant>>,
 }
@@ -96,7 +96,7 @@ impl Worker {
             engine,
             status,
             memory,
-            rail: None,
+            rails: None,
             free: (0..slots).rev().map(SlotId).collect(),
             tenants: (0..slots).map(|_| None).collect(),
         }

@@ -39,7 +39,7 @@ pub struct Loaded {
     /// Where lanes of tcp are accepted.
     pub data: Option<SocketAddr>,
     /// For RDMA.
-    pub nic: Option<Nic>,
+    pub nics: Vec<Nic>,
     /// Whether threads have cores of their own, on which to spin.
     pub spin: bool,
 }
@@ -117,7 +117,7 @@ impl Loaded {
             fingerprint,
             transports,
             data: None,
-            nic: None,
+            nics: Vec::new(),
             spin,
         })
     }

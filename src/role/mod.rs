@@ -128,14 +128,14 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
 pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
     let starting = Starting::begin()?;
-    let nic = nic(config.handoff.transfer)?;
-    let transports = transports(config.handoff.transfer, nic.as_ref());
+    let nics = nics(config.handoff.transfer)?;
+    let transports = transports(config.handoff.transfer, &nics);
     let host = config.worker.front.host;
     let control = Port::new("--control-port", config.control_port);
     let registry = Port::new("--bootstrap-port", config.bootstrap_port);
     ports::check(host, &[http_port(&config.worker), control, registry])?;
     let mut loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
-    loaded.nic = nic;
+    loaded.nics = nics;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
@@ -177,15 +177,15 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
 pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
     let starting = Starting::begin()?;
-    let nic = nic(config.handoff.transfer)?;
-    let transports = transports(config.handoff.transfer, nic.as_ref());
+    let nics = nics(config.handoff.transfer)?;
+    let transports = transports(config.handoff.transfer, &nics);
     let fake_by_default = transports == [Transport::Fake];
     let data_port = Port::new("--data-port", config.data_port);
     let data_port = config.handoff.transfer.takes_tcp().then_some(data_port);
     let ports: Vec<Port> = [http_port(&config.worker)].into_iter().chain(data_port).collect();
     ports::check(config.worker.front.host, &ports)?;
     let mut loaded = Loaded::open(&config.worker, None, transports)?;
-    loaded.nic = nic;
+    loaded.nics = nics;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let data = data_port.map(|port| listen_for_lanes(config, port, &mut reactor)).transpose()?;
     let (data, told) = data.unzip();
@@ -233,27 +233,27 @@ fn listen_for_lanes(
     Ok((listener, SocketAddr::new(advertised.unwrap_or(host), port)))
 }
 
-/// The NIC for RDMA, where it is asked for, or there.
-fn nic(asked: Transfer) -> Result<Option<Nic>, RoleError> {
+/// The NICs for RDMA, where it is asked for, or there.
+fn nics(asked: Transfer) -> Result<Vec<Nic>, RoleError> {
     if !matches!(asked, Transfer::Auto | Transfer::Rdma) {
-        return Ok(None);
+        return Ok(Vec::new());
     }
     match Nic::choose() {
-        Ok(nic) => {
-            event!(Info, "ctl", "RDMA can be used", nic = nic.chosen);
-            Ok(Some(nic))
+        Ok(nics) => {
+            event!(Info, "ctl", "RDMA can be used", nics = Nic::list(&nics));
+            Ok(nics)
         }
         Err(why) if asked == Transfer::Rdma => Err(RoleError::Config("--transfer", format!("rdma: {why}"))),
         Err(why) => {
             event!(Debug, "ctl", "no RDMA", why = why);
-            Ok(None)
+            Ok(Vec::new())
         }
     }
 }
 
 /// Which transports a worker offers or takes, best first.
-fn transports(asked: Transfer, nic: Option<&Nic>) -> Vec<Transport> {
-    let rdma = nic.map(|_| Transport::Rdma);
+fn transports(asked: Transfer, nics: &[Nic]) -> Vec<Transport> {
+    let rdma = (!nics.is_empty()).then_some(Transport::Rdma);
     match asked {
         Transfer::Auto => [Some(Transport::Shm), rdma, Some(Transport::Tcp)].into_iter().flatten().collect(),
         Transfer::Rdma => rdma.into_iter().collect(),

@@ -42,7 +42,7 @@ use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{Rail, Settings};
+use crate::transfer::transport::rdma::{Rails, Settings};
 use crate::wire::message::Transport;
 use crossbeam_channel as channel;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -120,12 +120,14 @@ impl Process {
         Ok((id, memory, status, worker))
     }
 
-    /// Its memory on the NIC. Without, the worker goes on where other transports are offered, too.
-    fn rail(&self, loaded: &Loaded, memory: &Memory) -> Result<Option<Arc<Rail>>, RoleError> {
-        let Some(nic) = &loaded.nic else { return Ok(None) };
+    /// Its memory on the NICs. Without, the worker goes on where other transports are offered, too.
+    fn rails(&self, loaded: &Loaded, memory: &Memory) -> Result<Option<Arc<Rails>>, RoleError> {
+        if loaded.nics.is_empty() {
+            return Ok(None);
+        }
         let context = loaded.sched.context as usize;
-        match Rail::new(nic, memory, loaded.slots, context, Settings::default()) {
-            Ok(rail) => Ok(Some(Arc::new(rail))),
+        match Rails::new(&loaded.nics, memory, loaded.slots, context, Settings::default()) {
+            Ok(rails) => Ok(Some(Arc::new(rails))),
             Err(error) if loaded.transports == [Transport::Rdma] => {
                 Err(RoleError::Io("cannot register KV memory with the NIC", error))
             }
@@ -164,7 +166,7 @@ impl Process {
     /// A prefill worker.
     pub fn add_prefill(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
-        worker.rail = self.rail(loaded, &memory)?;
+        worker.rails = self.rails(loaded, &memory)?;
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
@@ -173,7 +175,7 @@ impl Process {
         self.workers.push(Box::new(prefill));
         let identity = loaded.identity(&memory);
         let mut transports = loaded.transports.clone();
-        transports.retain(|&transport| transport != Transport::Rdma || worker.rail.is_some());
+        transports.retain(|&transport| transport != Transport::Rdma || worker.rails.is_some());
         let manager = SourceManager::new(identity, transports, status, SESSIONS_MAX);
         let mover = Ring::new(commands, self.waiter.bell.clone());
         let role = Role::Prefill { manager: Box::new(manager), mover };
@@ -184,7 +186,7 @@ impl Process {
     /// A decode worker.
     pub fn add_decode(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
-        worker.rail = self.rail(loaded, &memory)?;
+        worker.rails = self.rails(loaded, &memory)?;
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.destinations.push(DestinationMover::new(links, memory.clone(), SESSIONS_MAX, right));

@@ -54,20 +54,29 @@ fn answers_are_those_of_one_process_byte_for_byte() {
     fleet.check_idle();
 }
 
-/// Queue pairs connect over the control link, so that a fabric that drops everything shows at the first bytes.
+fn set_link(number: u32, state: &str) {
+    let link = format!("dummy{number}");
+    assert!(Command::new("ip").args(["link", "set", &link, state]).status().unwrap().success());
+}
+
+/// Of two NICs one goes: what was under way over both is lost and says why, what follows takes the other.
 #[test]
 #[ignore = "needs an RDMA device"]
-fn a_fabric_that_carries_nothing_is_named_to_the_client() {
-    let ip = |state| {
-        assert!(Command::new("ip").args(["link", "set", "dummy0", state]).status().unwrap().success())
-    };
+fn sessions_go_on_over_the_nics_that_are_left() {
     let mut fleet = pair(&["--transfer", "rdma"]);
-    let expected = ids(fleet.router.post("/v1/completions", &body(1, 40)));
-    ip("down");
-    let (status, text) = fleet.router.post("/v1/completions", &body(1, 40));
-    ip("up");
+    let ask = |fleet: &Fleet| fleet.router.post("/v1/completions", &body(1, 40));
+    let expected = ids(ask(&fleet));
+    set_link(0, "down");
+    let (status, text) = ask(&fleet);
     let answer: Value = serde_json::from_str(&text).unwrap();
+    let over_one = ids(ask(&fleet));
+    set_link(1, "down");
+    let (none, _) = ask(&fleet);
+    set_link(0, "up");
+    set_link(1, "up");
     assert_eq!((status, &answer["error"]["code"]), (502, &json!("unreachable")), "{text}");
-    assert_eq!(ids(fleet.router.post("/v1/completions", &body(1, 40))), expected, "a new session");
+    assert_eq!(over_one, expected);
+    assert_eq!(none, 502);
+    assert_eq!(ids(ask(&fleet)), expected, "both are back");
     fleet.check_idle();
 }

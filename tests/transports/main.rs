@@ -7,6 +7,7 @@ mod way;
 use baton::cause::Cause;
 use baton::ids::{PageId, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
+use baton::limits::RDMA_BREAKS_MAX;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::verbs::Fault;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
@@ -15,7 +16,7 @@ use baton::transfer::status::State;
 use baton::transfer::transport::{Arrival, Post};
 use rig::{At, Rig, layer_major, page_major};
 use std::io::Write;
-use way::{Kind, pair};
+use way::{Kind, Way, pair};
 
 #[global_allocator]
 static ALLOCATOR: SealingAllocator = SealingAllocator;
@@ -23,7 +24,7 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 const SESSION: SessionId = SessionId(0);
 const OTHER: SessionId = SessionId(1);
 /// Every way for bytes, streams also in small parts.
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     Kind::Shm,
     Kind::Tcp(1),
     Kind::Tcp(3),
@@ -32,6 +33,7 @@ const KINDS: [Kind; 8] = [
     Kind::Relayed(3, 170),
     Kind::Rdma(1),
     Kind::Rdma(3),
+    Kind::Rails(3),
 ];
 /// The ways with a state in between that a step can end in.
 const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
@@ -404,7 +406,7 @@ const SPOILT: [(&str, fn(&mut Post), bool); 10] = [
 /// Of a source that writes by itself only the room's name is seen: what it writes within its grant is its word.
 #[test]
 fn a_wrong_post_harms_its_own_session_at_most() {
-    for kind in KINDS.into_iter().filter(|kind| !matches!(kind, Kind::Rdma(_))) {
+    for kind in KINDS.into_iter().filter(|kind| !matches!(kind, Kind::Rdma(_) | Kind::Rails(_))) {
         for (what, spoil, heard) in SPOILT {
             let mut rig = Rig::new(kind);
             rig.open(kind);
@@ -586,7 +588,7 @@ fn lanes_end_one_by_one_in_the_status_word() {
 /// The one test that seals, as the count is the process's.
 #[test]
 fn movers_neither_allocate_nor_free_while_bytes_move() {
-    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(2)] {
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(2), Kind::Rails(2)] {
         let mut rig = Rig::new(kind);
         for room in 0..20 {
             let handoff = rig.begin(SESSION, room, 40);
@@ -642,7 +644,7 @@ fn streams_wake_a_parked_mover_and_let_an_idle_one_sleep() {
 /// The destination of a source that writes by itself.
 #[test]
 fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
-    for kind in [Kind::Rdma(1), Kind::Rdma(3)] {
+    for kind in [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2)] {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Destination, Cause::ClientGone);
             rig.step_destination();
@@ -666,7 +668,7 @@ fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
 
 #[test]
 fn a_source_that_writes_may_cancel_at_every_point() {
-    for kind in [Kind::Rdma(1), Kind::Rdma(3)] {
+    for kind in [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2)] {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Source, Cause::Deadline);
             rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
@@ -696,9 +698,8 @@ fn run_on(rig: &mut Rig, points: usize) {
 /// Packets are on the wire, no answer comes: only a reset makes sure that they land nowhere.
 #[test]
 fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
-    for lanes in [1, 3] {
+    for kind in [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2)] {
         for points in 0..12 {
-            let kind = Kind::Rdma(lanes);
             let mut rig = Rig::new(kind);
             let handoff = rig.begin(SESSION, 1, 40);
             let held = rig.ways[0].rails.as_ref().unwrap().pairs.clone();
@@ -768,4 +769,47 @@ fn a_fault_ends_its_session_and_a_new_one_works() {
         let session = rig.open_at(0, kind);
         next_room_works(&mut rig, session);
     }
+}
+
+/// Sessions go on over the NICs that work; what breaks again and again is left out, alone it is tried all the same.
+#[test]
+fn a_nic_that_breaks_is_left_out() {
+    const NICS: usize = 2;
+    let mut rig = Rig::new(Kind::Rails(NICS));
+    let lanes = |rig: &Rig| rig.ways[0].rails.as_ref().unwrap().pairs.len();
+    let mut broken = 0;
+    while lanes(&rig) == 2 * NICS {
+        broken += 1;
+        let handoff = rig.begin(SESSION, broken, 40);
+        let rails = rig.ways[0].rails.as_ref().unwrap();
+        // A lane of the second.
+        rails.fabric.fail_next(rails.pairs[3], Fault::NoAnswer);
+        rig.chunks(&handoff, 16);
+        rig.until("the session is lost", |rig| rig.lost(At::Source));
+        rig.close(SESSION, At::Destination);
+        rig.until_failed(&handoff);
+        reopen(&mut rig);
+    }
+    assert_eq!(broken, u64::from(RDMA_BREAKS_MAX), "one may be an accident");
+    assert_eq!(lanes(&rig), 2, "those of the first");
+    next_room_works(&mut rig, SESSION);
+    for room in 10..10 + u64::from(RDMA_BREAKS_MAX) {
+        let handoff = rig.begin(SESSION, room, 40);
+        let rails = rig.ways[0].rails.as_ref().unwrap();
+        rails.fabric.fail_next(rails.pairs[0], Fault::NoAnswer);
+        rig.chunks(&handoff, 16);
+        rig.until("the session is lost", |rig| rig.states(&handoff)[0] == State::Failed);
+        rig.close(SESSION, At::Destination);
+        rig.until_failed(&handoff);
+        reopen(&mut rig);
+    }
+    assert_eq!(lanes(&rig), 2 * NICS, "none is trusted, all are tried");
+    next_room_works(&mut rig, SESSION);
+}
+
+/// Another session over the same NICs.
+fn reopen(rig: &mut Rig) {
+    rig.reports.clear();
+    let Some(way::Rails { nics, fabric, .. }) = rig.ways[0].rails.take() else { return };
+    rig.ways[0] = Way::rdma(rig, SESSION, way::template(rig), &nics, fabric);
 }

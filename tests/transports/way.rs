@@ -10,7 +10,7 @@ use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
 use baton::transfer::transport::fake::Fake;
 use baton::transfer::transport::faulty::Faulty;
-use baton::transfer::transport::rdma::{Nic, Rail, RdmaOffer, RdmaSource, Settings};
+use baton::transfer::transport::rdma::{Nic, Rails as Nics, RdmaOffer, RdmaSource, Settings};
 use baton::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use baton::transfer::transport::tcp::{FRAME_MAX, Preamble, TcpDestination, TcpSource};
 use baton::transfer::transport::{Arrival, DestinationHalf, Memory, SourceHalf};
@@ -32,6 +32,8 @@ pub enum Kind {
     Relayed(usize, usize),
     /// So many lanes, on a fabric that is stepped.
     Rdma(usize),
+    /// So many NICs on each side, with two lanes each.
+    Rails(usize),
     Fake,
 }
 
@@ -47,6 +49,8 @@ pub struct Rails {
     pub fabric: Fabric,
     /// Queue pairs that write, by lane.
     pub pairs: Vec<u32>,
+    /// The source's and the destination's.
+    pub nics: [Arc<Nics>; 2],
     /// Where the source is told of the destination's pages.
     pub targets: Arc<PageLists>,
     next: usize,
@@ -76,7 +80,14 @@ impl Way {
             Kind::Tcp(lanes) => Way::tcp(rig, session, template, pairs(lanes, pair), None),
             Kind::Wide(lanes) => Way::tcp(rig, session, template, pairs(lanes, wide_pair), None),
             Kind::Relayed(lanes, bytes) => Way::tcp(rig, session, template, pairs(lanes, pair), Some(bytes)),
-            Kind::Rdma(lanes) => Way::rdma(rig, session, template, lanes),
+            Kind::Rdma(lanes) => {
+                let (nics, fabric) = nics(rig, 1, lanes);
+                Way::rdma(rig, session, template, &nics, fabric)
+            }
+            Kind::Rails(count) => {
+                let (nics, fabric) = nics(rig, count, 2);
+                Way::rdma(rig, session, template, &nics, fabric)
+            }
         }
     }
 
@@ -98,21 +109,22 @@ impl Way {
         Way::default()
     }
 
-    fn rdma(rig: &mut Rig, session: SessionId, template: Template, lanes: usize) -> Way {
-        let fabric = Fabric::new();
-        let settings = Settings { lanes, requests: 12, pieces: 3 };
-        let rail = |memory: &Memory| {
-            let nic = Nic { device: fabric.device(), route: fabric.route(), chosen: String::new() };
-            Arc::new(Rail::new(&nic, memory, SLOTS, 512, settings).unwrap())
-        };
-        let (from, to) = (rail(&rig.source.memory), rail(&rig.destination.memory));
-        let offer = RdmaOffer::new(&to, || 5).unwrap();
-        let (source, told) = RdmaSource::new(&from, &offer.grant(), template, &rig.waits[0], || 9).unwrap();
+    /// NICs outlive sessions, and know what became of them.
+    pub fn rdma(
+        rig: &mut Rig,
+        session: SessionId,
+        template: Template,
+        nics: &[Arc<Nics>; 2],
+        fabric: Fabric,
+    ) -> Way {
+        let [from, to] = nics;
+        let offer = RdmaOffer::new(to, || 5).unwrap();
+        let (source, told) = RdmaSource::new(from, &offer.grant(), template, &rig.waits[0], || 9).unwrap();
         let destination = offer.connect(&told, &rig.waits[1]).unwrap();
         open_source(rig, session, source);
         open_destination(rig, session, destination);
-        let pairs = told.pairs[..lanes].iter().map(|pair| pair.number).collect();
-        let rails = Some(Rails { fabric, pairs, targets: from.targets.clone(), next: 0 });
+        let pairs = told.rails().flat_map(|(_, names)| names).map(|name| name.number).collect();
+        let rails = Some(Rails { fabric, pairs, nics: nics.clone(), targets: from.targets.clone(), next: 0 });
         Way { rails, ..Way::default() }
     }
 
@@ -213,7 +225,19 @@ pub fn read_some(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     read
 }
 
-fn template(rig: &Rig) -> Template {
+/// Both sides' NICs, so many each.
+fn nics(rig: &Rig, count: usize, lanes: usize) -> ([Arc<Nics>; 2], Fabric) {
+    let fabric = Fabric::new();
+    let settings = Settings { lanes, requests: 12, pieces: 3 };
+    let nic = || Nic { device: fabric.device(), route: fabric.route(), chosen: String::new() };
+    let side = |memory: &Memory| {
+        let nics: Vec<Nic> = (0..count).map(|_| nic()).collect();
+        Arc::new(Nics::new(&nics, memory, SLOTS, 512, settings).unwrap())
+    };
+    ([side(&rig.source.memory), side(&rig.destination.memory)], fabric)
+}
+
+pub fn template(rig: &Rig) -> Template {
     Template::new(&rig.source.memory.layout, &rig.destination.memory.layout).unwrap()
 }
 

@@ -10,7 +10,7 @@ use crate::kv::region::{PeerRegion, Region};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::verbs::{
     Access, Capacity, Chain, CompletionQueue, Completions, Domain, Endpoint, Marks, Piece, QueuePair,
-    Registration, Remote,
+    Registration, Remote, Route,
 };
 use crate::transfer::copy::{Pull, store_fence};
 use crate::transfer::plan::Run;
@@ -145,17 +145,25 @@ impl Drop for Flag {
     }
 }
 
-/// One end of as many queue pairs as the session has lanes, between contiguous memory.
+/// One end of as many queue pairs as the session has lanes, on the same NICs, between contiguous memory.
 #[derive(Debug)]
 pub struct VerbsLimit {
-    lanes: Vec<VerbsLane>,
-    // Behind the queue pairs, which complete into it.
-    completions: CompletionQueue,
+    rails: Vec<VerbsRail>,
     taken: Completions,
-    peer: Option<VerbsEnds>,
+    /// Where the other end's memory begins.
+    peer: Option<u64>,
     bytes: u64,
     block: u64,
     patience: Duration,
+}
+
+#[derive(Debug)]
+struct VerbsRail {
+    lanes: Vec<VerbsLane>,
+    // Behind the queue pairs, which complete into it.
+    completions: CompletionQueue,
+    /// Opens the other end's memory.
+    key: u32,
 }
 
 #[derive(Debug)]
@@ -172,10 +180,16 @@ struct VerbsLane {
 /// What the other end must know.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VerbsEnds {
+    address: u64,
+    rails: Vec<VerbsRailEnds>,
+}
+
+/// The same, of one NIC.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+struct VerbsRailEnds {
     gid: [u8; 16],
     lid: u16,
     mtu: u16,
-    address: u64,
     key: u32,
     /// Number and first sequence number of each queue pair.
     pairs: Vec<(u32, u32)>,
@@ -188,57 +202,45 @@ const CHAIN: usize = 64;
 const OVER: u64 = u64::MAX;
 
 impl VerbsLimit {
-    /// Queue pairs and as much memory as the case hands over; also what the other end must know.
+    /// Queue pairs, so many on each NIC, and as much memory as the case hands over; also what the other end must
+    /// know.
     pub fn new(case: &Case, lanes: u16, patience: Duration) -> Result<(VerbsLimit, VerbsEnds), String> {
-        let nic = Nic::choose()?;
+        let nics = Nic::choose()?;
         let made = || -> io::Result<(VerbsLimit, VerbsEnds)> {
-            let (device, lanes) = (&nic.device, u32::from(lanes));
-            let domain = Domain::new(device)?;
             let region = Arc::new(Region::new(c"baton-bare", case.bytes() as usize)?);
-            let access = Access { remote_write: true, relaxed_ordering: true };
-            let memory = Arc::new(Registration::new(&domain, &region, 0..region.len(), access)?);
-            let completions = CompletionQueue::new(device, (UNDER_WAY + 1) * lanes)?;
-            let wanted = Capacity { requests: UNDER_WAY, receives: 1, pieces: 1, inline: 0 };
-            let (mut ends, mut pairs) = (Vec::new(), Vec::new());
-            for _ in 0..lanes {
-                let mut pair = QueuePair::new(&domain, &completions, &completions, wanted, true)?;
-                let end = pair.open(&nic.route, u32::from_le_bytes(random()))?;
-                pairs.push((end.number, end.sequence));
-                let chain = Chain::new(std::slice::from_ref(&memory), CHAIN, 1);
-                let chains = VecDeque::new();
-                ends.push(VerbsLane { pair, chain, room: UNDER_WAY, chains, at: 0, end: 0 });
+            let mut told = VerbsEnds { address: region.base().as_ptr() as u64, rails: Vec::new() };
+            let mut rails = Vec::new();
+            for nic in &nics {
+                let (rail, ends) = VerbsRail::new(nic, &region, lanes)?;
+                rails.push(rail);
+                told.rails.push(ends);
             }
-            let route = &nic.route;
-            let told = VerbsEnds {
-                gid: route.gid,
-                lid: route.lid,
-                mtu: route.mtu,
-                address: memory.address(),
-                key: memory.remote_key(),
-                pairs,
-            };
             let block = u64::from(case.item_bytes).min(case.bytes());
             let (taken, bytes) = (Completions::new(64), case.bytes());
-            let limit = VerbsLimit { lanes: ends, completions, taken, peer: None, bytes, block, patience };
-            Ok((limit, told))
+            Ok((VerbsLimit { rails, taken, peer: None, bytes, block, patience }, told))
         };
         made().map_err(|error| format!("bare verbs: {error}"))
     }
 
     /// Connects to the other end.
     pub fn connect(&mut self, peer: VerbsEnds) -> io::Result<()> {
-        for (lane, &(number, sequence)) in self.lanes.iter_mut().zip(&peer.pairs) {
-            let VerbsEnds { gid, lid, mtu, .. } = peer;
-            lane.pair.connect(&Endpoint { number, sequence, gid, lid, mtu })?;
+        // As many as both have, as sessions do.
+        self.rails.truncate(peer.rails.len());
+        for (rail, ends) in self.rails.iter_mut().zip(&peer.rails) {
+            let VerbsRailEnds { gid, lid, mtu, key, .. } = *ends;
+            rail.key = key;
+            for (lane, &(number, sequence)) in rail.lanes.iter_mut().zip(&ends.pairs) {
+                lane.pair.connect(&Endpoint { number, sequence, gid, lid, mtu })?;
+            }
         }
-        self.peer = Some(peer);
+        self.peer = Some(peer.address);
         Ok(())
     }
 
     /// Is about to be written to.
     pub fn expect(&mut self) -> io::Result<()> {
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
-            let posted = lane.pair.post_receive(index as u64);
+        for lane in self.rails.iter_mut().flat_map(|rail| &mut rail.lanes) {
+            let posted = lane.pair.post_receive(0);
             posted.map_err(|refused| io::Error::from_raw_os_error(refused.error))?;
         }
         Ok(())
@@ -246,12 +248,15 @@ impl VerbsLimit {
 
     /// Waits until every lane has said that it was all.
     pub fn receive(&mut self) -> io::Result<()> {
-        let (mut ended, until) = (0, Instant::now() + self.patience);
-        while ended < self.lanes.len() {
-            self.completions.poll(&mut self.taken)?;
-            for completion in self.taken.iter() {
-                completion.outcome.map_err(io::Error::other)?;
-                ended += 1;
+        let mut left: usize = self.rails.iter().map(|rail| rail.lanes.len()).sum();
+        let until = Instant::now() + self.patience;
+        while left > 0 {
+            for rail in &mut self.rails {
+                rail.completions.poll(&mut self.taken)?;
+                for completion in self.taken.iter() {
+                    completion.outcome.map_err(io::Error::other)?;
+                    left -= 1;
+                }
             }
             if Instant::now() > until {
                 return Err(ErrorKind::TimedOut.into());
@@ -262,34 +267,60 @@ impl VerbsLimit {
 
     /// Writes everything, block by block, and waits for the last completion.
     pub fn send(&mut self) -> io::Result<()> {
-        let Some(peer) = self.peer.clone() else { return Err(ErrorKind::NotConnected.into()) };
+        let Some(address) = self.peer else { return Err(ErrorKind::NotConnected.into()) };
         let until = Instant::now() + self.patience;
-        let share = (self.bytes / self.block).div_ceil(self.lanes.len() as u64) * self.block;
-        for (index, lane) in self.lanes.iter_mut().enumerate() {
+        let lanes: usize = self.rails.iter().map(|rail| rail.lanes.len()).sum();
+        let share = (self.bytes / self.block).div_ceil(lanes as u64) * self.block;
+        for (index, lane) in self.rails.iter_mut().flat_map(|rail| &mut rail.lanes).enumerate() {
             let edge = |index: usize| (share * index as u64).min(self.bytes);
             (lane.at, lane.end) = (edge(index), edge(index + 1));
         }
         let mut under_way = 0;
         loop {
-            for lane in &mut self.lanes {
-                under_way += lane.post(&peer, self.block)?;
-            }
-            self.completions.poll(&mut self.taken)?;
-            for completion in self.taken.iter() {
-                completion.outcome.map_err(io::Error::other)?;
-                let lane = self.lanes.iter_mut().find(|lane| lane.pair.number() == completion.queue_pair);
-                if let Some(lane) = lane {
-                    lane.room += lane.chains.pop_front().unwrap_or(0);
-                    under_way -= 1;
+            let mut is_over = true;
+            for rail in &mut self.rails {
+                for lane in &mut rail.lanes {
+                    under_way += lane.post(Remote { address, key: rail.key }, self.block)?;
+                    is_over &= lane.is_over();
+                }
+                rail.completions.poll(&mut self.taken)?;
+                for completion in self.taken.iter() {
+                    completion.outcome.map_err(io::Error::other)?;
+                    let mut lanes = rail.lanes.iter_mut();
+                    if let Some(lane) = lanes.find(|lane| lane.pair.number() == completion.queue_pair) {
+                        lane.room += lane.chains.pop_front().unwrap_or(0);
+                        under_way -= 1;
+                    }
                 }
             }
-            if under_way == 0 && self.lanes.iter().all(VerbsLane::is_over) {
+            if under_way == 0 && is_over {
                 return Ok(());
             }
             if Instant::now() > until {
                 return Err(ErrorKind::TimedOut.into());
             }
         }
+    }
+}
+
+impl VerbsRail {
+    fn new(nic: &Nic, region: &Arc<Region>, lanes: u16) -> io::Result<(VerbsRail, VerbsRailEnds)> {
+        let domain = Domain::new(&nic.device)?;
+        let access = Access { remote_write: true, relaxed_ordering: true };
+        let memory = Arc::new(Registration::new(&domain, region, 0..region.len(), access)?);
+        let completions = CompletionQueue::new(&nic.device, (UNDER_WAY + 1) * u32::from(lanes))?;
+        let wanted = Capacity { requests: UNDER_WAY, receives: 1, pieces: 1, inline: 0 };
+        let (mut ends, mut pairs) = (Vec::new(), Vec::new());
+        for _ in 0..lanes {
+            let mut pair = QueuePair::new(&domain, &completions, &completions, wanted, true)?;
+            let end = pair.open(&nic.route, u32::from_le_bytes(random()))?;
+            pairs.push((end.number, end.sequence));
+            let chain = Chain::new(std::slice::from_ref(&memory), CHAIN, 1);
+            ends.push(VerbsLane { pair, chain, room: UNDER_WAY, chains: VecDeque::new(), at: 0, end: 0 });
+        }
+        let Route { gid, lid, mtu, .. } = nic.route;
+        let told = VerbsRailEnds { gid, lid, mtu, key: memory.remote_key(), pairs };
+        Ok((VerbsRail { lanes: ends, completions, key: 0 }, told))
     }
 }
 
@@ -300,13 +331,13 @@ impl VerbsLane {
     }
 
     /// As many chains as there is room for.
-    fn post(&mut self, peer: &VerbsEnds, block: u64) -> io::Result<usize> {
+    fn post(&mut self, to: Remote, block: u64) -> io::Result<usize> {
         let mut chains = 0;
         while !self.is_over() && self.room as usize >= CHAIN {
             while !self.chain.is_full() && !self.is_over() {
                 let len = block.min(self.end - self.at);
                 let last = self.at + len == self.end;
-                let to = Remote { address: peer.address + self.at, key: peer.key };
+                let to = Remote { address: to.address + self.at, ..to };
                 let piece = Piece { registration: 0, offset: self.at as usize, len: len as u32 };
                 let pieces = if len == 0 { &[][..] } else { &[piece][..] };
                 self.chain.write(0, pieces, to, Marks { immediate: last.then_some(0), ..Marks::default() });

@@ -35,7 +35,7 @@ use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::{Status, StatusTable};
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{Nic, Rail, Settings};
+use crate::transfer::transport::rdma::{Nic, Rails, Settings};
 use crate::wire::message::{self as wire, Fingerprint, Transport};
 use crossbeam_channel as channel;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -170,8 +170,8 @@ impl Parts {
         if self.transport == Transport::Rdma {
             let settings = Settings { lanes: row.lanes.into(), ..Settings::default() };
             let context = row.case.tokens() as usize;
-            let rail = Rail::new(&Nic::choose()?, &self.memory, SLOTS, context, settings);
-            worker.rail = Some(Arc::new(rail.map_err(|error| format!("registering the pool: {error}"))?));
+            let rails = Rails::new(&Nic::choose()?, &self.memory, SLOTS, context, settings);
+            worker.rails = Some(Arc::new(rails.map_err(|error| format!("registering the pool: {error}"))?));
         }
         Ok(worker)
     }

@@ -96,8 +96,8 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
 
     fn granted(&mut self, slot: Slot, target: Target, pages: &[PageId]) {
         let Slot { id: slot, generation } = slot;
-        if let Some(rail) = self.worker.rail.as_ref().filter(|_| !pages.is_empty()) {
-            rail.targets.store(slot, pages);
+        if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
+            rails.targets.store(slot, pages);
         }
         self.worker.engine.send(Command::Granted { worker: self.worker.id, slot, generation, target });
     }
@@ -147,8 +147,8 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
             TcpGrant { address, token }
         });
         let mut offered = rank(self.worker, &transports, self.offer, lanes);
-        if let Some(rail) = self.worker.rail.as_ref().filter(|_| transports.contains(&Transport::Rdma)) {
-            match RdmaOffer::new(rail, sequence) {
+        if let Some(rails) = self.worker.rails.as_ref().filter(|_| transports.contains(&Transport::Rdma)) {
+            match RdmaOffer::new(rails, sequence) {
                 Ok(offer) => {
                     offered.rdma = Some(offer.grant());
                     self.wishes.push_back(Wish::Offer { worker: self.worker.id, session, offer });

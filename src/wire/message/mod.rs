@@ -16,8 +16,8 @@ mod transfer;
 pub use error::MessageError;
 pub use hello::{Bye, Hello, Proof, Role};
 pub use session::{
-    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, QueuePairName, Rank, RdmaGrant, Refusal,
-    Refused, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
+    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, QueuePairName, RailGrant, Rank, RdmaGrant,
+    Refusal, Refused, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
 };
 pub use transfer::{Abort, AbortAck, Destination, Done, IdsHash, PageList, Status, TransferId, ids_hash};
 

@@ -254,16 +254,12 @@ pub struct QueuePairName {
     pub sequence: u32,
 }
 
-/// How to write into a rank's memory, and who does.
-#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+/// One NIC of a rank.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
 #[repr(C)]
-pub struct RdmaGrant {
+pub struct RailGrant {
     /// Of the port.
     pub gid: [u8; 16],
-    /// Where the pool begins, in the rank's process.
-    pub kv_address: u64,
-    /// Where the records of its slots begin.
-    pub records_address: u64,
     /// Opens the pool.
     pub kv_key: u32,
     /// Opens the records.
@@ -272,23 +268,64 @@ pub struct RdmaGrant {
     pub lid: u16,
     /// Bytes of a packet's payload.
     pub mtu: u16,
-    /// Queue pairs below, 1 to [`RdmaGrant::LANES_MAX`].
-    pub lanes: u16,
+    /// The destination's number of its own NIC; the source's answer names the one it is connected to.
+    pub number: u16,
     /// Zero.
     pub pad: u16,
-    /// By lane.
-    pub pairs: [QueuePairName; RdmaGrant::LANES_MAX],
+}
+
+/// How to write into a rank's memory, and who does.
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
+#[repr(C)]
+pub struct RdmaGrant {
+    /// Where the pool begins, in the rank's process.
+    pub kv_address: u64,
+    /// Where the records of its slots begin.
+    pub records_address: u64,
+    /// NICs below, 1 to [`RdmaGrant::RAILS_MAX`].
+    pub rails: u16,
+    /// Queue pairs of each; of all at most [`RdmaGrant::LANES_MAX`].
+    pub lanes: u16,
+    /// Zero.
+    pub pad: u32,
+    nics: [RailGrant; RdmaGrant::RAILS_MAX],
+    /// Those of one NIC side by side.
+    pairs: [QueuePairName; RdmaGrant::LANES_MAX],
 }
 
 impl RdmaGrant {
+    /// Most NICs of a session.
+    pub const RAILS_MAX: usize = 4;
     /// Most lanes of a session.
-    pub const LANES_MAX: usize = 8;
+    pub const LANES_MAX: usize = 16;
 
-    /// Names in their places; no more than [`RdmaGrant::LANES_MAX`].
-    pub fn pairs(names: &[QueuePairName]) -> [QueuePairName; RdmaGrant::LANES_MAX] {
-        let mut pairs = [QueuePairName::default(); RdmaGrant::LANES_MAX];
-        pairs[..names.len()].copy_from_slice(names);
-        pairs
+    /// Memory that nobody can reach yet.
+    pub fn empty(kv_address: u64, records_address: u64) -> RdmaGrant {
+        RdmaGrant { kv_address, records_address, ..RdmaGrant::zeroed() }
+    }
+
+    /// One more NIC, with as many queue pairs as those before it; what does not fit is left out.
+    pub fn push(&mut self, rail: RailGrant, names: &[QueuePairName]) {
+        let (place, lanes) = (usize::from(self.rails), names.len());
+        if let (Some(nic), Some(pairs)) =
+            (self.nics.get_mut(place), self.pairs.get_mut(place * lanes..(place + 1) * lanes))
+        {
+            *nic = rail;
+            pairs.copy_from_slice(names);
+            (self.rails, self.lanes) = (self.rails + 1, lanes as u16);
+        }
+    }
+
+    /// NICs with their queue pairs, by lane.
+    pub fn rails(&self) -> impl ExactSizeIterator<Item = (&RailGrant, &[QueuePairName])> {
+        let lanes = usize::from(self.lanes);
+        (0..usize::from(self.rails))
+            .map(move |place| (&self.nics[place], &self.pairs[place * lanes..][..lanes]))
+    }
+
+    fn check(&self) -> Result<(), MessageError> {
+        within("rdma NICs", self.rails, 1..=RdmaGrant::RAILS_MAX as u64)?;
+        within("rdma lanes", self.lanes, 1..=(RdmaGrant::LANES_MAX / usize::from(self.rails)) as u64)
     }
 }
 
@@ -296,7 +333,7 @@ impl RdmaGrant {
 impl fmt::Debug for RdmaGrant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RdmaGrant")
-            .field("gid", &self.gid)
+            .field("rails", &self.rails)
             .field("lanes", &self.lanes)
             .finish_non_exhaustive()
     }
@@ -368,7 +405,7 @@ impl Rank {
         };
         let rdma = offers(Transport::Rdma).then_some(body.rdma);
         if let Some(rdma) = &rdma {
-            within("rdma lanes", rdma.lanes, 1..=RdmaGrant::LANES_MAX as u64)?;
+            rdma.check()?;
         }
         let fake = offers(Transport::Fake);
         Ok(Rank { regions: body.regions, lanes: body.lanes, shm, rdma, tcp, fake })

@@ -14,6 +14,15 @@ fn layout() -> KvLayoutClaim {
     KvLayoutClaim { page_size: 16, layers: 30, kv_heads: 3, head_dim: 64, pages: 100, ..Zeroable::zeroed() }
 }
 
+fn rdma() -> RdmaGrant {
+    let mut grant = RdmaGrant::empty(1 << 40, 1 << 41);
+    for number in [0, 2] {
+        let rail = RailGrant { gid: [5; 16], kv_key: 6, records_key: 7, lid: 8, mtu: 1024, number, pad: 0 };
+        grant.push(rail, &[9, 10].map(|number| QueuePairName { number, sequence: 11 }));
+    }
+    grant
+}
+
 fn rank() -> Rank {
     Rank {
         regions: RegionLengths { kv: 1 << 30, aux: 4096, notice: 8192 },
@@ -23,18 +32,7 @@ fn rank() -> Rank {
             socket: SocketName::new(b"baton-0123").unwrap(),
             token: Token([2; 16]),
         }),
-        rdma: Some(RdmaGrant {
-            gid: [5; 16],
-            kv_address: 1 << 40,
-            records_address: 1 << 41,
-            kv_key: 6,
-            records_key: 7,
-            lid: 8,
-            mtu: 1024,
-            lanes: 2,
-            pad: 0,
-            pairs: RdmaGrant::pairs(&[9, 10].map(|number| QueuePairName { number, sequence: 11 })),
-        }),
+        rdma: Some(rdma()),
         tcp: Some(TcpGrant { address: "10.0.0.7:4000".parse().unwrap(), token: Token([3; 16]) }),
         fake: false,
     }

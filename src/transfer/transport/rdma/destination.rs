@@ -3,12 +3,12 @@
 //!
 //! A receive belongs to its lane, not to a room: each that has completed is posted anew at once.
 
-use super::rail::{Opened, Rail};
+use super::rails::{Opened, Rails};
 use super::{immediate, slot_of};
 use crate::cause::Cause;
 use crate::ids::SlotId;
 use crate::sys::event::{Interest, WaitSet};
-use crate::sys::verbs::{Completions, Ended};
+use crate::sys::verbs::{CompletionQueue, Completions, Ended, QueuePair};
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::transport::{DestinationHalf, Landing, Landings, Lost, Memory, Notice};
 use crate::wire::message::RdmaGrant;
@@ -22,51 +22,65 @@ const TAKEN_MAX: usize = 64;
 /// Queue pairs that a source was, or is to be, told of.
 #[derive(Debug)]
 pub struct RdmaOffer {
-    rail: Arc<Rail>,
-    opened: Opened,
+    rails: Arc<Rails>,
+    /// By the number that the source knows each by.
+    opened: Vec<Option<Opened>>,
 }
 
 /// The destination's half of a session.
 #[derive(Debug)]
 pub struct RdmaDestination {
-    // Dropped first: from then on nothing lands.
-    opened: Opened,
-    rail: Arc<Rail>,
-    /// Taken by the last step, to be judged by the next.
-    taken: Completions,
+    // By lane. Dropped first: from then on nothing lands, and nothing completes into the queues.
+    pairs: Box<[QueuePair]>,
+    /// By NIC, with what the last step took, to be judged by the next.
+    completions: Box<[(CompletionQueue, Completions)]>,
+    rails: Arc<Rails>,
     /// By slot, from lane 0.
     records: Box<[AuxRecord]>,
 }
 
 impl RdmaOffer {
     /// Queue pairs for a session to come. `sequences` gives numbers that nobody guesses.
-    pub fn new(rail: &Arc<Rail>, sequences: impl Fn() -> u32) -> io::Result<RdmaOffer> {
-        Ok(RdmaOffer { rail: rail.clone(), opened: rail.open(rail.lanes(), true, sequences)? })
+    pub fn new(rails: &Arc<Rails>, sequences: impl Fn() -> u32) -> io::Result<RdmaOffer> {
+        let mut opened = Vec::new();
+        for place in rails.usable() {
+            opened.resize_with(place, || None);
+            opened.push(Some(rails.open(place, rails.settings().lanes, true, &sequences)?));
+        }
+        Ok(RdmaOffer { rails: rails.clone(), opened })
     }
 
     /// What the source is told.
     pub fn grant(&self) -> RdmaGrant {
-        self.rail.grant(&self.opened)
+        let opened = self.opened.iter().enumerate();
+        self.rails.grant(opened.filter_map(|(number, opened)| Some((number, opened.as_ref()?))))
     }
 
     /// The half, once the source has told its own. `wait` is where the mover parks.
     pub fn connect(mut self, source: &RdmaGrant, wait: &WaitSet) -> io::Result<RdmaDestination> {
-        self.opened.connect(source)?;
-        let slots = self.rail.slots();
-        for (lane, pair) in self.opened.pairs.iter_mut().enumerate() {
-            for _ in 0..pair.capacity().receives.min(slots as u32 + super::rail::SPARE_RECEIVES) {
-                pair.post_receive(lane as u64)
-                    .map_err(|refused| io::Error::from_raw_os_error(refused.error))?;
+        let (mut pairs, mut completions) = (Vec::new(), Vec::new());
+        for (nic, names) in source.rails() {
+            let opened = self.opened.get_mut(usize::from(nic.number)).and_then(Option::take);
+            let mut opened = opened.ok_or_else(|| io::Error::other("a NIC that was not offered"))?;
+            opened.connect(nic, names)?;
+            for mut pair in opened.pairs {
+                for _ in 0..pair.capacity().receives.min(self.rails.receives()) {
+                    pair.post_receive(pairs.len() as u64)
+                        .map_err(|refused| io::Error::from_raw_os_error(refused.error))?;
+                }
+                pairs.push(pair);
             }
+            if let Some(events) = opened.completions.events() {
+                wait.add(events, Interest::Readable)?;
+            }
+            completions.push((opened.completions, Completions::new(TAKEN_MAX)));
         }
-        if let Some(events) = self.opened.completions.events() {
-            wait.add(events, Interest::Readable)?;
-        }
+        let records = vec![AuxRecord::zeroed(); self.rails.slots()].into();
         Ok(RdmaDestination {
-            opened: self.opened,
-            taken: Completions::new(TAKEN_MAX),
-            records: vec![AuxRecord::zeroed(); slots].into(),
-            rail: self.rail,
+            pairs: pairs.into(),
+            completions: completions.into(),
+            rails: self.rails,
+            records,
         })
     }
 }
@@ -77,18 +91,19 @@ impl DestinationHalf for RdmaDestination {
     }
 
     fn step(&mut self, _memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
-        let mut judged = false;
-        for completion in self.taken.iter() {
-            let Ok(Ended::Notified { immediate }) = completion.outcome else { return Err(Lost::GONE) };
-            let lane = completion.id as usize;
-            let pair = self.opened.pairs.get_mut(lane).ok_or(Lost::because(Cause::Internal))?;
-            pair.post_receive(completion.id).map_err(|_| Lost::because(Cause::Internal))?;
-            notice(&self.rail, &mut self.records, (lane, self.rail.lanes()), immediate, landings);
-            judged = true;
+        let mut moved = false;
+        for (queue, taken) in &mut self.completions {
+            for completion in taken.iter() {
+                let Ok(Ended::Notified { immediate }) = completion.outcome else { return Err(Lost::GONE) };
+                let (lane, lanes) = (completion.id as usize, self.pairs.len());
+                let pair = self.pairs.get_mut(lane).ok_or(BEYOND_US)?;
+                pair.post_receive(completion.id).map_err(|_| BEYOND_US)?;
+                notice(&self.rails, &mut self.records, (lane, lanes), immediate, landings);
+                moved = true;
+            }
+            moved |= queue.poll(taken).map_err(|_| BEYOND_US)? > 0;
         }
-        let taken =
-            self.opened.completions.poll(&mut self.taken).map_err(|_| Lost::because(Cause::Internal))?;
-        Ok(judged || taken > 0)
+        Ok(moved)
     }
 
     /// What was posted for it may still land: that is over when the source is quiet, or the session.
@@ -99,16 +114,21 @@ impl DestinationHalf for RdmaDestination {
     fn park(&mut self, parked: bool) {
         if parked {
             // Fails only with a queue that is broken; the next poll says so.
-            let _ = self.opened.completions.request_event();
+            for (queue, _) in &mut self.completions {
+                let _ = queue.request_event();
+            }
         } else {
-            self.opened.completions.clear_events();
+            self.completions.iter_mut().for_each(|(queue, _)| queue.clear_events());
         }
     }
 }
 
+/// A device that tells of what was never posted, or does not work.
+const BEYOND_US: Lost = Lost::because(Cause::Internal);
+
 /// A lane has brought all of a room.
 fn notice(
-    rail: &Rail,
+    rails: &Rails,
     records: &mut [AuxRecord],
     (lane, lanes): (usize, usize),
     said: u32,
@@ -125,7 +145,7 @@ fn notice(
     }
     let record = &mut records[slot.index()];
     if lane == 0 {
-        *record = rail.record(slot);
+        *record = rails.record(slot);
         if !record.belongs_to(notice.room, notice.generation) {
             return landings.fail(slot, Cause::Corrupt);
         }

@@ -1,7 +1,7 @@
 //! Between hosts with RDMA NICs: the source writes into the destination's pages, and on each lane's last bytes of
 //! a room follows an immediate that says which room.
 //!
-//! A session has some lanes, each a pair of connected queue pairs. A chunk's bytes, in the order of the session's
+//! A session has some lanes, each a pair of connected queue pairs, on one NIC of each side or on several. A chunk's bytes, in the order of the session's
 //! template, are cut into one share per lane, each share into chains of work requests with one doorbell and one
 //! completion. Only the last chunk is told of, by lane: its last request carries the immediate, on lane 0 with
 //! the room's record into the destination's record of the slot.
@@ -10,12 +10,12 @@
 
 mod destination;
 mod nic;
-mod rail;
+mod rails;
 mod source;
 
 pub use destination::{RdmaDestination, RdmaOffer};
 pub use nic::Nic;
-pub use rail::{Rail, Settings};
+pub use rails::{Rails, Settings};
 pub use source::RdmaSource;
 
 use crate::ids::{Generation, SlotId};

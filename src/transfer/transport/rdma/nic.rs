@@ -1,6 +1,9 @@
-//! Which NIC, port and address a worker uses, and why.
+//! Which NICs, ports and addresses a worker uses, and why.
 
 use crate::sys::verbs::{self, Address, AddressKind, Device, DeviceInfo, PortInfo, Route};
+use crate::wire::message::RdmaGrant;
+use std::fs;
+use std::path::Path;
 use std::sync::Arc;
 
 /// A NIC that can be used.
@@ -15,34 +18,86 @@ pub struct Nic {
 }
 
 impl Nic {
-    /// The first device with an active port, by the best of that port's addresses.
+    /// The devices with an active port, each by the best of that port's addresses: where some are on the NUMA node
+    /// that this process runs on, only those, as memory of that node is the nearest to them; and no more than a
+    /// session has room for. In order of their names, which hosts of one make have in common.
     ///
     /// # Errors
     /// There is none, and why.
-    pub fn choose() -> Result<Nic, String> {
-        let devices = verbs::list().map_err(|error| error.to_string())?;
+    pub fn choose() -> Result<Vec<Nic>, String> {
+        Nic::choose_at(Path::new("/sys"), allowed_core())
+    }
+
+    fn choose_at(sysfs: &Path, core: Option<usize>) -> Result<Vec<Nic>, String> {
+        let here = core.and_then(|core| node_of_core(sysfs, core));
         let mut why = "no RDMA device".to_string();
-        for device in devices {
-            let found = match device {
+        let mut found = Vec::new();
+        for device in verbs::list().map_err(|error| error.to_string())? {
+            let usable = match device {
                 Ok(device) => usable(&device).map(|(port, address)| (device.name, port, address)),
                 Err(closed) => Err(format!("{} cannot be opened: {}", closed.name, closed.error)),
             };
-            match found.and_then(|(name, port, address)| Nic::open(&name, &port, &address)) {
-                Ok(nic) => return Ok(nic),
+            match usable {
+                Ok((name, port, address)) => found.push((node_of_device(sysfs, &name), name, port, address)),
                 Err(reason) => why = reason,
             }
         }
-        Err(why)
+        found.sort_by(|(_, a, ..), (_, b, ..)| natural(a).cmp(&natural(b)));
+        let mut nics = Vec::new();
+        for (node, name, port, address) in nearest(found, here, |(node, ..)| *node) {
+            match Nic::open(&name, &port, &address, node) {
+                Ok(nic) => nics.push(nic),
+                Err(reason) => why = reason,
+            }
+        }
+        nics.truncate(RdmaGrant::RAILS_MAX);
+        if nics.is_empty() { Err(why) } else { Ok(nics) }
     }
 
-    fn open(name: &str, port: &PortInfo, address: &Address) -> Result<Nic, String> {
+    /// Several, for people.
+    pub fn list(nics: &[Nic]) -> String {
+        nics.iter().map(|nic| nic.chosen.as_str()).collect::<Vec<_>>().join("; ")
+    }
+
+    fn open(name: &str, port: &PortInfo, address: &Address, node: Option<u32>) -> Result<Nic, String> {
         let device = Device::open(name).map_err(|error| format!("{name}: {error}"))?;
+        let node = node.map_or(String::new(), |node| format!(", NUMA node {node}"));
         let chosen = format!(
-            "{name} port {}, {} {} (entry {}), packets of {} bytes",
+            "{name} port {}, {} {} (entry {}), packets of {} bytes{node}",
             port.number, address.kind, address.gid, address.index, port.mtu
         );
         Ok(Nic { device, route: Route::new(port, address), chosen })
     }
+}
+
+/// The first core that this process may run on.
+fn allowed_core() -> Option<usize> {
+    core_affinity::get_core_ids()?.first().map(|core| core.id)
+}
+
+fn node_of_core(sysfs: &Path, core: usize) -> Option<u32> {
+    let folder = fs::read_dir(sysfs.join(format!("devices/system/cpu/cpu{core}"))).ok()?;
+    let mut names = folder.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.find_map(|name| name.strip_prefix("node")?.parse().ok())
+}
+
+/// None where the machine has but one, or does not say.
+fn node_of_device(sysfs: &Path, name: &str) -> Option<u32> {
+    let text = fs::read_to_string(sysfs.join(format!("class/infiniband/{name}/device/numa_node"))).ok()?;
+    text.trim().parse().ok()
+}
+
+/// Those on the node `here`, or all where none is.
+fn nearest<T>(all: Vec<T>, here: Option<u32>, node: impl Fn(&T) -> Option<u32>) -> Vec<T> {
+    let (near, far): (Vec<T>, Vec<T>) = all.into_iter().partition(|one| here.is_some() && node(one) == here);
+    if near.is_empty() { far } else { near }
+}
+
+/// `mlx5_10` comes behind `mlx5_9`.
+fn natural(name: &str) -> (&str, u64) {
+    let digits = name.bytes().rev().take_while(u8::is_ascii_digit).count();
+    let (stem, number) = name.split_at(name.len() - digits);
+    (stem, number.parse().unwrap_or(0))
 }
 
 /// A device's first active port, and its best address.
@@ -94,6 +149,32 @@ mod tests {
             max_pieces: 1,
             ports: vec![port],
         }
+    }
+
+    #[test]
+    fn nics_of_this_node_come_alone_and_in_order() {
+        let all = || vec![("a", Some(1)), ("b", Some(0)), ("c", None), ("d", Some(1))];
+        let names =
+            |here| nearest(all(), here, |&(_, node)| node).iter().map(|one| one.0).collect::<String>();
+        assert_eq!(
+            [names(Some(1)), names(Some(0)), names(Some(2)), names(None)],
+            ["ad", "b", "abcd", "abcd"]
+        );
+        let mut devices = ["mlx5_10", "mlx5_9", "bnxt_re0", "mlx5_1", "rxe"];
+        devices.sort_by(|a, b| natural(a).cmp(&natural(b)));
+        assert_eq!(devices, ["bnxt_re0", "mlx5_1", "mlx5_9", "mlx5_10", "rxe"]);
+        let sysfs = std::env::temp_dir().join(format!("baton-sysfs-{}", std::process::id()));
+        let device = sysfs.join("class/infiniband/mlx5_0/device");
+        for folder in [&device, &sysfs.join("devices/system/cpu/cpu3/node1")] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        let node = |text| {
+            fs::write(device.join("numa_node"), text).unwrap();
+            node_of_device(&sysfs, "mlx5_0")
+        };
+        assert_eq!([node("1\n"), node("-1\n"), node_of_device(&sysfs, "none")], [Some(1), None, None]);
+        assert_eq!([node_of_core(&sysfs, 3), node_of_core(&sysfs, 4)], [Some(1), None]);
+        fs::remove_dir_all(sysfs).unwrap();
     }
 
     #[test]

@@ -3,15 +3,15 @@
 //! One chain, one doorbell, one completion; a chain is of one slot. Consecutive runs that one stretch of the
 //! destination takes in go into one work request, gathered from several pieces.
 
-use super::rail::{Opened, Rail};
+use super::rails::{Opened, Rails};
 use super::{RECORD_STRIDE, immediate};
 use crate::cause::Cause;
 use crate::ids::SlotId;
 use crate::sys::event::{Interest, WaitSet};
-use crate::sys::verbs::{Chain, Completions, Fault, Marks, Piece, Remote};
+use crate::sys::verbs::{Chain, CompletionQueue, Completions, Fault, Marks, Piece, QueuePair, Remote};
 use crate::transfer::plan::{Run, Template};
 use crate::transfer::transport::{Completion, Full, Lost, Memory, Post, SourceHalf, share};
-use crate::wire::message::RdmaGrant;
+use crate::wire::message::{QueuePairName, RailGrant, RdmaGrant};
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
@@ -34,11 +34,14 @@ const RECORDS: usize = 1;
 /// The source's half of a session.
 #[derive(Debug)]
 pub struct RdmaSource {
+    // Dropped first: they complete into the queues.
     lanes: Box<[Lane]>,
-    opened: Opened,
-    rail: Arc<Rail>,
+    completions: Box<[CompletionQueue]>,
+    rails: Arc<Rails>,
     template: Template,
-    peer: RdmaGrant,
+    /// Where the destination's pool and its records begin.
+    kv_address: u64,
+    records_address: u64,
     /// One post per slot at a time; the mover merges the rest.
     jobs: Box<[Option<Job>]>,
     taken: Completions,
@@ -56,6 +59,11 @@ struct Job {
 
 #[derive(Debug)]
 struct Lane {
+    pair: QueuePair,
+    /// Our NIC, by its place; and what opens the destination's memory to its partner.
+    rail: usize,
+    kv_key: u32,
+    records_key: u32,
     chain: Chain,
     /// Slots with something to post, and from where in their chunk.
     queue: VecDeque<(SlotId, u64)>,
@@ -69,40 +77,40 @@ impl RdmaSource {
     /// A session with the destination that has granted `peer`; also gives what it is to be told. `wait` is where
     /// the mover parks, `sequences` gives numbers that nobody guesses.
     pub fn new(
-        rail: &Arc<Rail>,
+        rails: &Arc<Rails>,
         peer: &RdmaGrant,
         template: Template,
         wait: &WaitSet,
         sequences: impl Fn() -> u32,
     ) -> io::Result<(RdmaSource, RdmaGrant)> {
-        let mut opened = rail.open(usize::from(peer.lanes), false, sequences)?;
-        opened.connect(peer)?;
-        if let Some(events) = opened.completions.events() {
-            wait.add(events, Interest::Readable)?;
-        }
-        let told = rail.grant(&opened);
-        let registrations = [rail.kv.clone(), rail.records.clone()];
-        let granted = opened.pairs.iter().map(|pair| pair.capacity().pieces).min().unwrap_or(1);
-        let pieces_max = (granted.min(rail.settings().pieces) as usize).clamp(1, PIECES_MAX);
-        let lane = |pair: &crate::sys::verbs::QueuePair| {
-            let room = pair.capacity().requests.min(rail.settings().requests);
-            Lane {
-                chain: Chain::new(&registrations, CHAIN_MAX.min(room as usize), pieces_max),
-                queue: VecDeque::with_capacity(rail.slots()),
-                chains: VecDeque::with_capacity(room as usize),
-                room,
+        let mut joined = Vec::new();
+        for (place, (nic, names)) in partners(&rails.usable(), peer) {
+            let mut opened = rails.open(place, names.len(), false, &sequences)?;
+            opened.connect(nic, names)?;
+            if let Some(events) = opened.completions.events() {
+                wait.add(events, Interest::Readable)?;
             }
-        };
-        let lanes = opened.pairs.iter().map(lane).collect();
+            joined.push((nic, opened));
+        }
+        let told = rails.grant(joined.iter().map(|(nic, opened)| (usize::from(nic.number), opened)));
+        let pairs = joined.iter().flat_map(|(_, opened)| &opened.pairs);
+        let granted = pairs.map(|pair| pair.capacity().pieces).min().unwrap_or(1);
+        let pieces_max = (granted.min(rails.settings().pieces) as usize).clamp(1, PIECES_MAX);
+        let (mut lanes, mut completions) = (Vec::new(), Vec::new());
+        for (nic, Opened { pairs, completions: queue, rail, .. }) in joined {
+            completions.push(queue);
+            lanes.extend(pairs.into_iter().map(|pair| Lane::new(pair, rails, rail, nic, pieces_max)));
+        }
         let source = RdmaSource {
-            lanes,
-            rail: rail.clone(),
+            lanes: lanes.into(),
+            completions: completions.into(),
+            rails: rails.clone(),
             template,
-            peer: *peer,
-            jobs: (0..rail.slots()).map(|_| None).collect(),
+            kv_address: peer.kv_address,
+            records_address: peer.records_address,
+            jobs: (0..rails.slots()).map(|_| None).collect(),
             taken: Completions::new(TAKEN_MAX),
             pieces_max,
-            opened,
         };
         Ok((source, told))
     }
@@ -123,7 +131,7 @@ impl RdmaSource {
         let Some(job) = self.jobs[slot.index()].as_mut().filter(|_| most >= 2) else { return Ok(false) };
         let mut filling = Filling {
             chain: &mut lane.chain,
-            peer: &self.peer,
+            kv: Remote { address: self.kv_address, key: lane.kv_key },
             most: most - 1,
             open: None,
             pieces: [Piece { registration: KV, offset: 0, len: 0 }; PIECES_MAX],
@@ -134,7 +142,7 @@ impl RdmaSource {
             tokens,
             at..share.end,
             |page| memory.lists.page(slot, page),
-            |page| self.rail.targets.page(slot, page),
+            |page| self.rails.targets.page(slot, page),
         );
         let mut next = at;
         for run in runs.flat_map(Run::cut) {
@@ -151,13 +159,11 @@ impl RdmaSource {
                 Marks { immediate: Some(immediate(target.slot, target.generation)), ..Marks::default() };
             let at = slot.index() * RECORD_STRIDE;
             let offset = target.slot.index() * RECORD_STRIDE;
-            let to = Remote {
-                address: self.peer.records_address.wrapping_add(offset as u64),
-                key: self.peer.records_key,
-            };
+            let to =
+                Remote { address: self.records_address.wrapping_add(offset as u64), key: lane.records_key };
             if index == 0 {
                 let len = size_of_val(aux);
-                self.rail.record_region.store(at, aux, len);
+                self.rails.record_region.store(at, aux, len);
                 lane.chain.write(
                     0,
                     &[Piece { registration: RECORDS, offset: at, len: len as u32 }],
@@ -177,7 +183,7 @@ impl RdmaSource {
         let requests = lane.chain.len() as u32;
         lane.chain.signal_last();
         memory.tally.add(u64::from(requests), 1);
-        let posted = self.opened.pairs[index].post(&mut lane.chain);
+        let posted = lane.pair.post(&mut lane.chain);
         lane.chain.clear();
         posted.map_err(|_| Lost::because(Cause::Internal))?;
         lane.room -= requests;
@@ -187,23 +193,32 @@ impl RdmaSource {
     }
 
     fn reap(&mut self, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
-        let taken =
-            self.opened.completions.poll(&mut self.taken).map_err(|_| Lost::because(Cause::Internal))?;
-        for completion in self.taken.iter() {
-            let index = self.opened.pairs.iter().position(|pair| pair.number() == completion.queue_pair);
-            let lane = &mut self.lanes[index.ok_or(BEYOND_US)?];
-            let (slot, requests) = lane.chains.pop_front().ok_or(BEYOND_US)?;
-            // A queue pair's first error is its oldest chain's; all behind it is flushed.
-            completion.outcome.map_err(|fault| Lost { cause: cause_of(fault), slot: Some(slot) })?;
-            lane.room += requests;
-            let Some(job) = &mut self.jobs[slot.index()] else { continue };
-            job.outstanding -= 1;
-            if job.outstanding == 0 && job.unposted == 0 {
-                self.jobs[slot.index()] = None;
-                completed(slot);
+        let mut moved = false;
+        let each = self.lanes.len() / self.completions.len();
+        for (queue, lanes) in self.completions.iter_mut().zip(self.lanes.chunks_mut(each)) {
+            moved |= queue.poll(&mut self.taken).map_err(|_| Lost::because(Cause::Internal))? > 0;
+            for completion in self.taken.iter() {
+                // Two NICs may give their queue pairs the same number.
+                let lane = lanes.iter_mut().find(|lane| lane.pair.number() == completion.queue_pair);
+                let lane = lane.ok_or(BEYOND_US)?;
+                let (slot, requests) = lane.chains.pop_front().ok_or(BEYOND_US)?;
+                let rail = self.rails.rail(lane.rail);
+                // A queue pair's first error is its oldest chain's; all behind it is flushed.
+                if let Err(fault) = completion.outcome {
+                    rail.breaks();
+                    return Err(Lost { cause: cause_of(fault), slot: Some(slot) });
+                }
+                rail.carries();
+                lane.room += requests;
+                let Some(job) = &mut self.jobs[slot.index()] else { continue };
+                job.outstanding -= 1;
+                if job.outstanding == 0 && job.unposted == 0 {
+                    self.jobs[slot.index()] = None;
+                    completed(slot);
+                }
             }
         }
-        Ok(taken > 0)
+        Ok(moved)
     }
 }
 
@@ -264,11 +279,46 @@ impl SourceHalf for RdmaSource {
     fn park(&mut self, parked: bool) {
         if parked {
             // Fails only with a queue that is broken; the next poll says so.
-            let _ = self.opened.completions.request_event();
+            for queue in &mut self.completions {
+                let _ = queue.request_event();
+            }
         } else {
-            self.opened.completions.clear_events();
+            self.completions.iter_mut().for_each(CompletionQueue::clear_events);
         }
     }
+}
+
+impl Lane {
+    fn new(pair: QueuePair, rails: &Rails, place: usize, partner: &RailGrant, pieces_max: usize) -> Lane {
+        let rail = rails.rail(place);
+        let room = pair.capacity().requests.min(rails.settings().requests);
+        Lane {
+            chain: Chain::new(
+                &[rail.kv.clone(), rail.records.clone()],
+                CHAIN_MAX.min(room as usize),
+                pieces_max,
+            ),
+            pair,
+            rail: place,
+            kv_key: partner.kv_key,
+            records_key: partner.records_key,
+            queue: VecDeque::with_capacity(rails.slots()),
+            chains: VecDeque::with_capacity(room as usize),
+            room,
+        }
+    }
+}
+
+/// Which of our NICs is joined to which of the destination's: those of one number; where there are none, as they
+/// come.
+fn partners<'a>(ours: &[usize], peer: &'a RdmaGrant) -> Vec<(usize, (&'a RailGrant, &'a [QueuePairName]))> {
+    let number = |nic: &RailGrant| usize::from(nic.number);
+    let same: Vec<_> = peer
+        .rails()
+        .filter(|(nic, _)| ours.contains(&number(nic)))
+        .map(|theirs| (number(theirs.0), theirs))
+        .collect();
+    if same.is_empty() { ours.iter().copied().zip(peer.rails()).collect() } else { same }
 }
 
 /// A completion of what was never posted.
@@ -286,7 +336,8 @@ fn cause_of(fault: Fault) -> Cause {
 /// A chain that is being filled, run by run.
 struct Filling<'a> {
     chain: &'a mut Chain,
-    peer: &'a RdmaGrant,
+    /// Where the destination's pool begins.
+    kv: Remote,
     most: usize,
     /// Where the request at hand goes, its bytes and its pieces so far.
     open: Option<(u64, u64, usize)>,
@@ -329,7 +380,7 @@ impl Filling<'_> {
 
     fn close(&mut self) {
         if let Some((to, _, count)) = self.open.take() {
-            let to = Remote { address: self.peer.kv_address.wrapping_add(to), key: self.peer.kv_key };
+            let to = Remote { address: self.kv.address.wrapping_add(to), ..self.kv };
             self.chain.write(0, &self.pieces[..count], to, Marks::default());
         }
     }

@@ -1,0 +1,261 @@
+//! NICs and one worker's memory on them: registered once, used by all sessions.
+//!
+//! A session has some queue pairs on each pair of NICs; both sides number theirs, and those of one number are a
+//! pair, as fabrics join them by the shortest way. A NIC whose port is down, or under which sessions broke again and
+//! again, is left out as long as there is another.
+//!
+//! Thread: `ctl` makes queue pairs; `move` tells how sessions fare.
+
+use super::{Nic, RECORD_STRIDE, SLOTS_MAX};
+use crate::ids::SlotId;
+use crate::kv::region::Region;
+use crate::limits::{RDMA_BARRED, RDMA_BREAKS_MAX};
+use crate::sys::clock::monotonic_ns;
+use crate::sys::verbs::{
+    Access, Capacity, CompletionQueue, Domain, Endpoint, QueuePair, Registration, Route,
+};
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::pages::PageLists;
+use crate::transfer::transport::Memory;
+use crate::wire::message::{QueuePairName, RailGrant, RdmaGrant};
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// Queue pairs of a session.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Settings {
+    /// Between two NICs: what one has in flight keeps few parts of a NIC busy.
+    pub lanes: usize,
+    /// Work requests of a lane under way.
+    pub requests: u32,
+    /// Local pieces that may feed one work request.
+    pub pieces: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings { lanes: 2, requests: 512, pieces: 16 }
+    }
+}
+
+/// A worker's ways onto a fabric.
+#[derive(Debug)]
+pub struct Rails {
+    rails: Vec<Rail>,
+    settings: Settings,
+    slots: usize,
+    /// A record for each slot.
+    pub(super) record_region: Arc<Region>,
+    /// Where at their destinations this worker's slots go, by slot.
+    pub targets: Arc<PageLists>,
+}
+
+/// One NIC.
+#[derive(Debug)]
+pub(super) struct Rail {
+    name: String,
+    domain: Arc<Domain>,
+    route: Route,
+    pub(super) kv: Arc<Registration>,
+    pub(super) records: Arc<Registration>,
+    /// Sessions that broke on it, one after another.
+    broken: AtomicU32,
+    /// [`monotonic_ns`] until which it is left out.
+    barred: AtomicU64,
+}
+
+/// A session's queue pairs on one NIC, made, not connected.
+#[derive(Debug)]
+pub(super) struct Opened {
+    pub(super) pairs: Vec<QueuePair>,
+    /// Behind the queue pairs, which complete into it.
+    pub(super) completions: CompletionQueue,
+    names: Vec<QueuePairName>,
+    /// Its place among ours.
+    pub(super) rail: usize,
+}
+
+impl Rails {
+    /// Registers a worker's memory with devices. `context` is the most tokens of a prompt, which may take as many
+    /// pages at a destination.
+    ///
+    /// # Errors
+    /// A device refuses, or has no room for the pool in one region.
+    pub fn new(
+        nics: &[Nic],
+        memory: &Memory,
+        slots: usize,
+        context: usize,
+        settings: Settings,
+    ) -> io::Result<Rails> {
+        let refuse = |why: String| Err(io::Error::other(why));
+        if slots > SLOTS_MAX {
+            return refuse(format!("{slots} slots: rdma has room for {SLOTS_MAX}"));
+        }
+        let (count, most) = (nics.len(), RdmaGrant::RAILS_MAX);
+        if !(1..=most).contains(&count) {
+            return refuse(format!("{count} NICs: a session has 1 to {most}"));
+        }
+        let most = RdmaGrant::LANES_MAX / count;
+        if !(1..=most).contains(&settings.lanes) {
+            return refuse(format!("{} lanes: {count} NICs have 1 to {most} each", settings.lanes));
+        }
+        let record_region = Arc::new(Region::new(c"baton-records", slots * RECORD_STRIDE)?);
+        let rails = nics.iter().map(|nic| Rail::new(nic, memory, &record_region));
+        Ok(Rails {
+            rails: rails.collect::<io::Result<_>>()?,
+            settings,
+            slots,
+            record_region,
+            targets: Arc::new(PageLists::new(slots, context)?),
+        })
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(super) fn slots(&self) -> usize {
+        self.slots
+    }
+
+    pub(super) fn rail(&self, place: usize) -> &Rail {
+        &self.rails[place]
+    }
+
+    /// NICs under which sessions broke again and again, by name.
+    pub fn left_out(&self) -> impl Iterator<Item = &str> {
+        self.rails.iter().filter(|rail| rail.is_barred()).map(|rail| rail.name.as_str())
+    }
+
+    /// NICs to use for a new session; never none.
+    pub(super) fn usable(&self) -> Vec<usize> {
+        let all = || 0..self.rails.len();
+        let trusted: Vec<usize> =
+            all().filter(|&place| self.rails[place].is_up() && !self.rails[place].is_barred()).collect();
+        // What is barred is better than nothing.
+        if trusted.is_empty() { all().collect() } else { trusted }
+    }
+
+    /// Queue pairs on one NIC: what they post, or what they are told, completes into one queue.
+    pub(super) fn open(
+        &self,
+        place: usize,
+        lanes: usize,
+        takes_writes: bool,
+        sequences: impl Fn() -> u32,
+    ) -> io::Result<Opened> {
+        let Rail { domain, route, .. } = &self.rails[place];
+        // A receive for each slot, and for those that are on their way out.
+        let receives = if takes_writes { self.receives() } else { 1 };
+        let requests = if takes_writes { 1 } else { self.settings.requests };
+        let entries = (receives + requests) * lanes as u32;
+        let completions = CompletionQueue::with_events(domain.device(), entries)?;
+        let wanted = Capacity { requests, receives, pieces: self.settings.pieces, inline: 0 };
+        let (mut pairs, mut names) = (Vec::new(), Vec::new());
+        for _ in 0..lanes {
+            let mut pair = QueuePair::new(domain, &completions, &completions, wanted, takes_writes)?;
+            let end = pair.open(route, sequences())?;
+            names.push(QueuePairName { number: end.number, sequence: end.sequence });
+            pairs.push(pair);
+        }
+        Ok(Opened { pairs, completions, names, rail: place })
+    }
+
+    /// Receives of a lane that is written to.
+    pub(super) fn receives(&self) -> u32 {
+        self.slots as u32 + SPARE_RECEIVES
+    }
+
+    /// What a peer has written of a slot.
+    pub(super) fn record(&self, slot: SlotId) -> AuxRecord {
+        self.record_region.read(slot.index() * RECORD_STRIDE)
+    }
+
+    /// What peers are told of memory and queue pairs, each NIC by a number.
+    pub(super) fn grant<'a>(&self, opened: impl Iterator<Item = (usize, &'a Opened)>) -> RdmaGrant {
+        let first = &self.rails[0];
+        let mut grant = RdmaGrant::empty(first.kv.address(), first.records.address());
+        for (number, opened) in opened {
+            let Rail { route, kv, records, .. } = &self.rails[opened.rail];
+            let rail = RailGrant {
+                gid: route.gid,
+                kv_key: kv.remote_key(),
+                records_key: records.remote_key(),
+                lid: route.lid,
+                mtu: route.mtu,
+                number: number as u16,
+                pad: 0,
+            };
+            grant.push(rail, &opened.names);
+        }
+        grant
+    }
+}
+
+/// Receives beyond one for each slot.
+const SPARE_RECEIVES: u32 = 8;
+
+impl Rail {
+    fn new(nic: &Nic, memory: &Memory, record_region: &Arc<Region>) -> io::Result<Rail> {
+        let domain = Domain::new(&nic.device)?;
+        let remote = Access { remote_write: true, relaxed_ordering: true };
+        let kv = Registration::new(&domain, &memory.region, 0..memory.region.len(), remote)?;
+        // A record is read once its immediate has come, behind which it may not lie.
+        let ordered = Access { remote_write: true, relaxed_ordering: false };
+        let records = Registration::new(&domain, record_region, 0..record_region.len(), ordered)?;
+        Ok(Rail {
+            name: nic.device.name().into(),
+            domain,
+            route: nic.route,
+            kv: Arc::new(kv),
+            records: Arc::new(records),
+            broken: AtomicU32::new(0),
+            barred: AtomicU64::new(0),
+        })
+    }
+
+    fn is_up(&self) -> bool {
+        let info = self.domain.device().info();
+        info.is_ok_and(|info| info.ports.iter().any(|port| port.number == self.route.port && port.active))
+    }
+
+    fn is_barred(&self) -> bool {
+        monotonic_ns() < self.barred.load(Ordering::Relaxed)
+    }
+
+    /// A session broke on it.
+    pub(super) fn breaks(&self) {
+        if self.broken.fetch_add(1, Ordering::Relaxed) + 1 >= RDMA_BREAKS_MAX {
+            self.barred.store(monotonic_ns() + RDMA_BARRED.as_nanos() as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// It has carried something.
+    pub(super) fn carries(&self) {
+        // Read far more often than written.
+        if self.broken.load(Ordering::Relaxed) != 0 {
+            self.broken.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Opened {
+    /// Connects all to a peer's.
+    pub(super) fn connect(&mut self, rail: &RailGrant, names: &[QueuePairName]) -> io::Result<()> {
+        if names.len() != self.pairs.len() {
+            return Err(io::Error::other(format!("{} lanes here, {} there", self.pairs.len(), names.len())));
+        }
+        for (pair, name) in self.pairs.iter_mut().zip(names) {
+            pair.connect(&Endpoint {
+                number: name.number,
+                sequence: name.sequence,
+                gid: rail.gid,
+                lid: rail.lid,
+                mtu: rail.mtu,
+            })?;
+        }
+        Ok(())
+    }
+}

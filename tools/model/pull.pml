@@ -250,7 +250,7 @@ end:
     do
     /* A request comes; its Destination may be here. */
     :: d_step { !s_room && s_next <= B && !(s_next == A && s_cancelled) ->
-        s_room = s_next; s_next++; s_begun = 0; s_told = 0; s_granted = s_early[s_room];
+        s_room = s_next; s_next++; s_granted = s_early[s_room];
         s_state = (s_granted -> WAITING : BOOTSTRAPPING) }
     :: d_step { !s_room && s_next <= B && s_next == A && s_cancelled -> s_over[A] = 1; s_next++;
         if :: s_early[A] && s_live -> to_destination!ACK,A :: else fi }
@@ -263,13 +263,13 @@ end:
 #endif
         }
     /* The prompt is computed in one go: Begin with the lease, then its one chunk. */
-    :: d_step { s_room && s_state == WAITING && !s_begun -> s_begun = 1; s_lease = 1;
+    :: d_step { s_granted && !s_begun && !s_over[s_room] -> s_begun = 1; s_lease = 1;
         s_page[0] = s_room; s_page[1] = s_room; s_ring!BEGIN,s_room }
-    :: d_step { s_room && s_begun == 1 && !s_told -> s_told = 1; s_ring!CHUNK,s_room }
+    :: d_step { s_begun && !s_told && !s_over[s_room] -> s_told = 1; s_ring!CHUNK,s_room }
     /* Over for its client. */
     :: d_step { s_room && !s_over[s_room] && !s_owes_cancel && (s_state == SUCCESS || s_state == FAILED) -> s_over[s_room] = 1;
         if :: s_state == FAILED && s_granted && s_live -> to_destination!STATUS,s_room :: else fi }
-    :: d_step { s_room && s_over[s_room] && !s_lease && (!s_begun || s_told) -> s_room = 0 }
+    :: d_step { s_room && s_over[s_room] && !s_lease -> s_room = 0; s_granted = 0; s_begun = 0; s_told = 0 }
     /* Pages that are free are somebody else's. */
     :: d_step { !s_lease && s_page[0] && s_page[0] != JUNK -> s_page[0] = JUNK }
     :: d_step { !s_lease && s_page[1] && s_page[1] != JUNK -> s_page[1] = JUNK }

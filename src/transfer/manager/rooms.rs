@@ -8,6 +8,7 @@
 //! | `Draining` | over | yes | `Over` when its writes have ended; whoever asks is answered then |
 //! | `Over` | tombstone with the answer to whoever asks again | | forgotten after a time |
 //!
+//! A dead link takes its Destinations along: what was `Open` is `Waiting` again, and its request fails.
 //! A room that is open is refused to the newcomer, never overwritten.
 
 use crate::cause::Cause;
@@ -113,7 +114,8 @@ pub enum Aborted {
 #[derive(Debug)]
 pub struct Rooms<L> {
     entries: HashMap<Room, Entry<L>>,
-    by_slot: HashMap<SlotId, Room>,
+    /// Also of what drains: its slot may be given out anew before the mover has said its last word on it.
+    by_slot: HashMap<Slot, Room>,
     early: usize,
     tombstones: VecDeque<(Instant, Room)>,
 }
@@ -130,7 +132,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         match self.entries.get(&room) {
             None => {
                 self.entries.insert(room, Entry::Waiting { slot, prompt });
-                self.by_slot.insert(slot.id, room);
+                self.by_slot.insert(slot, room);
                 Entered::Waits
             }
             Some(Entry::Early { wanted, .. }) => {
@@ -144,7 +146,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                     room,
                     Entry::Open { slot, wanted: wanted.clone(), ack_wanted: false, withdrawn: false },
                 );
-                self.by_slot.insert(slot.id, room);
+                self.by_slot.insert(slot, room);
                 Entered::Meets(Met { slot, wanted })
             }
             Some(Entry::Waiting { .. } | Entry::Open { .. }) => Entered::Refused(Cause::Refused),
@@ -225,7 +227,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     /// The other end of an open slot, to be told of its failure.
     pub fn partner(&self, slot: Slot) -> Option<(Room, Wanted<L>)> {
-        let room = *self.by_slot.get(&slot.id)?;
+        let room = *self.by_slot.get(&slot)?;
         match self.entries.get(&room) {
             Some(Entry::Open { slot: open, wanted, .. }) if *open == slot => Some((room, wanted.clone())),
             _ => None,
@@ -243,7 +245,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
     /// The mover has withdrawn the slot, or everything posted of it has ended well: the other end, when it waits for
     /// the answer. Asked for once.
     pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, Wanted<L>)> {
-        let room = *self.by_slot.get(&slot.id)?;
+        let room = *self.by_slot.get(&slot)?;
         match self.entries.get_mut(&room) {
             Some(Entry::Open { slot: open, wanted, ack_wanted, withdrawn }) if *open == slot => {
                 *withdrawn = true;
@@ -251,7 +253,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             }
             Some(Entry::Draining { slot: held, wanted, ack_wanted }) if *held == slot => {
                 let answer = ack_wanted.then(|| (room, wanted.clone()));
-                self.by_slot.remove(&slot.id);
+                self.by_slot.remove(&slot);
                 self.bury(room, true, now);
                 answer
             }
@@ -261,7 +263,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     /// The request in `slot` is over; `complete`: everything posted of it has ended well.
     pub fn leave(&mut self, slot: Slot, complete: bool, now: Instant) {
-        let Some(room) = self.by_slot.get(&slot.id).copied() else { return };
+        let Some(room) = self.by_slot.get(&slot).copied() else { return };
         let (ours, drains) = match self.entries.get(&room) {
             Some(Entry::Waiting { slot: held, .. }) => (*held == slot, None),
             // Pages are known where the source writes by itself.
@@ -277,21 +279,31 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 self.entries.insert(room, Entry::Draining { slot, wanted, ack_wanted });
             }
             None => {
-                self.by_slot.remove(&slot.id);
+                self.by_slot.remove(&slot);
                 self.bury(room, true, now);
             }
         }
     }
 
     /// The link is dead, or its session void: early Destinations of it are forgotten, and what was draining, of
-    /// which nobody may ask any more; open slots bound to it are given to `failed`.
+    /// which nobody may ask any more; open slots bound to it are given to `failed`, and have no other end from then
+    /// on: a mover that has lost the session says nothing more of them.
     pub fn unlink(&mut self, link: L, mut failed: impl FnMut(Slot)) {
+        let by_slot = &mut self.by_slot;
         self.entries.retain(|_, entry| match entry {
-            Entry::Early { wanted, .. } | Entry::Draining { wanted, .. } => wanted.link != link,
-            Entry::Waiting { .. } | Entry::Open { .. } | Entry::Over { .. } => true,
+            Entry::Early { wanted, .. } => wanted.link != link,
+            Entry::Draining { slot, wanted, .. } if wanted.link == link => {
+                by_slot.remove(slot);
+                false
+            }
+            Entry::Open { slot, wanted, .. } if wanted.link == link => {
+                failed(*slot);
+                *entry = Entry::Waiting { slot: *slot, prompt: wanted.prompt };
+                true
+            }
+            Entry::Waiting { .. } | Entry::Open { .. } | Entry::Draining { .. } | Entry::Over { .. } => true,
         });
         self.early = self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
-        self.partners(link).for_each(|(slot, ..)| failed(slot));
     }
 
     /// Forgets what is too old. Early Destinations whose request never came are given to `unclaimed`.
@@ -507,5 +519,34 @@ mod tests {
         rooms.unlink(9, |slot| panic!("{slot:?} is over"));
         assert_eq!(rooms.open(), 0);
         assert_eq!(rooms.withdrawn(OURS, now), None);
+    }
+
+    #[test]
+    fn the_movers_word_is_for_one_use_of_a_slot() {
+        let now = Instant::now();
+        let mut rooms = Rooms::default();
+        let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+        let _ = rooms.arrive(ROOM, written(5), now);
+        rooms.leave(OURS, false, now);
+        // Without a lease the slot is free before the mover has taken its Cancel.
+        let next = Slot { generation: Generation(OURS.generation.0 + 1), ..OURS };
+        assert_eq!(rooms.enter(Room(1), next, PROMPT, now), Entered::Waits);
+        assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Waits);
+        assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, written(5))));
+        rooms.leave(next, false, now);
+        assert_eq!(rooms.open(), 0);
+    }
+
+    #[test]
+    fn no_room_waits_for_a_mover_that_has_lost_its_session() {
+        let now = Instant::now();
+        let mut rooms = Rooms::default();
+        let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+        let _ = rooms.arrive(ROOM, written(5), now);
+        rooms.unlink(9, |_| ());
+        assert_eq!(rooms.partner(OURS), None);
+        assert_eq!(rooms.withdrawn(OURS, now), None);
+        rooms.leave(OURS, false, now);
+        assert_eq!(rooms.open(), 0);
     }
 }

@@ -106,7 +106,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         match self.rooms.enter(room, slot, prompt, now) {
             Entered::Waits => Ok(()),
             Entered::Meets(met) => {
-                self.meet(met, effects);
+                self.meet(met, now, effects);
                 Ok(())
             }
             Entered::Differs(wanted) => {
@@ -336,7 +336,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
         match self.rooms.arrive(asked.id.room, wanted.clone(), now) {
             Arrived::Kept => {}
-            Arrived::Meets(met) => self.meet(met, effects),
+            Arrived::Meets(met) => self.meet(met, now, effects),
             Arrived::Differs(slot) => {
                 self.turn_down(&wanted, Cause::Mismatch, effects);
                 self.fail(slot, Cause::Mismatch, effects);
@@ -346,12 +346,13 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 
     /// Both legs are here: the state is set, then the scheduler told.
-    fn meet(&mut self, met: Met<L>, effects: &mut impl SourceEffects<L>) {
+    fn meet(&mut self, met: Met<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
         let Met { slot, wanted } = met;
         if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() {
             effects.granted(slot, wanted.target, &wanted.pages);
         } else {
-            // Failed before it was granted; nothing was posted.
+            // Failed before it was granted: nothing was posted, and the mover may have said so before they met.
+            let _ = self.rooms.withdrawn(slot, now);
             self.turn_down(&wanted, Cause::OtherLeg, effects);
         }
     }

@@ -1,4 +1,14 @@
-//! In the place of the product's mappings: memory that loom watches.
+//! The product's leases, and in the place of its mappings memory that loom watches.
+
+use crate::ids::{Generation, SlotId};
+
+#[path = "../../../src/kv/lease.rs"]
+pub mod lease;
+
+/// As the pool makes it.
+pub fn lease(slot: SlotId, generation: Generation) -> lease::Lease {
+    lease::Lease::new(slot, generation)
+}
 
 pub mod region {
     //! A region with the face of the product's. Words are loom's atomics; records lie in cells that loom holds

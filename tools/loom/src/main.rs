@@ -13,14 +13,26 @@
 
 #[path = "../../../src/cause.rs"]
 mod cause;
+mod channel;
 #[path = "../../../src/ids.rs"]
 mod ids;
 mod kv;
 mod models;
 mod stdx;
+mod sys;
 mod transfer;
 
+// The product's `use crossbeam_channel` means this crate.
+extern crate self as crossbeam_channel;
+pub use channel::{Receiver, Sender, bounded};
+
 fn main() {
+    let report = std::panic::take_hook();
+    // The first is the one that counts: others come of unwinding what loom holds.
+    std::panic::set_hook(Box::new(move |info| {
+        report(info);
+        std::process::exit(101);
+    }));
     let wanted: Vec<String> = std::env::args().skip(1).collect();
     for name in &wanted {
         assert!(models::ALL.iter().any(|(known, _)| known == name), "no model is called {name}");

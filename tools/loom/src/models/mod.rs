@@ -1,8 +1,12 @@
 //! The models, a file per protocol. A model is a function that loom runs once for each order of events.
+//!
+//! Who only reads a word is a thread that the model spawns: of the accesses to a word loom remembers the last, and
+//! does not try a reader behind a writer that has itself read before it wrote, where the reader came first.
 
 mod bell;
 mod pages;
 mod ring;
+mod rings;
 mod sleep;
 mod status;
 
@@ -20,7 +24,9 @@ pub const ALL: &[(&str, fn(&str))] = &[
     ("ring-whole", |name| check(name, ring::entries_come_whole_and_in_order)),
     ("ring-park", |name| check(name, ring::a_parked_reader_is_woken)),
     ("pages-lease", |name| check(name, pages::a_copy_that_counts_is_of_the_rooms_pages)),
-    ("pages-list", |name| check(name, pages::a_list_is_there_when_the_mover_is_told)),
+    ("rings-success", |name| check(name, rings::success_shows_behind_the_lease_end)),
+    ("rings-once", |name| check(name, rings::a_lease_ends_once)),
+    ("rings-woken", |name| check(name, rings::both_threads_are_woken)),
 ];
 
 /// Thread switches that no thread asked for, per run: what goes wrong, goes wrong with few.

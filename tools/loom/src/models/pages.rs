@@ -2,9 +2,8 @@
 
 use crate::ids::{PageId, SlotId};
 use crate::kv::region::Region;
-use crate::stdx::sync::{AtomicU64, Ordering};
+use crate::stdx::sync::Ordering;
 use crate::transfer::pages::{PageLists, PeerPageLists};
-use loom::sync::Arc;
 use loom::thread;
 
 const SLOT: SlotId = SlotId(0);
@@ -33,21 +32,4 @@ pub fn a_copy_that_counts_is_of_the_rooms_pages() {
         assert_eq!((page, copied), (PageId(0), 7), "a copy of another room's pages counts");
     }
     source.join().unwrap();
-}
-
-/// `Handle::begin`: the list, then the command. The ring to the mover gives what any does, Release and Acquire.
-pub fn a_list_is_there_when_the_mover_is_told() {
-    let lists = Arc::new(PageLists::new(1, 1).unwrap());
-    let begun = Arc::new(AtomicU64::new(0));
-    let scheduler = thread::spawn({
-        let (lists, begun) = (lists.clone(), begun.clone());
-        move || {
-            lists.store(SLOT, &[PageId(5)]);
-            begun.store(1, Ordering::Release);
-        }
-    });
-    if begun.load(Ordering::Acquire) == 1 {
-        assert_eq!(lists.page(SLOT, 0), PageId(5));
-    }
-    scheduler.join().unwrap();
 }

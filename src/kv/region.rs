@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use crate::sys::verbs::Backing;
 use bytemuck::Pod;
 
+/// What a region is shown to a peer by.
+pub type Descriptor<'a> = BorrowedFd<'a>;
+
 /// A shared mapping of this process's own memory file, readable and writable.
 #[derive(Debug)]
 pub struct Region {
@@ -80,7 +83,7 @@ impl Region {
     }
 
     /// The descriptor to show to a peer; by its seals it can be mapped read-only alone.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
+    pub fn descriptor(&self) -> Descriptor<'_> {
         self.file.as_fd()
     }
 
@@ -128,7 +131,7 @@ unsafe impl Backing for Region {
 impl PeerRegion {
     /// Maps a peer's memory file read-only. Refuses a file whose size is not `len` or that is not
     /// sealed against shrinking, since the peer could otherwise make our reads fault.
-    pub fn map(file: BorrowedFd<'_>, len: usize) -> io::Result<PeerRegion> {
+    pub fn map(file: Descriptor<'_>, len: usize) -> io::Result<PeerRegion> {
         // SAFETY: `fcntl` on an open descriptor.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
         if seals < 0 || seals & libc::F_SEAL_SHRINK == 0 {

@@ -4,7 +4,7 @@
 //! parks, *then* looks once more for work; a ringer stores its work, *then* looks whether somebody
 //! parks; a SeqCst fence between the two on both sides.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use crate::stdx::sync::{AtomicBool, Ordering, fence};
 
 /// Rings whoever waits behind it.
 pub struct Bell {
@@ -23,7 +23,10 @@ impl Bell {
     #[inline]
     pub fn ring(&self) {
         fence(Ordering::SeqCst);
-        if self.parked.load(Ordering::Relaxed) && self.parked.swap(false, Ordering::Relaxed) {
+        // Of several ringers one wakes. Who loses stores nothing, which loom could not tell from a store after the
+        // next announcement.
+        let woken = || self.parked.compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed);
+        if self.parked.load(Ordering::Relaxed) && woken().is_ok() {
             (self.wake)();
         }
     }

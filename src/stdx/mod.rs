@@ -2,3 +2,4 @@
 
 pub mod bell;
 pub mod seal;
+pub mod sync;

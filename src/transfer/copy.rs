@@ -104,7 +104,7 @@ unsafe fn copy(source: *const u8, destination: *mut u8, bytes: usize, next: &Nex
 
 /// Orders the streaming stores before whatever follows.
 pub fn store_fence() {
-    #[cfg(target_arch = "x86_64")]
+    #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: SSE is part of x86-64.
     unsafe {
         std::arch::x86_64::_mm_sfence();
@@ -115,10 +115,14 @@ pub fn store_fence() {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use super::Next;
+    // Miri knows no streaming stores; these want the same alignment and write the same bytes.
     use std::arch::x86_64::{
-        __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm_stream_si128, _mm256_loadu_si256,
-        _mm256_stream_si256,
+        __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
     };
+    #[cfg(miri)]
+    use std::arch::x86_64::{_mm_store_si128 as _mm_stream_si128, _mm256_store_si256 as _mm256_stream_si256};
+    #[cfg(not(miri))]
+    use std::arch::x86_64::{_mm_stream_si128, _mm256_stream_si256};
 
     const LINE: usize = 64;
     /// Of memory, for whose translation one touch is enough.

@@ -6,10 +6,9 @@
 //! mover of them), the mover (lease words).
 
 use crate::ids::{PageId, SlotId};
-use crate::kv::region::{PeerRegion, Region};
+use crate::kv::region::{Descriptor, PeerRegion, Region};
+use crate::stdx::sync::{Ordering, fence};
 use std::io;
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::{Ordering, fence};
 
 /// One list of fixed capacity, and one lease word, per slot.
 #[derive(Debug)]
@@ -61,7 +60,7 @@ impl PageLists {
     }
 
     /// To show to a destination.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
+    pub fn descriptor(&self) -> Descriptor<'_> {
         self.region.descriptor()
     }
 
@@ -85,7 +84,8 @@ impl PageLists {
     }
 
     /// Takes the slot's pages back from every reader: a copy that has not looked at the word again is
-    /// void. The fence orders the bump before whatever reuses the pages.
+    /// void. The fence orders the bump before whatever reuses the pages, and meets that of
+    /// [`PeerPageLists::still_leased`].
     pub fn bump(&self, slot: SlotId) {
         self.region.word(Shape::word(slot)).fetch_add(1, Ordering::SeqCst);
         fence(Ordering::SeqCst);
@@ -94,7 +94,7 @@ impl PageLists {
 
 impl PeerPageLists {
     /// Maps a peer's lists of the announced shape.
-    pub fn map(file: BorrowedFd<'_>, shape: Shape) -> io::Result<PeerPageLists> {
+    pub fn map(file: Descriptor<'_>, shape: Shape) -> io::Result<PeerPageLists> {
         Ok(PeerPageLists { shape, region: PeerRegion::map(file, shape.bytes())? })
     }
 
@@ -109,9 +109,13 @@ impl PeerPageLists {
         PageId(self.region.load_half_word(self.shape.entry(slot, index)))
     }
 
-    /// The slot's lease word now. After a copy: call it behind an Acquire fence.
+    /// Whether what was read of the slot's list and pages was the room's, whose offer said `word`: it is still
+    /// leased. The fence orders what was read before the look at the word; it is of the kind that [`PageLists::bump`]
+    /// has, since Acquire would need a Release fence in the very thread that writes the pages next, and those are
+    /// others than the one that took them back.
     #[inline]
-    pub fn lease_word(&self, slot: SlotId) -> u64 {
-        self.region.load_word(Shape::word(slot), Ordering::Relaxed)
+    pub fn still_leased(&self, slot: SlotId, word: u64) -> bool {
+        fence(Ordering::SeqCst);
+        self.region.load_word(Shape::word(slot), Ordering::Relaxed) == word
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::stdx::sync::{AtomicU64, Ordering};
 
 /// How far a hand-off is, in SGLang's numbers: the least over ranks is the state of the whole.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Hash)]

@@ -7,10 +7,13 @@
 
 pub mod fake;
 pub mod faulty;
+mod lost;
 pub mod rdma;
 pub mod shm;
 pub mod tcp;
 mod vectored;
+
+pub use lost::Lost;
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
@@ -99,35 +102,6 @@ pub trait SourceHalf: Send + Debug {
 
     /// As [`DestinationHalf::park`].
     fn park(&mut self, _parked: bool) {}
-}
-
-/// The session's way is gone; its rooms fail.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Lost {
-    /// Why.
-    pub cause: Cause,
-    /// Whose bytes broke it, where that is known: the other rooms only stood beside.
-    pub slot: Option<SlotId>,
-}
-
-impl Lost {
-    /// The peer, or what leads to it, is gone.
-    pub const GONE: Lost = Lost::because(Cause::PeerLost);
-    /// The peer said what makes no sense.
-    pub const NONSENSE: Lost = Lost::because(Cause::Corrupt);
-
-    /// For all rooms alike.
-    pub const fn because(cause: Cause) -> Lost {
-        Lost { cause, slot: None }
-    }
-
-    /// What the room in `slot` ends with.
-    pub fn cause_for(self, slot: SlotId) -> Cause {
-        match self.slot {
-            Some(broken) if broken != slot => Cause::Flushed,
-            _ => self.cause,
-        }
-    }
 }
 
 /// A notice or frame header as a peer sent it.

@@ -1,10 +1,12 @@
 //! Same host: the destination copies out of the source's pool, mapped read-only, and proves afterwards by
 //! the lease word that the pages were still the room's. No peer ever writes another's memory.
 //!
-//! The source writes offers into a ring of its own, the destination its cursor into a page of its own; each
-//! maps the other's read-only. A doorbell (eventfd of the destination's mover) follows an offer where that mover has
-//! said, in its page, that it parks. An offer is taken one step after it was seen, as [`DestinationHalf::step`]
-//! says.
+//! The source writes offers into a ring of its own, the destination its cursor into a page of its own ([`ring`]);
+//! each maps the other's read-only. A doorbell (eventfd of the destination's mover) follows an offer where that
+//! mover has said, in its page, that it parks. An offer is taken one step after it was seen, as
+//! [`DestinationHalf::step`] says.
+
+mod ring;
 
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId};
@@ -18,20 +20,14 @@ use crate::transfer::transport::{
     Completion, DestinationHalf, Full, Landings, Lost, Memory, Notice, Post, SourceHalf, page_within,
 };
 use bytemuck::{Pod, Zeroable};
+use ring::{CURSOR_BYTES, Reader, Writer, ring_bytes};
 use std::io;
 use std::mem::offset_of;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{Ordering, fence};
 
 /// Offers in flight per session; a slot has one at a time waiting at most, the mover merges the rest.
 const OFFERS: u64 = 1024;
-const OFFER_STRIDE: usize = 256;
-const RING_BYTES: usize = OFFERS as usize * OFFER_STRIDE;
-const CURSOR_BYTES: usize = 4096;
-/// Where the destination's page says how many offers it has read, and whether its mover is about to park.
-const READ: usize = 0;
-const PARKED: usize = 64;
 
 /// "KV of these tokens lies in these pages, as long as the lease word is this."
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -50,13 +46,12 @@ struct Offer {
     aux: AuxRecord,
 }
 
-/// An entry of the ring: a number, the count of offers up to this one, then the offer as far as it says
-/// something, since each line of it has to come from another core's cache.
-const NUMBER_BYTES: usize = 8;
+/// An entry of the ring holds the offer as far as it says something, since each line of it has to come from
+/// another core's cache.
 const WITHOUT_AUX: usize = offset_of!(Offer, aux);
 const WITHOUT_TOPS: usize = (WITHOUT_AUX + offset_of!(AuxRecord, top_tokens)).next_multiple_of(8);
 
-const _: () = assert!(size_of::<Offer>() == 240 && NUMBER_BYTES + size_of::<Offer>() <= OFFER_STRIDE);
+const _: () = assert!(size_of::<Offer>() == 240 && size_of::<Offer>() <= ring::RECORD_BYTES);
 
 impl Offer {
     /// Bytes of it that say something.
@@ -77,11 +72,6 @@ impl Offer {
         let offer: Offer = ring.load(at, WITHOUT_TOPS);
         ring.load(at, offer.length())
     }
-}
-
-/// Where the `number`-th entry lies, counted from 0.
-fn entry(number: u64) -> usize {
-    (number % OFFERS) as usize * OFFER_STRIDE
 }
 
 /// What the source shows to one destination, to be sent over a unix socket (or duplicated in-process).
@@ -107,9 +97,7 @@ pub struct DestinationDescriptors {
 /// The source's half.
 #[derive(Debug)]
 pub struct ShmSource {
-    ring: Region,
-    written: u64,
-    cursor: PeerRegion,
+    offers: Writer<OFFERS>,
     doorbell: EventCounter,
 }
 
@@ -120,7 +108,7 @@ pub struct ShmRing(Region);
 impl ShmRing {
     /// An empty ring.
     pub fn new() -> io::Result<ShmRing> {
-        Region::new(c"baton-offers", RING_BYTES).map(ShmRing)
+        Region::new(c"baton-offers", ring_bytes(OFFERS)).map(ShmRing)
     }
 
     /// Descriptors for the destination.
@@ -137,7 +125,7 @@ impl ShmRing {
     pub fn connect(self, from: DestinationDescriptors) -> io::Result<ShmSource> {
         let cursor = PeerRegion::map(from.cursor.as_fd(), CURSOR_BYTES)?;
         let doorbell = EventCounter::from_descriptor(from.doorbell);
-        Ok(ShmSource { ring: self.0, written: 0, cursor, doorbell })
+        Ok(ShmSource { offers: Writer::new(self.0, cursor), doorbell })
     }
 }
 
@@ -147,11 +135,6 @@ impl SourceHalf for ShmSource {
     }
 
     fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full> {
-        let read = self.cursor.load_word(READ, Ordering::Acquire);
-        // A cursor that makes no sense only hurts the destination that wrote it.
-        if self.written.wrapping_sub(read) >= OFFERS {
-            return Err(Full);
-        }
         let mut aux = post.last.unwrap_or_else(AuxRecord::zeroed);
         aux.generation = post.target.generation.0;
         let offer = Offer {
@@ -165,14 +148,7 @@ impl SourceHalf for ShmSource {
             last: post.last.is_some().into(),
             aux,
         };
-        let at = entry(self.written);
-        self.ring.store(at + NUMBER_BYTES, &offer, offer.length());
-        self.written += 1;
-        self.ring.word(at).store(self.written, Ordering::Release);
-        // Between the offer and the look, as the destination's is between its word and its last look at the ring:
-        // one of the two sees the other.
-        fence(Ordering::SeqCst);
-        if self.cursor.load_word(PARKED, Ordering::Relaxed) != 0 {
+        if self.offers.write(&offer, offer.length())? {
             self.doorbell.signal();
             memory.tally.add(0, 1);
         }
@@ -207,11 +183,7 @@ pub struct ShmDestination {
     pages: u32,
     page_size: u32,
     lists: PeerPageLists,
-    ring: PeerRegion,
-    cursor: Region,
-    /// Offers that were there in an earlier step, and those taken.
-    seen: u64,
-    read: u64,
+    offers: Reader<OFFERS>,
     template: Template,
 }
 
@@ -247,10 +219,7 @@ impl ShmCursor {
             pages: shape.pages,
             page_size: source_page_size,
             lists: PeerPageLists::map(from.lists.as_fd(), shape.lists)?,
-            ring: PeerRegion::map(from.ring.as_fd(), RING_BYTES)?,
-            cursor: self.0,
-            seen: 0,
-            read: 0,
+            offers: Reader::new(PeerRegion::map(from.ring.as_fd(), ring_bytes(OFFERS))?, self.0),
             template,
         })
     }
@@ -258,14 +227,12 @@ impl ShmCursor {
 
 impl DestinationHalf for ShmDestination {
     fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
-        let due = self.seen - self.read;
+        let due = self.offers.due();
         for _ in 0..due {
-            let offer = Offer::load(&self.ring, entry(self.read) + NUMBER_BYTES);
-            self.read += 1;
-            self.cursor.word(READ).store(self.read, Ordering::Release);
+            let offer = self.offers.read(Offer::load);
             self.take(&offer, memory, landings);
         }
-        Ok(due > 0 || self.look()?)
+        Ok(due > 0 || self.offers.look()?)
     }
 
     /// This thread is the one that writes: between two steps nothing lands.
@@ -274,28 +241,11 @@ impl DestinationHalf for ShmDestination {
     fn expect(&mut self, _notice: &Notice, _landings: &mut dyn Landings) {}
 
     fn park(&mut self, parked: bool) {
-        self.cursor.word(PARKED).store(parked.into(), Ordering::Relaxed);
+        self.offers.park(parked);
     }
 }
 
 impl ShmDestination {
-    /// Whether there are offers that the next step takes.
-    fn look(&mut self) -> Result<bool, Lost> {
-        let before = self.seen;
-        while self.seen - self.read < OFFERS {
-            let number = self.ring.load_word(entry(self.seen), Ordering::Acquire);
-            // Not written yet, or an earlier round's.
-            if number <= self.seen {
-                break;
-            }
-            if number != self.seen + 1 {
-                return Err(Lost::NONSENSE);
-            }
-            self.seen += 1;
-        }
-        Ok(self.seen > before)
-    }
-
     fn take(&self, offer: &Offer, memory: &Memory, landings: &mut dyn Landings) {
         let notice = Notice {
             slot: SlotId(offer.slot),
@@ -351,8 +301,7 @@ impl ShmDestination {
         );
         pull.finish();
         memory.tally.add(copies, 0);
-        fence(Ordering::Acquire);
-        if self.lists.lease_word(source_slot) == offer.word {
+        if self.lists.still_leased(source_slot, offer.word) {
             store_fence();
             Ok(())
         } else {
@@ -361,7 +310,7 @@ impl ShmDestination {
     }
 
     fn stale_or_corrupt(&self, offer: &Offer, source_slot: SlotId) -> Cause {
-        if self.lists.lease_word(source_slot) == offer.word { Cause::Corrupt } else { Cause::OtherLeg }
+        if self.lists.still_leased(source_slot, offer.word) { Cause::Corrupt } else { Cause::OtherLeg }
     }
 }
 
@@ -472,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_ring_takes_no_more_and_a_wrong_number_ends_the_session() {
+    fn a_full_ring_takes_no_more() {
         let (from, to) = (memory(), memory());
         let (mut source, mut destination) = pair(&from, &to);
         for _ in 0..OFFERS {
@@ -483,7 +432,5 @@ mod tests {
         while destination.step(&to, &mut slot).unwrap() {}
         assert_eq!(u64::from(slot.asked), OFFERS);
         source.post(&from, &post(&[])).unwrap();
-        source.ring.word(entry(source.written - 1)).store(source.written + 1, Ordering::Release);
-        assert_eq!(destination.step(&to, &mut slot), Err(Lost::NONSENSE));
     }
 }

@@ -1,0 +1,49 @@
+//! The models, a file per protocol. A model is a function that loom runs once for each order of events.
+//!
+//! Who only reads a word is a thread that the model spawns: of the accesses to a word loom remembers the last, and
+//! does not try a reader behind a writer that has itself read before it wrote, where the reader came first.
+
+mod bell;
+mod pages;
+mod ring;
+mod rings;
+mod sleep;
+mod status;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+/// Name and check of each.
+pub const ALL: &[(&str, fn(&str))] = &[
+    ("status-end", |name| check(name, status::one_end_wins)),
+    ("status-read", |name| check(name, status::who_reads_success_finds_the_parts)),
+    ("status-lanes", |name| check(name, status::who_completes_finds_the_parts)),
+    ("status-stale", |name| check(name, status::a_stale_move_leaves_the_next_use_alone)),
+    ("bell", |name| check(name, bell::nobody_sleeps_over_work)),
+    ("ring-whole", |name| check(name, ring::entries_come_whole_and_in_order)),
+    ("ring-park", |name| check(name, ring::a_parked_reader_is_woken)),
+    ("pages-lease", |name| check(name, pages::a_copy_that_counts_is_of_the_rooms_pages)),
+    ("rings-success", |name| check(name, rings::success_shows_behind_the_lease_end)),
+    ("rings-once", |name| check(name, rings::a_lease_ends_once)),
+    ("rings-woken", |name| check(name, rings::both_threads_are_woken)),
+];
+
+/// Thread switches that no thread asked for, per run: what goes wrong, goes wrong with few.
+const PREEMPTIONS: usize = 3;
+
+fn check(name: &str, model: fn()) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound.get_or_insert(PREEMPTIONS);
+    let (runs, started) = (Arc::new(AtomicUsize::new(0)), Instant::now());
+    let counted = runs.clone();
+    builder.check(move || {
+        counted.fetch_add(1, Ordering::Relaxed);
+        model();
+    });
+    println!(
+        "{name}: holds in {} runs, {:.1} s",
+        runs.load(Ordering::Relaxed),
+        started.elapsed().as_secs_f32()
+    );
+}

@@ -1,0 +1,189 @@
+//! Scheduler, mover and `ctl` of one worker around its rings: the product's handle and movers, on channels that
+//! order no more than crossbeam's, and a transport that is played here.
+
+use crate::cause::Cause;
+use crate::channel;
+use crate::ids::{Generation, PageId, Room, SessionGeneration, SlotId};
+use crate::kv::lease::MoverRight;
+use crate::models::sleep::Sleep;
+use crate::stdx::bell::Bell;
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::command::{DestinationCommand, LeaseEnd, SessionId, SourceCommand, Target};
+use crate::transfer::handle::{Receiver, Sender};
+use crate::transfer::mover::destination::DestinationMover;
+use crate::transfer::mover::source::SourceMover;
+use crate::transfer::pages::PageLists;
+use crate::transfer::rings::{Bells, Rings};
+use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::transport::{
+    Completion, DestinationHalf, Full, Landings, Lost, Memory, Post, SourceHalf,
+};
+use loom::thread;
+use std::sync::Arc;
+
+const SLOT: SlotId = SlotId(0);
+const SESSION: SessionId = SessionId(0);
+const PAGE: PageId = PageId(5);
+const AUX: AuxRecord = AuxRecord(42);
+
+/// What one worker's threads share, and where two of them sleep.
+struct Worker<C> {
+    status: Arc<StatusTable>,
+    generation: Generation,
+    rings: Rings<C>,
+    memory: Memory,
+    engine: Sleep,
+    mover: Sleep,
+}
+
+impl<C> Worker<C> {
+    /// With a slot that has been given out.
+    fn new() -> Worker<C> {
+        let status = Arc::new(StatusTable::new(1));
+        let lists = Arc::new(PageLists::new(1, 1).unwrap());
+        let (engine, mover) = (Sleep::new(), Sleep::new());
+        let wakes = |sleep: &Sleep| {
+            let sleep = sleep.clone();
+            Arc::new(Bell::new(move || sleep.wake()))
+        };
+        let bells = Bells { engine: wakes(&engine), ctl: Arc::new(Bell::new(|| ())), mover: wakes(&mover) };
+        let rings = Rings::new(&status, &lists, 1, &bells);
+        let generation = status.open(SLOT);
+        Worker { status, generation, rings, memory: Memory { lists }, engine, mover }
+    }
+}
+
+/// What a decode worker's session brings: everything, as soon as it is expected.
+#[derive(Debug)]
+struct Arriving;
+
+impl DestinationHalf for Arriving {
+    fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
+        let wanted = landings.current(SLOT).is_some_and(|notice| landings.expected(&notice).is_some());
+        if wanted {
+            assert_eq!(memory.lists.page(SLOT, 0), PAGE, "landed by another list");
+            landings.complete(SLOT, AUX);
+        }
+        Ok(wanted)
+    }
+}
+
+/// A decode worker with one session, and its `ctl`'s end of the ring.
+fn decode() -> (DestinationMover, Receiver, channel::Sender<DestinationCommand>, Generation) {
+    let Worker { generation, rings: Rings { links, handle, commands, .. }, memory, .. } = Worker::new();
+    let mut mover = DestinationMover::new(links, memory, 1, MoverRight::for_mover_thread());
+    let open = DestinationCommand::Open {
+        session: SESSION,
+        generation: SessionGeneration(1),
+        binding: Box::new(Arriving),
+    };
+    commands.try_send(open).unwrap();
+    mover.step();
+    (mover, handle, commands, generation)
+}
+
+fn expect(handle: &Receiver, generation: Generation) {
+    let lease = crate::kv::lease(SLOT, generation);
+    handle.expect(SLOT, generation, (SESSION, Room(7)), 1, &[PAGE], lease);
+}
+
+/// The scheduler that reads Success finds the lease and the record.
+pub fn success_shows_behind_the_lease_end() {
+    let (mut mover, handle, _commands, generation) = decode();
+    expect(&handle, generation);
+    let scheduler = thread::spawn(move || {
+        if handle.status(SLOT).state == State::Success {
+            let LeaseEnd { ended, aux } =
+                handle.poll_end().expect("Success shows before the lease has ended");
+            assert_eq!((ended.generation(), aux), (generation, Some(AUX)));
+        }
+    });
+    mover.step();
+    scheduler.join().unwrap();
+}
+
+/// `ctl` marks the slot Failed while the scheduler leases its pages and the mover lands them: whatever comes
+/// first, the lease ends, and once.
+pub fn a_lease_ends_once() {
+    let (mut mover, handle, commands, generation) = decode();
+    let status = handle.status.clone();
+    let ctl = thread::spawn(move || {
+        if status.advance(SLOT, generation, Move::Fail(Cause::PeerLost)).is_ok() {
+            commands.try_send(DestinationCommand::Cancel { slot: SLOT, generation }).unwrap();
+        }
+    });
+    let mover = thread::spawn(move || {
+        mover.step();
+        mover
+    });
+    expect(&handle, generation);
+    ctl.join().unwrap();
+    let mut mover = mover.join().unwrap();
+    while mover.step() {}
+    let end = handle.poll_end().expect("the lease has not ended");
+    assert!(handle.poll_end().is_none(), "the lease has ended twice");
+    let state = handle.status(SLOT).state;
+    assert!(state == State::Failed || (state, end.aux) == (State::Success, Some(AUX)));
+}
+
+/// What a prefill worker posts to.
+#[derive(Debug)]
+struct Posting;
+
+impl SourceHalf for Posting {
+    fn completion(&self) -> Completion {
+        Completion::Immediate
+    }
+
+    fn post(&mut self, memory: &Memory, post: &Post) -> Result<(), Full> {
+        assert_eq!(memory.lists.page(post.slot, 0), PAGE, "posted by another list");
+        Ok(())
+    }
+}
+
+/// A prefill worker hands over and both its threads sleep whenever they find nothing to do: the mover posts what
+/// the list says, the scheduler gets its lease back and sees Success.
+pub fn both_threads_are_woken() {
+    let Worker { status, generation, rings, memory, engine, mover: sleep } = Worker::new();
+    let Rings { links, handle, commands, .. } = rings;
+    let bell = handle.bell.clone();
+    let engine_bell = links.engine.clone();
+    let mut mover = SourceMover::new(links, memory, 1, MoverRight::for_mover_thread());
+    let open = SourceCommand::Open {
+        session: SESSION,
+        generation: SessionGeneration(1),
+        binding: Box::new(Posting),
+    };
+    commands.try_send(open).unwrap();
+    mover.step();
+    status.advance(SLOT, generation, Move::Grant).unwrap();
+    // As `sched::engine::run`.
+    let scheduler = thread::spawn(move || {
+        hand_over(&handle, generation);
+        let mut ended = None;
+        loop {
+            engine_bell.announce();
+            ended = ended.or_else(|| handle.poll_end());
+            if ended.is_some() && handle.status(SLOT).state == State::Success {
+                break;
+            }
+            engine.sleep();
+            engine_bell.dismiss();
+        }
+    });
+    // As `Mover::run`, until its part is done.
+    while status.is_open(SLOT, generation) {
+        bell.announce();
+        if !mover.step() {
+            sleep.sleep();
+        }
+        bell.dismiss();
+    }
+    scheduler.join().unwrap();
+}
+
+fn hand_over(handle: &Sender, generation: Generation) {
+    let target = Target { session: SESSION, slot: SLOT, generation, room: Room(7) };
+    handle.begin(SLOT, generation, target, &[PAGE], crate::kv::lease(SLOT, generation));
+    handle.chunk(SLOT, generation, 0..1, Some(AUX));
+}

@@ -1,0 +1,104 @@
+//! The status table: competing moves, stale ones, and what a reader of a state may rely on.
+
+use crate::cause::Cause;
+use crate::ids::{Generation, SlotId};
+use crate::stdx::sync::{AtomicU64, Ordering};
+use crate::transfer::status::{Move, State, StatusTable, Unmoved};
+use loom::sync::Arc;
+use loom::thread;
+
+const SLOT: SlotId = SlotId(0);
+
+/// A slot in WaitingForInput.
+fn granted() -> (Arc<StatusTable>, Generation) {
+    let table = Arc::new(StatusTable::new(1));
+    let generation = table.open(SLOT);
+    table.advance(SLOT, generation, Move::Grant).unwrap();
+    (table, generation)
+}
+
+/// The mover ends the last lane or finishes while `ctl` and `engine` mark the slot Failed: one of them makes the
+/// last move, each knows whether it was the one, and the word says so for ever.
+pub fn one_end_wins() {
+    let (table, generation) = granted();
+    let end = |step: Move| {
+        let table = table.clone();
+        thread::spawn(move || {
+            table.advance(SLOT, generation, step).is_ok_and(|after| after.state.is_terminal())
+        })
+    };
+    let threads = [end(Move::Fail(Cause::Deadline)), end(Move::Fail(Cause::PeerLost))];
+    let finished = table.advance(SLOT, generation, Move::EndLane { lane: 0, all: 1 }).is_ok();
+    let [deadline, lost] = threads.map(|thread| thread.join().unwrap());
+    let status = table.load(SLOT);
+    let expected = match (finished, deadline, lost) {
+        (true, false, false) => (State::Success, None),
+        (false, true, false) => (State::Failed, Some(Cause::Deadline)),
+        (false, false, true) => (State::Failed, Some(Cause::PeerLost)),
+        ends => panic!("more or less than one end: {ends:?}"),
+    };
+    assert_eq!((status.state, status.cause), expected);
+}
+
+/// A part of what is handed over lands, then its lane ends. Whether the move completed the mask.
+fn land(table: &StatusTable, generation: Generation, parts: &Parts, lane: u8) -> bool {
+    parts[usize::from(lane)].store(1, Ordering::Relaxed);
+    let after = table.advance(SLOT, generation, Move::EndLane { lane, all: 0b11 }).unwrap();
+    after.state == State::Success
+}
+
+type Parts = [AtomicU64; 2];
+
+fn all_there(parts: &Parts) -> bool {
+    parts.iter().all(|part| part.load(Ordering::Relaxed) == 1)
+}
+
+/// Whoever reads Success finds every part, also that of a lane whose end another's has followed.
+pub fn who_reads_success_finds_the_parts() {
+    let (table, generation) = granted();
+    let parts: Arc<Parts> = Arc::default();
+    land(&table, generation, &parts, 0);
+    let reader = thread::spawn({
+        let (table, parts) = (table.clone(), parts.clone());
+        move || {
+            if table.load(SLOT).state == State::Success {
+                assert!(all_there(&parts), "Success shows before what it stands for");
+            }
+        }
+    });
+    assert!(land(&table, generation, &parts, 1));
+    reader.join().unwrap();
+}
+
+/// Two movers, a lane each: the one that completes the mask, and it alone, may go on as if it had landed all.
+pub fn who_completes_finds_the_parts() {
+    let (table, generation) = granted();
+    let parts: Arc<Parts> = Arc::default();
+    let mover = |lane| {
+        let (table, parts) = (table.clone(), parts.clone());
+        thread::spawn(move || {
+            let completed = land(&table, generation, &parts, lane);
+            assert!(!completed || all_there(&parts), "completed without a part");
+            completed
+        })
+    };
+    let completed = [mover(0), mover(1)].map(|mover| mover.join().unwrap());
+    assert!(completed[0] != completed[1], "{completed:?}");
+    assert_eq!(table.load(SLOT).state, State::Success);
+}
+
+/// A deadline of the last use comes late, while `ctl` gives the slot out anew.
+pub fn a_stale_move_leaves_the_next_use_alone() {
+    let (table, old) = granted();
+    table.advance(SLOT, old, Move::Finish).unwrap();
+    let late = thread::spawn({
+        let table = table.clone();
+        move || table.advance(SLOT, old, Move::Fail(Cause::Deadline))
+    });
+    let new = table.open(SLOT);
+    let status = table.advance(SLOT, new, Move::Grant).unwrap();
+    assert_eq!((status.state, status.cause), (State::WaitingForInput, None));
+    let late = late.join().unwrap();
+    assert!(matches!(late, Err(Unmoved::Stale | Unmoved::Forbidden(State::Success))), "{late:?}");
+    assert!(table.is_open(SLOT, new));
+}

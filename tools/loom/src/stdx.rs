@@ -1,0 +1,14 @@
+//! The product's `stdx`, on loom's atomics.
+
+#[path = "../../../src/stdx/bell.rs"]
+pub mod bell;
+
+/// In the place of the product's module, which gives those of `std`.
+pub mod sync {
+    pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+}
+
+/// Models may allocate.
+pub mod seal {
+    pub fn seal_thread() {}
+}

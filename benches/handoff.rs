@@ -59,10 +59,10 @@ fn plan(name: &str, from: &KvLayout, to: &KvLayout) {
     let times = (0..101).map(|_| {
         (runs, bytes) = (0, 0);
         let begun = Instant::now();
-        template.for_each_run(0..POOL, page, page, |run| {
+        for run in template.all_runs(0..POOL, page, page) {
             runs += 1;
             bytes += black_box(run).bytes;
-        });
+        }
         micros(begun.elapsed())
     });
     let time = median(times.collect());

@@ -63,23 +63,30 @@ pub struct Template {
 /// How one side's pages are laid out along the tokens.
 #[derive(Clone, Copy, Debug)]
 struct Paging {
-    page_size: u32,
+    /// Of a page.
+    tiles: u32,
+    tile_stride: u64,
     page_stride: u64,
-    token_stride: u64,
 }
 
 impl Paging {
-    fn of(layout: &KvLayout) -> Paging {
+    fn of(layout: &KvLayout, tile: u32) -> Paging {
         Paging {
-            page_size: layout.page_size,
+            tiles: layout.page_size / tile,
+            tile_stride: u64::from(tile) * layout.token_stride,
             page_stride: layout.page_stride,
-            token_stride: layout.token_stride,
         }
     }
 
-    /// (index in the request's page list, offset inside the page) of a token.
-    fn locate(&self, token: u32) -> (usize, u64) {
-        ((token / self.page_size) as usize, u64::from(token % self.page_size) * self.token_stride)
+    /// Where a tile begins in the region.
+    #[inline]
+    fn address(&self, tile: u32, page: &impl Fn(usize) -> PageId) -> u64 {
+        // A division takes as long as the rest of a run.
+        if self.tiles == 1 {
+            return u64::from(page(tile as usize).0) * self.page_stride;
+        }
+        let (index, within) = (tile / self.tiles, tile % self.tiles);
+        u64::from(page(index as usize).0) * self.page_stride + u64::from(within) * self.tile_stride
     }
 }
 
@@ -100,7 +107,7 @@ impl Template {
             }
         }
         let tile = gcd(source.page_size, destination.page_size);
-        let (source_paging, destination_paging) = (Paging::of(source), Paging::of(destination));
+        let (source_paging, destination_paging) = (Paging::of(source, tile), Paging::of(destination, tile));
         let fragments = fragments(source, destination, tile);
         Ok(Template { tile, fragments, source: source_paging, destination: destination_paging })
     }
@@ -144,71 +151,91 @@ impl Template {
         S: Fn(usize) -> PageId,
         D: Fn(usize) -> PageId,
     {
-        Runs {
-            source: self.source_pieces(tokens.clone(), bytes.clone(), source_page),
-            destination: self.destination_pieces(tokens, bytes, destination_page),
-            from: None,
-            to: None,
-        }
+        let place = Place::find(self, &tokens, &bytes);
+        let none = Run { source: 0, destination: 0, bytes: 0 };
+        let mut runs = Runs { template: self, source_page, destination_page, place, ahead: none };
+        runs.ahead = runs.step();
+        runs
     }
 
-    /// Calls `emit` for each run of `tokens`, merged wherever both sides are neighbours. Page lists are
-    /// given as functions from the index in the request's list.
-    pub fn for_each_run(
-        &self,
-        tokens: Range<u32>,
-        source_page: impl Fn(usize) -> PageId,
-        destination_page: impl Fn(usize) -> PageId,
-        mut emit: impl FnMut(Run),
-    ) {
-        let tiles = self.tiles(&tokens);
-        for fragment in &self.fragments {
-            let mut open: Option<Run> = None;
-            for tile in tiles.clone() {
-                let run = Run {
-                    source: self.address(&self.source, tile, &source_page) + fragment.source,
-                    destination: self.address(&self.destination, tile, &destination_page)
-                        + fragment.destination,
-                    bytes: fragment.bytes,
-                };
-                match &mut open {
-                    Some(last) if last.precedes(&run) => last.bytes += run.bytes,
-                    _ => {
-                        if let Some(last) = open.replace(run) {
-                            emit(last);
-                        }
-                    }
-                }
-            }
-            if let Some(last) = open {
-                emit(last);
-            }
-        }
+    /// What moves all of `tokens`, run by run.
+    pub fn all_runs<S, D>(&self, tokens: Range<u32>, source_page: S, destination_page: D) -> Runs<'_, S, D>
+    where
+        S: Fn(usize) -> PageId,
+        D: Fn(usize) -> PageId,
+    {
+        self.runs(tokens.clone(), 0..self.bytes(tokens), source_page, destination_page)
     }
 
     fn tiles(&self, tokens: &Range<u32>) -> Range<u32> {
         tokens.start / self.tile..tokens.end.div_ceil(self.tile)
     }
+}
 
-    fn address(&self, paging: &Paging, tile: u32, page: &impl Fn(usize) -> PageId) -> u64 {
-        let (index, within) = paging.locate(tile * self.tile);
-        u64::from(page(index).0) * paging.page_stride + within
+/// Where in a stream a walk is. Made anew wherever a stream goes on: finding it is a search among the fragments,
+/// nothing is kept.
+#[derive(Clone, Debug)]
+struct Place {
+    tiles: Range<u32>,
+    fragment: usize,
+    tile: u32,
+    within: u64,
+    left: u64,
+}
+
+impl Place {
+    fn find(template: &Template, tokens: &Range<u32>, bytes: &Range<u64>) -> Place {
+        let tiles = template.tiles(tokens);
+        let count = u64::from(tiles.end - tiles.start);
+        let begun = |fragment: &Fragment| fragment.before * count <= bytes.start;
+        let fragment = template.fragments.partition_point(begun) - 1;
+        let Fragment { before, bytes: length, .. } = template.fragments[fragment];
+        let inside = bytes.start - before * count;
+        Place {
+            tile: tiles.start + (inside / length) as u32,
+            tiles,
+            fragment,
+            within: inside % length,
+            left: bytes.end.min(template.bytes(tokens.clone())).saturating_sub(bytes.start),
+        }
+    }
+
+    /// The fragment it is in, and what of it the walk takes; none where the walk is over.
+    #[inline]
+    fn stretch<'a>(&self, template: &'a Template) -> Option<(&'a Fragment, u64)> {
+        if self.left == 0 {
+            return None;
+        }
+        let fragment = &template.fragments[self.fragment];
+        Some((fragment, (fragment.bytes - self.within).min(self.left)))
+    }
+
+    /// Goes on by what [`Place::stretch`] gave.
+    #[inline]
+    fn advance(&mut self, fragment: &Fragment, bytes: u64) {
+        self.left -= bytes;
+        self.within += bytes;
+        if self.within == fragment.bytes {
+            self.within = 0;
+            self.tile += 1;
+        }
+        if self.tile == self.tiles.end {
+            self.tile = self.tiles.start;
+            self.fragment += 1;
+        }
     }
 }
 
-/// Walks a part of a stream on one side, neighbours merged. Made anew wherever a stream goes on: finding
-/// the place is a search among the fragments, nothing is kept.
+/// Walks a part of a stream on one side, neighbours merged.
 #[derive(Debug)]
 pub struct Pieces<'a, P> {
     template: &'a Template,
     paging: &'a Paging,
     offset: fn(&Fragment) -> u64,
     page: P,
-    tiles: Range<u32>,
-    fragment: usize,
-    tile: u32,
-    within: u64,
-    left: u64,
+    place: Place,
+    /// Looked at, and no neighbour of the one before.
+    ahead: Option<Piece>,
 }
 
 impl<'a, P: Fn(usize) -> PageId> Pieces<'a, P> {
@@ -220,48 +247,16 @@ impl<'a, P: Fn(usize) -> PageId> Pieces<'a, P> {
         bytes: Range<u64>,
         page: P,
     ) -> Pieces<'a, P> {
-        let tiles = template.tiles(&tokens);
-        let count = u64::from(tiles.end - tiles.start);
-        let begun = |fragment: &Fragment| fragment.before * count <= bytes.start;
-        let fragment = template.fragments.partition_point(begun) - 1;
-        let Fragment { before, bytes: length, .. } = template.fragments[fragment];
-        let inside = bytes.start - before * count;
-        Pieces {
-            template,
-            paging,
-            offset,
-            page,
-            tile: tiles.start + (inside / length) as u32,
-            tiles,
-            fragment,
-            within: inside % length,
-            left: bytes.end.min(template.bytes(tokens)).saturating_sub(bytes.start),
-        }
+        let place = Place::find(template, &tokens, &bytes);
+        Pieces { template, paging, offset, page, place, ahead: None }
     }
 
-    fn peek(&self) -> Option<Piece> {
-        if self.left == 0 {
-            return None;
-        }
-        let fragment = &self.template.fragments[self.fragment];
-        let tile = self.template.address(self.paging, self.tile, &self.page);
-        Some(Piece {
-            at: tile + (self.offset)(fragment) + self.within,
-            bytes: (fragment.bytes - self.within).min(self.left),
-        })
-    }
-
-    fn advance(&mut self, bytes: u64) {
-        self.left -= bytes;
-        self.within += bytes;
-        if self.within == self.template.fragments[self.fragment].bytes {
-            self.within = 0;
-            self.tile += 1;
-        }
-        if self.tile == self.tiles.end {
-            self.tile = self.tiles.start;
-            self.fragment += 1;
-        }
+    fn step(&mut self) -> Option<Piece> {
+        let (fragment, bytes) = self.place.stretch(self.template)?;
+        let at =
+            self.paging.address(self.place.tile, &self.page) + (self.offset)(fragment) + self.place.within;
+        self.place.advance(fragment, bytes);
+        Some(Piece { at, bytes })
     }
 }
 
@@ -269,48 +264,67 @@ impl<P: Fn(usize) -> PageId> Iterator for Pieces<'_, P> {
     type Item = Piece;
 
     fn next(&mut self) -> Option<Piece> {
-        let mut piece = self.peek()?;
-        self.advance(piece.bytes);
-        while let Some(next) = self.peek().filter(|next| next.at == piece.at + piece.bytes) {
+        let mut piece = self.ahead.take().or_else(|| self.step())?;
+        while let Some(next) = self.step() {
+            if next.at != piece.at + piece.bytes {
+                self.ahead = Some(next);
+                break;
+            }
             piece.bytes += next.bytes;
-            self.advance(next.bytes);
         }
         Some(piece)
     }
 }
 
-/// Walks a part of a stream on both sides at once; cut wherever either has a piece end.
+/// Walks a part of a stream on both sides at once, merged wherever both sides are neighbours.
 #[derive(Debug)]
 pub struct Runs<'a, S, D> {
-    source: Pieces<'a, S>,
-    destination: Pieces<'a, D>,
-    /// What is left of the piece at hand.
-    from: Option<Piece>,
-    to: Option<Piece>,
+    template: &'a Template,
+    source_page: S,
+    destination_page: D,
+    place: Place,
+    /// Looked at, and no neighbour of the one before; of no bytes where nothing is.
+    ahead: Run,
+}
+
+impl<S: Fn(usize) -> PageId, D: Fn(usize) -> PageId> Runs<'_, S, D> {
+    /// What lies at the place, of no bytes at the end.
+    // Numbers in registers: through memory, written in eights and read in sixteens, they cost as much as all else.
+    #[inline(always)]
+    fn step(&mut self) -> Run {
+        let Template { source, destination, .. } = self.template;
+        let Some((fragment, bytes)) = self.place.stretch(self.template) else {
+            return Run { source: 0, destination: 0, bytes: 0 };
+        };
+        let (tile, within) = (self.place.tile, self.place.within);
+        let run = Run {
+            source: source.address(tile, &self.source_page) + fragment.source + within,
+            destination: destination.address(tile, &self.destination_page) + fragment.destination + within,
+            bytes,
+        };
+        self.place.advance(fragment, bytes);
+        run
+    }
 }
 
 impl<S: Fn(usize) -> PageId, D: Fn(usize) -> PageId> Iterator for Runs<'_, S, D> {
     type Item = Run;
 
+    #[inline(always)]
     fn next(&mut self) -> Option<Run> {
-        let from = self.from.take().or_else(|| self.source.next())?;
-        let to = self.to.take().or_else(|| self.destination.next())?;
-        let bytes = from.bytes.min(to.bytes);
-        (self.from, self.to) = (from.behind(bytes), to.behind(bytes));
-        Some(Run { source: from.at, destination: to.at, bytes })
-    }
-}
-
-impl Piece {
-    /// What is left of it behind its first `bytes`.
-    fn behind(self, bytes: u64) -> Option<Piece> {
-        (self.bytes > bytes).then_some(Piece { at: self.at + bytes, bytes: self.bytes - bytes })
-    }
-}
-
-impl Run {
-    fn precedes(&self, next: &Run) -> bool {
-        self.source + self.bytes == next.source && self.destination + self.bytes == next.destination
+        let Run { source, destination, mut bytes } = self.ahead;
+        if bytes == 0 {
+            return None;
+        }
+        loop {
+            let next = self.step();
+            let is_neighbour = next.source == source + bytes && next.destination == destination + bytes;
+            if next.bytes == 0 || !is_neighbour {
+                self.ahead = next;
+                return Some(Run { source, destination, bytes });
+            }
+            bytes += next.bytes;
+        }
     }
 }
 
@@ -435,11 +449,11 @@ mod tests {
             let source: Vec<u8> = (0..region_bytes(&from)).map(|i| (i * 31 + i / 251) as u8).collect();
             let (mut moved, mut expected) = (vec![0u8; region_bytes(&to)], vec![0u8; region_bytes(&to)]);
             let mut total = 0;
-            template.for_each_run(start..length, |i| from_pages[i], |i| to_pages[i], |run| {
+            for run in template.all_runs(start..length, |i| from_pages[i], |i| to_pages[i]) {
                 let (a, b, n) = (run.source as usize, run.destination as usize, run.bytes as usize);
                 moved[b..b + n].copy_from_slice(&source[a..a + n]);
                 total += run.bytes;
-            });
+            }
             // Whole tiles move, so the obvious planner rounds up as well.
             let end = length.div_ceil(tile) * tile;
             copy_by_element((&from, &source, &from_pages), (&to, &mut expected, &to_pages), start..end);
@@ -463,10 +477,10 @@ mod tests {
             let (from_pages, to_pages) = (shuffled(seed, needed(&from)), shuffled(!seed, needed(&to)));
             let template = Template::new(&from, &to).unwrap();
             let (mut source, mut destination) = (Vec::new(), Vec::new());
-            template.for_each_run(0..length, |i| from_pages[i], |i| to_pages[i], |run| {
+            for run in template.all_runs(0..length, |i| from_pages[i], |i| to_pages[i]) {
                 source.extend(run.source..run.source + run.bytes);
                 destination.extend(run.destination..run.destination + run.bytes);
-            });
+            }
             let (mut sent, mut landed) = (Vec::new(), Vec::new());
             let total = template.bytes(0..length);
             for start in (0..total).step_by(part as usize) {
@@ -498,7 +512,7 @@ mod tests {
         let mut runs = Vec::new();
         let source = [4, 5, 6, 9].map(PageId);
         let destination = [1, 2, 3, 4].map(PageId);
-        template.for_each_run(0..60, |i| source[i], |i| destination[i], |run| runs.push(run));
+        runs.extend(template.all_runs(0..60, |i| source[i], |i| destination[i]));
         let page = ours.page_bytes();
         assert_eq!(
             runs,

@@ -123,8 +123,19 @@ fn labels_name_model_and_worker_and_are_bounded() {
     let server = Server::start(&["--prefill-workers", "2", "--served-model-name", "a \"model\""]);
     server.check_works_as("a \"model\"");
     let metrics = server.metrics();
-    let known: BTreeSet<&str> =
-        ["model_name", "engine_type", "worker", "state", "stage", "cause", "le", "finished_reason"].into();
+    let known: BTreeSet<&str> = [
+        "model_name",
+        "engine_type",
+        "worker",
+        "state",
+        "stage",
+        "cause",
+        "le",
+        "finished_reason",
+        "transport",
+        "why",
+    ]
+    .into();
     for (name, series) in &metrics.samples {
         for labels in series.keys().filter(|labels| !labels.is_empty()) {
             assert!(labels.starts_with(r#"model_name="a \"model\"",engine_type="#), "{name}{{{labels}}}");

@@ -289,16 +289,16 @@ impl ShmDestination {
             return Err(self.stale_or_corrupt(offer, source_slot));
         }
         let (mut pull, mut copies) = (Pull::new(&self.pool, &memory.region), 0);
-        self.template.for_each_run(
+        let runs = self.template.all_runs(
             tokens.clone(),
             // Looked at a second time, so checked a second time: the peer may have written in between.
             |index| page(index).unwrap_or_default(),
             |index| memory.lists.page(slot, index),
-            |run| {
-                copies += 1;
-                pull.add(&run);
-            },
         );
+        for run in runs {
+            copies += 1;
+            pull.add(&run);
+        }
         pull.finish();
         memory.tally.add(copies, 0);
         if self.lists.still_leased(source_slot, offer.word) {

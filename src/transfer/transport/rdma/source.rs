@@ -145,11 +145,20 @@ impl RdmaSource {
             |page| self.rails.targets.page(slot, page),
         );
         let mut next = at;
-        for run in runs.flat_map(Run::cut) {
-            if !filling.add(&run) {
-                break;
+        'full: for run in runs {
+            let mut done = 0;
+            while done < run.bytes {
+                let part = Run {
+                    source: run.source + done,
+                    destination: run.destination + done,
+                    bytes: (run.bytes - done).min(REQUEST_BYTES_MAX),
+                };
+                if !filling.add(&part) {
+                    break 'full;
+                }
+                done += part.bytes;
+                next += part.bytes;
             }
-            next += run.bytes;
         }
         filling.close();
         let ends = next == share.end;
@@ -343,17 +352,6 @@ struct Filling<'a> {
     open: Option<(u64, u64, usize)>,
     pieces: [Piece; PIECES_MAX],
     pieces_max: usize,
-}
-
-impl Run {
-    /// In parts that a work request takes.
-    fn cut(self) -> impl Iterator<Item = Run> {
-        (0..self.bytes).step_by(REQUEST_BYTES_MAX as usize).map(move |start| Run {
-            source: self.source + start,
-            destination: self.destination + start,
-            bytes: (self.bytes - start).min(REQUEST_BYTES_MAX),
-        })
-    }
 }
 
 impl Filling<'_> {

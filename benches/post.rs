@@ -1,0 +1,160 @@
+//! What posting a hand-off over RDMA costs without a NIC: `cargo bench --bench post`.
+//!
+//! One thread plans, fills chains, rings doorbells, takes completions and gives their room back, against a provider
+//! that writes a 64-byte entry for each work request, as a NIC's does, and completes at once. Beside it, in turn, the
+//! leaf alone: the same chains filled from a list made before. Layer-major on both sides with pages in no order, so
+//! that each page of each buffer is a work request: 56 buffers of 2 KiB a page, 1024 pages. Medians over repeats.
+
+use baton::ids::{Generation, PageId, Room, SlotId};
+use baton::kv::layout::{KvDtype, KvLayout};
+use baton::kv::region::Region;
+use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
+use baton::sys::event::WaitSet;
+use baton::sys::verbs::provider::{Fabric, Pace};
+use baton::sys::verbs::{
+    Access, Capacity, Chain, CompletionQueue, Completions, Domain, Marks, Piece, QueuePair, Registration,
+    Remote,
+};
+use baton::transfer::command::{SessionId, Target};
+use baton::transfer::pages::PageLists;
+use baton::transfer::plan::Template;
+use baton::transfer::transport::rdma::{Nic, Rails, RdmaOffer, RdmaSource, Settings};
+use baton::transfer::transport::{Memory, Post, SourceHalf};
+use std::sync::Arc;
+use std::time::Instant;
+
+#[global_allocator]
+static ALLOCATOR: SealingAllocator = SealingAllocator;
+
+const PAGES: u32 = 1024;
+const LAYERS: u32 = 28;
+const ITEM: u32 = 2048;
+const SLOT: SlotId = SlotId(0);
+const REPEATS: usize = 301;
+const CHAIN: usize = 64;
+
+fn main() {
+    let requests = f64::from(PAGES * LAYERS * 2);
+    let (fabric, mut session, memory) = session();
+    fabric.set_pace(Pace::Discarded);
+    let (bare_fabric, mut bare) = Bare::new();
+    bare_fabric.set_pace(Pace::Discarded);
+    let (mut whole, mut leaf) = (Vec::new(), Vec::new());
+    for _ in 0..REPEATS {
+        whole.push(hand_over(&mut session, &memory) / requests);
+        leaf.push(bare.run() / requests);
+    }
+    assert_eq!(violations(), 0, "the hot path allocates");
+    let ratio = median(whole.iter().zip(&leaf).map(|(whole, leaf)| whole / leaf).collect());
+    println!("{requests} work requests, {} doorbells", memory.tally.counts().doorbells / REPEATS as u64);
+    println!("plan, post, reap   {:6.1} ns a work request", median(whole));
+    println!("the leaf alone     {:6.1} ns a work request, ratio {ratio:.2}", median(leaf));
+}
+
+fn layout() -> KvLayout {
+    KvLayout::layer_major(1, LAYERS, 8, ITEM / 16, KvDtype::F16, PAGES)
+}
+
+fn memory(slots: usize) -> Memory {
+    let bytes = (PAGES * ITEM * 2 * LAYERS) as usize;
+    Memory {
+        region: Arc::new(Region::new(c"pool", bytes).expect("memory")),
+        layout: layout(),
+        pages: PAGES,
+        lists: Arc::new(PageLists::new(slots, PAGES as usize).expect("memory")),
+        tally: Arc::default(),
+    }
+}
+
+/// Odd factors reach each page once, and no two neighbours in turn.
+fn pages(factor: u32) -> Vec<PageId> {
+    (0..PAGES).map(|index| PageId(index * factor % PAGES)).collect()
+}
+
+fn session() -> (Fabric, RdmaSource, Memory) {
+    let fabric = Fabric::new();
+    let nic = || [Nic { device: fabric.device(), route: fabric.route(), chosen: String::new() }];
+    let (source, destination) = (memory(1), memory(1));
+    let settings = Settings::default();
+    let rails =
+        |memory: &Memory| Arc::new(Rails::new(&nic(), memory, 1, PAGES as usize, settings).expect("NICs"));
+    let (from, to) = (rails(&source), rails(&destination));
+    let (offer, wait) = (RdmaOffer::new(&to, || 1).expect("queue pairs"), WaitSet::new().expect("epoll"));
+    let template = Template::new(&source.layout, &destination.layout).expect("they fit");
+    let (half, _) = RdmaSource::new(&from, &offer.grant(), template, &wait, || 2).expect("queue pairs");
+    source.lists.store(SLOT, &pages(401));
+    from.targets.store(SLOT, &pages(613));
+    // It stays: the provider looks nothing up once all is discarded.
+    std::mem::forget((offer, destination));
+    (fabric, half, source)
+}
+
+/// Nanoseconds from the post to the last completion taken.
+fn hand_over(half: &mut RdmaSource, memory: &Memory) -> f64 {
+    let target = Target { session: SessionId(0), slot: SLOT, generation: Generation(1), room: Room(1) };
+    let post = Post { slot: SLOT, target, tokens: 0..PAGES, last: None };
+    let _seal = seal_thread();
+    let begun = Instant::now();
+    half.post(memory, &post).expect("there is room");
+    let mut over = false;
+    while !over {
+        half.step(memory, &mut |_| over = true).expect("nothing fails");
+    }
+    begun.elapsed().as_nanos() as f64
+}
+
+/// The verbs leaf without plan, slots and lanes.
+struct Bare {
+    pair: QueuePair,
+    chain: Chain,
+    completions: CompletionQueue,
+    taken: Completions,
+    blocks: Vec<(usize, u64)>,
+}
+
+impl Bare {
+    fn new() -> (Fabric, Bare) {
+        let fabric = Fabric::new();
+        let (device, memory) = (fabric.device(), memory(1));
+        let domain = Domain::new(&device).expect("it opens");
+        let access = Access { remote_write: true, relaxed_ordering: true };
+        let registration = Registration::new(&domain, &memory.region, 0..memory.region.len(), access);
+        let registration = Arc::new(registration.expect("it registers"));
+        let completions = CompletionQueue::new(&device, 1024).expect("memory");
+        let wanted = Capacity { requests: 512, receives: 1, pieces: 1, inline: 0 };
+        let pair = || QueuePair::new(&domain, &completions, &completions, wanted, true).expect("queue pairs");
+        let (mut pair, mut peer) = (pair(), pair());
+        let ends = [&mut pair, &mut peer].map(|pair| pair.open(&fabric.route(), 1).expect("it opens"));
+        pair.connect(&ends[1]).expect("it connects");
+        std::mem::forget(peer);
+        let chain = Chain::new(std::slice::from_ref(&registration), CHAIN, 1);
+        let (from, to) = (pages(401), pages(613));
+        let at = |buffer: u32, page: PageId| u64::from((buffer * PAGES + page.0) * ITEM);
+        let blocks = (0..2 * LAYERS).flat_map(|buffer| {
+            from.iter().zip(&to).map(move |(&from, &to)| (at(buffer, from) as usize, at(buffer, to)))
+        });
+        let blocks = blocks.collect();
+        (fabric, Bare { pair, chain, completions, taken: Completions::new(64), blocks })
+    }
+
+    fn run(&mut self) -> f64 {
+        let _seal = seal_thread();
+        let begun = Instant::now();
+        for chain in self.blocks.chunks(CHAIN) {
+            self.chain.clear();
+            for &(offset, to) in chain {
+                let piece = Piece { registration: 0, offset, len: ITEM };
+                self.chain.write(0, &[piece], Remote { address: 1 << 40 | to, key: 7 }, Marks::default());
+            }
+            self.chain.signal_last();
+            self.pair.post(&mut self.chain).expect("there is room");
+            while self.completions.poll(&mut self.taken).expect("nothing fails") == 0 {}
+        }
+        begun.elapsed().as_nanos() as f64
+    }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}

@@ -73,7 +73,7 @@ fn pages(factor: u32) -> Vec<PageId> {
 
 fn session() -> (Fabric, RdmaSource, Memory) {
     let fabric = Fabric::new();
-    let nic = || [Nic { device: fabric.device(), route: fabric.route(), chosen: String::new() }];
+    let nic = || [Nic { device: fabric.device(), route: fabric.route(), number: 0, chosen: String::new() }];
     let (source, destination) = (memory(1), memory(1));
     let settings = Settings::default();
     let rails =

@@ -32,7 +32,7 @@ pub const SESSION_SETUP_DEADLINE: Duration = Duration::from_secs(5);
 pub const DIAL_HOLD_OFF: Duration = Duration::from_secs(1);
 /// Sessions of RDMA that may break one after another with nothing handed over: one can be an accident.
 pub const RDMA_BREAKS_MAX: u32 = 2;
-/// How long RDMA is then not used to that peer: each try costs its requests seconds of resending.
+/// How long that NIC, or RDMA to that peer, is then left out: each try costs its requests seconds of resending.
 pub const RDMA_BARRED: Duration = Duration::from_secs(60);
 
 // wire::zmtp

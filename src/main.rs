@@ -71,7 +71,7 @@ fn run_bench(plan: &Plan) -> ExitCode {
 
 fn run_doctor(surroundings: &Surroundings) -> ExitCode {
     let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
-    let nics = Nic::choose().map(|nics| Nic::list(&nics));
+    let nics = Nic::choose(&[], &[]).map(|nics| Nic::list(&nics));
     let findings = doctor::examine(surroundings, &kernels, nics);
     for finding in &findings {
         println!("{finding}");

@@ -111,7 +111,7 @@ pub struct TransferBenchFlags {
     /// How both pools keep their pages: all, layer-major as other engines, page-major as ours
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub layout: String,
-    /// Streams of a tcp session, or queue pairs of an rdma one [default: 1, or 2]
+    /// Streams of a tcp session, or queue pairs between two NICs [default: 1, or 2]
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=LANES_MAX as i64))]
     pub lanes: Option<u16>,
     /// Seconds for each row of figures
@@ -280,9 +280,19 @@ pub(super) struct LayoutFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Hand-off")]
 pub(super) struct HandoffFlags {
-    /// How KV moves; auto: shm on the same host, else tcp. fake: it does not
+    /// How KV moves; auto: shm on the same host, else rdma where both have it, else tcp. fake: it does not
     #[arg(long, value_enum, default_value_t)]
     pub(super) transfer: Transfer,
+    /// RDMA devices to use, as ibv_devices calls them [default: those with an active port on the NUMA node of this
+    /// worker's CPUs, or all where none is; up to 4]
+    #[arg(
+        long,
+        alias = "disaggregation-ib-device",
+        value_name = "NAME",
+        num_args = 1..,
+        value_delimiter = ','
+    )]
+    pub(super) rdma_devices: Vec<String>,
     /// Address that peers are told to dial; a prefill worker may have a name, which stands for the address
     /// that its registry is reached by [default: --host; where that is every address, the one they already
     /// reach this worker by]

@@ -14,7 +14,6 @@ const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode 
 const ALL_RESERVED: &str = "a request's KV is reserved to its longest answer";
 const NO_TLS: &str = "there is no TLS yet; put a proxy that has it before the port";
 const OWN_TEXTS: &str = "tokenizer and chat template are MODEL's own";
-const NIC: &str = "the first RDMA device with an active port is used; baton doctor tells which";
 
 /// (flag or command, why not, or what instead).
 const NAMES: &[(&str, &str)] = &[
@@ -65,8 +64,7 @@ const NAMES: &[(&str, &str)] = &[
     ("--lora-modules", "there are no adapters yet"),
     ("--quantization", "weights are computed in the types of their file"),
     ("--dtype", "weights are computed in the types of their file; the cache's type is --kv-dtype"),
-    ("--disaggregation-ib-device", NIC),
-    ("--ib-device", NIC),
+    ("--ib-device", "use --rdma-devices"),
     ("--disaggregation-mode", BY_COMMAND),
     ("--pd-disaggregation", BY_COMMAND),
     ("--model-path", "MODEL is given without a flag"),

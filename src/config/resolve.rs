@@ -14,6 +14,7 @@ use super::secret::{read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
 use super::{Invocation, Surroundings};
 use crate::limits::{KV_MEMORY_MAX, KV_MEMORY_MIN, ROUTER_WORKERS_MAX};
+use crate::wire::message::RdmaGrant;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::Path;
@@ -202,10 +203,23 @@ impl Resolver<'_> {
         let named = (!host.is_unspecified()).then(|| host.to_string());
         Ok(HandoffConfig {
             transfer: flags.transfer,
+            rdma_devices: self.rdma_devices(flags.rdma_devices, flags.transfer)?,
             advertise_host: flags.advertise_host.or(named),
             cluster_key,
             fake_bootstrap: flags.fake_bootstrap || flags.transfer == Transfer::Fake,
         })
+    }
+
+    fn rdma_devices(&self, names: Vec<String>, transfer: Transfer) -> Result<Vec<String>, ConfigError> {
+        let given = || names.join(",");
+        if !names.is_empty() && !matches!(transfer, Transfer::Auto | Transfer::Rdma) {
+            return Err(value("--rdma-devices", given(), "only with --transfer auto or rdma"));
+        }
+        if names.len() > RdmaGrant::RAILS_MAX {
+            let limit = format!("at most {}", RdmaGrant::RAILS_MAX);
+            return Err(value("--rdma-devices", given(), limit));
+        }
+        Ok(names)
     }
 
     fn log(&self, flags: &ProcessFlags) -> Result<LogConfig, ConfigError> {

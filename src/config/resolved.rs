@@ -204,6 +204,8 @@ pub enum WorkerLayout {
 pub struct HandoffConfig {
     /// How KV moves.
     pub transfer: Transfer,
+    /// RDMA devices to use, by name; none: those that suit.
+    pub rdma_devices: Vec<String>,
     /// What peers are told to dial; `None`: the address by which they already reach this worker.
     pub advertise_host: Option<String>,
     /// What peers must prove to know; `None`: nothing, on loopback or by `--insecure`.

@@ -656,7 +656,9 @@ impl Handoff {
     pub fn open_rdma_source(&mut self, session: SourceSession, wait: &WaitSet) -> Result<Rank, String> {
         let worker = self.worker(session.worker);
         let rails = worker.rails.as_ref().ok_or("there is no rdma here")?;
-        rails.left_out().for_each(|nic| event!(Warn, "handoff", "a NIC that broke is left out", nic = nic));
+        for nic in rails.left_out() {
+            event!(Warn, "handoff", "a NIC is left out", nic = nic);
+        }
         let peer = session.rank.rdma.ok_or("the destination names no queue pairs")?;
         let made = RdmaSource::new(rails, &peer, session.template, wait, sequence);
         let (half, told) = made.map_err(|error| format!("queue pairs: {error}"))?;

@@ -103,8 +103,9 @@ pub struct Peers {
     /// Said on each link, now or once it opens.
     draining: bool,
     patience: Patience,
-    /// When deadlines were looked at last.
+    /// When deadlines were looked at last, and whether that was long after the time before.
     looked: Instant,
+    stood_still: bool,
 }
 
 /// How long a link may take, and be silent.
@@ -143,6 +144,7 @@ impl Peers {
             draining: false,
             patience,
             looked: Instant::now(),
+            stood_still: false,
         }
     }
 
@@ -281,9 +283,11 @@ impl Peers {
             self.found(found, reactor, handoff, now);
         }
         // While this thread stood still (a host that was paused) it heard nobody: that is nobody else's silence.
+        // Twice in a row it is no pause but how slow this host is, and the dead must be found on slow hosts, too.
         let still = now.saturating_duration_since(self.looked);
-        let excused = if still > PEER_PING_EVERY { still } else { Duration::ZERO };
-        self.looked = now;
+        let stood_still = still > PEER_PING_EVERY;
+        let excused = if stood_still && !self.stood_still { still } else { Duration::ZERO };
+        (self.looked, self.stood_still) = (now, stood_still);
         let mut late = Vec::new();
         let mut due = Vec::new();
         for (&conn, peering) in &mut self.links {

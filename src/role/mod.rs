@@ -128,7 +128,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
 pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
     let starting = Starting::begin()?;
-    let nics = nics(config.handoff.transfer)?;
+    let nics = nics(&config.handoff, &config.worker)?;
     let transports = transports(config.handoff.transfer, &nics);
     let host = config.worker.front.host;
     let control = Port::new("--control-port", config.control_port);
@@ -177,7 +177,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
 pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
     let starting = Starting::begin()?;
-    let nics = nics(config.handoff.transfer)?;
+    let nics = nics(&config.handoff, &config.worker)?;
     let transports = transports(config.handoff.transfer, &nics);
     let fake_by_default = transports == [Transport::Fake];
     let data_port = Port::new("--data-port", config.data_port);
@@ -234,15 +234,17 @@ fn listen_for_lanes(
 }
 
 /// The NICs for RDMA, where it is asked for, or there.
-fn nics(asked: Transfer) -> Result<Vec<Nic>, RoleError> {
+fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleError> {
+    let asked = config.transfer;
     if !matches!(asked, Transfer::Auto | Transfer::Rdma) {
         return Ok(Vec::new());
     }
-    match Nic::choose() {
+    match Nic::choose(&config.rdma_devices, &worker.cores.cpus) {
         Ok(nics) => {
             event!(Info, "ctl", "RDMA can be used", nics = Nic::list(&nics));
             Ok(nics)
         }
+        Err(why) if !config.rdma_devices.is_empty() => Err(RoleError::Config("--rdma-devices", why)),
         Err(why) if asked == Transfer::Rdma => Err(RoleError::Config("--transfer", format!("rdma: {why}"))),
         Err(why) => {
             event!(Debug, "ctl", "no RDMA", why = why);

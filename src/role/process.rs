@@ -127,7 +127,12 @@ impl Process {
         }
         let context = loaded.sched.context as usize;
         match Rails::new(&loaded.nics, memory, loaded.slots, context, Settings::default()) {
-            Ok(rails) => Ok(Some(Arc::new(rails))),
+            Ok(rails) => {
+                for why in &rails.refused {
+                    event!(Warn, "ctl", "a NIC is not used: KV memory cannot be registered", why = why);
+                }
+                Ok(Some(Arc::new(rails)))
+            }
             Err(error) if loaded.transports == [Transport::Rdma] => {
                 Err(RoleError::Io("cannot register KV memory with the NIC", error))
             }

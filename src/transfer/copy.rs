@@ -18,6 +18,7 @@ const AHEAD_MAX: u64 = 16 << 10;
 /// Copies runs from a peer's region, mapped read-only, into pages leased to this transfer. The last one given
 /// is held back until [`Pull::finish`].
 #[derive(Debug)]
+#[must_use = "the last run is copied by finish"]
 pub struct Pull<'a> {
     from: &'a PeerRegion,
     to: &'a Region,
@@ -206,7 +207,7 @@ mod tests {
                     let mut destination = vec![0u8; 600];
                     let next =
                         Next { source: source.as_ptr(), destination: source.as_ptr(), bytes: length / 2 };
-                    // SAFETY: both vectors are longer than offset plus length.
+                    // SAFETY: both vectors are longer than offset plus length; `ways` gives what the processor has.
                     unsafe { way(source.as_ptr().add(a), destination.as_mut_ptr().add(b), length, &next) };
                     store_fence();
                     assert_eq!(destination[b..b + length], source[a..a + length]);

@@ -813,3 +813,16 @@ fn reopen(rig: &mut Rig) {
     let Some(way::Rails { nics, fabric, .. }) = rig.ways[0].rails.take() else { return };
     rig.ways[0] = Way::rdma(rig, SESSION, way::template(rig), &nics, fabric);
 }
+
+/// Both sides know why: the source by its completion, the destination by what its NIC does to its queue pairs.
+#[test]
+fn a_write_that_is_refused_is_so_on_both_sides() {
+    let kind = Kind::Astray;
+    let mut rig = Rig::new(kind);
+    let handoff = rig.begin(SESSION, 1, 40);
+    rig.chunks(&handoff, 16);
+    rig.until("both have lost it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
+    rig.until_failed(&handoff);
+    assert_eq!(rig.cause(&handoff), Some(Cause::Denied));
+    assert_eq!(rig.destination.handle.status(handoff.to.0).cause, Some(Cause::Denied));
+}

@@ -34,6 +34,8 @@ pub enum Kind {
     Rdma(usize),
     /// So many NICs on each side, with two lanes each.
     Rails(usize),
+    /// Queue pairs whose source was told of memory that is not the destination's.
+    Astray,
     Fake,
 }
 
@@ -84,6 +86,10 @@ impl Way {
                 let (nics, fabric) = nics(rig, 1, lanes);
                 Way::rdma(rig, session, template, &nics, fabric)
             }
+            Kind::Astray => {
+                let (nics, fabric) = nics(rig, 1, 1);
+                Way::rdma_to(rig, session, template, &nics, fabric, 1 << 44)
+            }
             Kind::Rails(count) => {
                 let (nics, fabric) = nics(rig, count, 2);
                 Way::rdma(rig, session, template, &nics, fabric)
@@ -117,9 +123,23 @@ impl Way {
         nics: &[Arc<Nics>; 2],
         fabric: Fabric,
     ) -> Way {
+        Way::rdma_to(rig, session, template, nics, fabric, 0)
+    }
+
+    /// The source writes so far beside.
+    fn rdma_to(
+        rig: &mut Rig,
+        session: SessionId,
+        template: Template,
+        nics: &[Arc<Nics>; 2],
+        fabric: Fabric,
+        beside: u64,
+    ) -> Way {
         let [from, to] = nics;
         let offer = RdmaOffer::new(to, || 5).unwrap();
-        let (source, told) = RdmaSource::new(from, &offer.grant(), template, &rig.waits[0], || 9).unwrap();
+        let mut grant = offer.grant();
+        grant.kv_address += beside;
+        let (source, told) = RdmaSource::new(from, &grant, template, &rig.waits[0], || 9).unwrap();
         let destination = offer.connect(&told, &rig.waits[1]).unwrap();
         open_source(rig, session, source);
         open_destination(rig, session, destination);
@@ -229,9 +249,9 @@ pub fn read_some(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
 fn nics(rig: &Rig, count: usize, lanes: usize) -> ([Arc<Nics>; 2], Fabric) {
     let fabric = Fabric::new();
     let settings = Settings { lanes, requests: 12, pieces: 3 };
-    let nic = || Nic { device: fabric.device(), route: fabric.route(), chosen: String::new() };
+    let nic = |number| Nic { device: fabric.device(), route: fabric.route(), number, chosen: String::new() };
     let side = |memory: &Memory| {
-        let nics: Vec<Nic> = (0..count).map(|_| nic()).collect();
+        let nics: Vec<Nic> = (0..count as u16).map(nic).collect();
         Arc::new(Nics::new(&nics, memory, SLOTS, 512, settings).unwrap())
     };
     ([side(&rig.source.memory), side(&rig.destination.memory)], fabric)

@@ -1,5 +1,5 @@
 /* How a mover parks and who wakes it: src/stdx/bell.rs, Mover::run in src/transfer/mover/mod.rs, the word PARKED of
- * src/transfer/transport/shm.rs.
+ * src/transfer/transport/shm/ring.rs.
  *
  * The listener is a mover. One ringer is a thread of its process, which rings its bell; the other is a source in another
  * process, which writes an offer and looks at the destination's page. Every thread has a store buffer: what it stores
@@ -10,7 +10,7 @@
  *
  * Rules that can be removed, each of which is needed:
  *   NO_RINGER_FENCE    the ringer fences between its work and its look at `parked`          Bell::ring
- *   NO_OFFER_FENCE     the source fences between its offer and its look at PARKED           ShmSource::post
+ *   NO_OFFER_FENCE     the source fences between its offer and its look at PARKED           Writer::write
  *   NO_LISTENER_FENCE  the listener fences between `parked` and its last look for work      Bell::announce
  *   NO_LAST_LOOK       the listener looks once more before it waits                         Mover::run
  *   NO_PARK_FIRST      sessions say that they park before that fence, not behind it         Mover::run

@@ -205,7 +205,7 @@ impl VerbsLimit {
     /// Queue pairs, so many on each NIC, and as much memory as the case hands over; also what the other end must
     /// know.
     pub fn new(case: &Case, lanes: u16, patience: Duration) -> Result<(VerbsLimit, VerbsEnds), String> {
-        let nics = Nic::choose()?;
+        let nics = Nic::choose(&[], &[])?;
         let made = || -> io::Result<(VerbsLimit, VerbsEnds)> {
             let region = Arc::new(Region::new(c"baton-bare", case.bytes() as usize)?);
             let mut told = VerbsEnds { address: region.base().as_ptr() as u64, rails: Vec::new() };

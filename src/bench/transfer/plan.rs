@@ -64,7 +64,7 @@ impl Plan {
         let mut transports = choose("--transport", &flags.transport, &TRANSPORTS, |name| name)?;
         // All of this machine.
         if flags.transport == "all" {
-            transports.retain(|&name| name != "rdma" || Nic::choose().is_ok());
+            transports.retain(|&name| name != "rdma" || Nic::choose(&[], &[]).is_ok());
         }
         let layouts = choose("--layout", &flags.layout, &LAYOUTS, |kind| kind.name())?;
         let cases = match flags.shape.pages {

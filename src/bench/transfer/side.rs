@@ -170,7 +170,7 @@ impl Parts {
         if self.transport == Transport::Rdma {
             let settings = Settings { lanes: row.lanes.into(), ..Settings::default() };
             let context = row.case.tokens() as usize;
-            let rails = Rails::new(&Nic::choose()?, &self.memory, SLOTS, context, settings);
+            let rails = Rails::new(&Nic::choose(&[], &[])?, &self.memory, SLOTS, context, settings);
             worker.rails = Some(Arc::new(rails.map_err(|error| format!("registering the pool: {error}"))?));
         }
         Ok(worker)

@@ -160,6 +160,10 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
         is_open.then_some(offered)
     }
 
+    fn withdraw(&mut self, session: SessionId) {
+        self.wishes.push_back(Wish::CloseDestination { worker: self.worker.id, session });
+    }
+
     fn bind(&mut self, link: Link, session: SessionId, how: destination::Binding<'_>) {
         let Some(&rank) = how.welcome.ranks.first() else { return };
         self.chosen(how.choice, how.welcome.session);
@@ -189,7 +193,7 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
         event!(
             Warn,
             "handoff",
-            "what breaks again and again is left out for a while",
+            "what carries nothing is left out for a while",
             source = source,
             transport = transport,
             seconds = time.as_secs()

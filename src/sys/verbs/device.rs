@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::abi::{Context, ListedDevice, Pd};
-use super::devices::{DeviceInfo, Listed, describe};
+use super::devices::{DeviceInfo, Listed, describe, is_active};
 use super::library::{Library, Unavailable};
 use std::fmt;
 use std::io;
@@ -54,6 +54,11 @@ impl Device {
     /// What it can do, with its ports and their addresses, as they are now.
     pub fn info(&self) -> io::Result<DeviceInfo> {
         describe(self)
+    }
+
+    /// Whether a port, from 1, is up now.
+    pub fn is_active(&self, port: u8) -> io::Result<bool> {
+        is_active(self, port)
     }
 
     /// # Safety

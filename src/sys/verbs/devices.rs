@@ -177,12 +177,22 @@ pub(super) fn describe(device: &Device) -> io::Result<DeviceInfo> {
     })
 }
 
-fn port(device: &Device, number: u8) -> io::Result<PortInfo> {
+/// Whether a port is up now.
+pub(super) fn is_active(device: &Device, port: u8) -> io::Result<bool> {
+    Ok(query(device, port)?.state == abi::PORT_ACTIVE)
+}
+
+fn query(device: &Device, number: u8) -> io::Result<PortAttr> {
     // SAFETY: plain numbers, for which zeros are values.
     let mut attr: PortAttr = unsafe { std::mem::zeroed() };
     // SAFETY: an open device, one of its ports, and a place for what it says: old libraries fill the
     // beginning of it, newer ones all.
     done(unsafe { (device.library.query_port)(device.context, number, &mut attr) })?;
+    Ok(attr)
+}
+
+fn port(device: &Device, number: u8) -> io::Result<PortInfo> {
+    let attr = query(device, number)?;
     let link = match c_uint::from(attr.link_layer) {
         abi::LINK_LAYER_INFINIBAND => LinkLayer::InfiniBand,
         abi::LINK_LAYER_ETHERNET => LinkLayer::Ethernet,

@@ -9,8 +9,12 @@ use std::fmt;
 /// Why no better one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
-    /// One side takes no other.
+    /// This worker takes no other.
     Asked,
+    /// The other worker offers no other.
+    OnlyOffered,
+    /// A better one could not be set up.
+    NotSetUp,
     /// Both workers are on one host, in one network namespace.
     SameHost,
     /// They are not.
@@ -35,6 +39,8 @@ impl Why {
     pub const fn name(self) -> &'static str {
         match self {
             Why::Asked => "asked_for",
+            Why::OnlyOffered => "only_offered",
+            Why::NotSetUp => "not_set_up",
             Why::SameHost => "same_host",
             Why::OtherHost => "other_host",
             Why::NoRdmaHere => "no_rdma_here",
@@ -51,7 +57,7 @@ impl fmt::Display for Why {
 
 impl Choice {
     /// All there are.
-    pub const ALL: [Choice; 8] = {
+    pub const ALL: [Choice; 14] = {
         use Transport::{Fake, Rdma, Shm, Tcp};
         const fn choice(transport: Transport, why: Why) -> Choice {
             Choice { transport, why }
@@ -65,17 +71,32 @@ impl Choice {
             choice(Rdma, Why::Asked),
             choice(Tcp, Why::Asked),
             choice(Fake, Why::Asked),
+            choice(Shm, Why::OnlyOffered),
+            choice(Rdma, Why::OnlyOffered),
+            choice(Tcp, Why::OnlyOffered),
+            choice(Fake, Why::OnlyOffered),
+            choice(Rdma, Why::NotSetUp),
+            choice(Tcp, Why::NotSetUp),
         ]
     };
 
-    /// Why `transport` was chosen, where this side takes `ours` and the other, as far as known, `theirs`.
-    pub fn explain(transport: Transport, ours: &[Transport], theirs: Option<&[Transport]>) -> Choice {
-        let asked = ours.len() == 1 || theirs.is_some_and(|theirs| theirs.len() == 1);
+    /// Why `transport` was chosen, where this side takes `ours` and would have taken `failed`, which could not be
+    /// set up, and the other, as far as known, takes `theirs`.
+    pub fn explain(
+        transport: Transport,
+        ours: &[Transport],
+        failed: &[Transport],
+        theirs: Option<&[Transport]>,
+    ) -> Choice {
+        let took = |way| ours.contains(&way);
+        let better = Transport::ALL.into_iter().take_while(|&way| way != transport);
         let why = match transport {
-            _ if asked => Why::Asked,
+            _ if failed.iter().any(|failed| better.clone().any(|better| better == *failed)) => Why::NotSetUp,
+            _ if ours.len() == 1 => Why::Asked,
+            _ if theirs.is_some_and(|theirs| theirs.len() == 1) => Why::OnlyOffered,
             Transport::Shm => Why::SameHost,
-            Transport::Rdma if ours.contains(&Transport::Shm) => Why::OtherHost,
-            Transport::Tcp if !ours.contains(&Transport::Rdma) => Why::NoRdmaHere,
+            Transport::Rdma if took(Transport::Shm) => Why::OtherHost,
+            Transport::Tcp if !took(Transport::Rdma) => Why::NoRdmaHere,
             Transport::Tcp => Why::NoRdmaThere,
             Transport::Rdma | Transport::Fake => Why::Asked,
         };
@@ -95,20 +116,27 @@ mod tests {
 
     #[test]
     fn every_choice_has_its_reason() {
-        let why = |transport, ours: &[Transport], theirs: Option<&[Transport]>| {
-            let choice = Choice::explain(transport, ours, theirs);
+        let explain = |transport, ours: &[Transport], failed: &[Transport], theirs: Option<&[Transport]>| {
+            let choice = Choice::explain(transport, ours, failed, theirs);
             assert_eq!(Choice::ALL[choice.index()], choice);
             choice.why
         };
+        let why = |transport, ours: &[Transport], theirs: Option<&[Transport]>| {
+            explain(transport, ours, &[], theirs)
+        };
         let all = [Shm, Rdma, Tcp];
         assert_eq!(why(Shm, &all, Some(&all)), Why::SameHost);
+        assert_eq!(why(Shm, &all, None), Why::SameHost);
         assert_eq!(why(Rdma, &all, Some(&all)), Why::OtherHost);
         assert_eq!(why(Tcp, &all, Some(&[Shm, Tcp])), Why::NoRdmaThere);
         assert_eq!(why(Tcp, &[Shm, Tcp], Some(&all)), Why::NoRdmaHere);
         assert_eq!(why(Tcp, &all, None), Why::NoRdmaThere);
         for transport in [Shm, Rdma, Tcp, Fake] {
-            assert_eq!(why(transport, &[transport], None), Why::Asked);
-            assert_eq!(why(transport, &all, Some(&[transport])), Why::Asked);
+            assert_eq!(why(transport, &[transport], Some(&all)), Why::Asked);
+            assert_eq!(why(transport, &all, Some(&[transport])), Why::OnlyOffered);
         }
+        assert_eq!(explain(Tcp, &[Tcp], &[Shm], None), Why::NotSetUp);
+        assert_eq!(explain(Rdma, &[Rdma, Tcp], &[Shm], None), Why::NotSetUp);
+        assert_eq!(explain(Shm, &[Shm, Tcp], &[Rdma], None), Why::SameHost, "it was no better one");
     }
 }

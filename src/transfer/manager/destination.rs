@@ -8,11 +8,12 @@
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::kv::layout::KvLayout;
-use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, RDMA_BARRED, RDMA_BREAKS_MAX, SESSION_SETUP_DEADLINE};
+use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, RDMA_BARRED, SESSION_SETUP_DEADLINE};
 use crate::transfer::command::{DestinationCommand, SessionId};
 use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
 use crate::transfer::manager::rooms::{Prompt, Slot};
+use crate::transfer::manager::trust::Trust;
 use crate::transfer::mover::Report;
 use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
@@ -40,6 +41,8 @@ pub trait DestinationEffects<L, A> {
     /// What this worker offers to a source in a new session: one rank, these transports not in it. `None`
     /// where nothing is left to offer.
     fn offer(&mut self, session: SessionId, source: &A, without: &[Transport]) -> Option<Rank>;
+    /// What was offered for a session that has not come to be is not wanted any more.
+    fn withdraw(&mut self, session: SessionId);
     /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`] follows.
     fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
     /// Tells the scheduler that the slot's session stands.
@@ -100,32 +103,6 @@ struct Source<L> {
     /// Transports that could not be set up over the link of now.
     without: Vec<Transport>,
     rdma: Trust,
-}
-
-/// Whether a source's RDMA is offered: what could be set up need not carry anything (a switch that drops what it
-/// should pause for, packets too long for a hop), and that shows at the first bytes only.
-#[derive(Clone, Copy, Default, Debug)]
-struct Trust {
-    /// Sessions that broke of themselves before anything had arrived in them, one after another.
-    broken: u32,
-    /// Left out until then.
-    barred: Option<Instant>,
-}
-
-impl Trust {
-    /// True when it is to be left out from now on.
-    fn breaks(&mut self, now: Instant) -> bool {
-        self.broken += 1;
-        let is_barred = self.broken >= RDMA_BREAKS_MAX;
-        if is_barred {
-            self.barred = Some(now + RDMA_BARRED);
-        }
-        is_barred
-    }
-
-    fn is_barred(&self, now: Instant) -> bool {
-        self.barred.is_some_and(|until| now < until)
-    }
 }
 
 #[derive(Debug)]
@@ -406,9 +383,22 @@ where
         for source in late {
             self.down(&source, now, Cause::PeerLost, effects);
         }
+        // RDMA may be used again: a session that went another way is built anew once nobody waits in it.
+        while let Some(source) = self.regained(now) {
+            self.down(&source, now, Cause::PeerLost, effects);
+        }
         while let Some(source) = self.unanswered(now) {
             self.down(&source, now, Cause::PeerLost, effects);
         }
+    }
+
+    /// A source whose RDMA was left out until now, in a session of another transport that no slot waits for.
+    fn regained(&mut self, now: Instant) -> Option<A> {
+        let slots = &self.slots;
+        let is_idle = |name: &A| slots.values().all(|waiting| waiting.source != *name);
+        let other = |source: &Source<L>| source.transport().is_some_and(|way| way != Transport::Rdma);
+        let mut idle = self.sources.iter_mut().filter(|(name, source)| other(source) && is_idle(name));
+        idle.find_map(|(name, source)| source.rdma.take_end(now).then(|| name.clone()))
     }
 
     /// Bytes have come over the session's transport.
@@ -416,7 +406,7 @@ where
         let source = self.sessions[session.0 as usize].as_ref();
         let entry = source.and_then(|source| self.sources.get_mut(source));
         if let Some(entry) = entry.filter(|entry| entry.transport() == Some(Transport::Rdma)) {
-            entry.rdma = Trust::default();
+            entry.rdma.carry();
         }
     }
 
@@ -488,9 +478,9 @@ where
         match self.identity.plan_from(&welcome.kv, pool) {
             Ok((layout, template)) => {
                 let transport = welcome.transport;
-                let ours: Vec<Transport> =
-                    Transport::ALL.into_iter().filter(|&way| offered.offers(way)).collect();
-                let choice = Choice::explain(transport, &ours, None);
+                let offers = |way: &Transport| offered.offers(*way);
+                let left: Vec<Transport> = Transport::ALL.into_iter().filter(offers).collect();
+                let choice = Choice::explain(transport, &left, &entry.without, None);
                 entry.stage = Stage::Binding { link, transport, deadline: now + SESSION_SETUP_DEADLINE };
                 effects.bind(link, entry.session, Binding { choice, welcome, layout, template });
             }
@@ -551,6 +541,7 @@ where
             effects.hang_up(link);
             return self.down(source, now, failure, effects);
         };
+        entry.rdma.begin(offered.rdma.map_or(0, |grant| grant.rails));
         let deadline = now + SESSION_SETUP_DEADLINE;
         entry.stage = Stage::Announced { link, offered: Box::new(offered), deadline };
         let announce = Announce {
@@ -631,8 +622,7 @@ where
         self.fail(Slot::from(status.id), cause, effects);
         let Some(entry) = self.sources.get_mut(source) else { return };
         let by_rdma = entry.transport() == Some(Transport::Rdma);
-        // Of a session that breaks one room says so, the others were flushed.
-        if by_rdma && matches!(cause, Cause::Denied | Cause::Unreachable) && entry.rdma.breaks(now) {
+        if by_rdma && cause == Cause::Unreachable && entry.rdma.fail(now) {
             effects.left_out(source, Transport::Rdma, RDMA_BARRED);
         }
     }
@@ -661,8 +651,9 @@ where
         // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
         let until = if stood { now } else { now + DIAL_HOLD_OFF };
         entry.stage = Stage::Down { until, cause };
-        if stood {
-            effects.mover(DestinationCommand::Close { session });
+        match stood {
+            true => effects.mover(DestinationCommand::Close { session }),
+            false => effects.withdraw(session),
         }
         if let Some(link) = link {
             effects.hang_up(link);

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::kv::layout::KvDtype;
+use crate::limits::RDMA_BREAKS_MAX;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::message as wire;
 use crate::wire::message::{Fingerprint, HostId, ShmGrant, SocketName, TcpGrant, Token, Transport};
@@ -31,6 +32,7 @@ struct Effects {
     aborts: Vec<TransferId>,
     quiet: Vec<Slot>,
     left_out: usize,
+    withdrawn: Vec<SessionId>,
 }
 
 fn rank() -> Rank {
@@ -116,6 +118,10 @@ impl DestinationEffects<u32, u32> for Effects {
 
     fn failed(&mut self, slot: Slot, _: Cause) {
         self.failed.push(slot);
+    }
+
+    fn withdraw(&mut self, session: SessionId) {
+        self.withdrawn.push(session);
     }
 
     fn left_out(&mut self, source: &u32, transport: Transport, _: Duration) {
@@ -481,9 +487,10 @@ fn rdma_that_breaks_again_and_again_is_left_out_for_a_while() {
     assert_eq!(worker.effects.left_out, 0);
     for _ in 0..RDMA_BREAKS_MAX {
         assert_eq!(worker.effects.left_out, 0);
-        // A peer that ends a room, or is gone, says nothing of the fabric.
+        // A peer that ends a room, or lets nothing be written, says nothing of the fabric.
         worker.break_rdma(Cause::OtherLeg);
         worker.break_rdma(Cause::Denied);
+        worker.break_rdma(Cause::Unreachable);
         assert!(worker.effects.offered.contains(&Transport::Rdma));
     }
     assert_eq!(worker.effects.left_out, 1, "and is said to be");
@@ -495,8 +502,27 @@ fn rdma_that_breaks_again_and_again_is_left_out_for_a_while() {
     worker.effects.only_rdma = true;
     worker.break_rdma(Cause::Unreachable);
     worker.effects.only_rdma = false;
+    // A session that goes another way ends when the time is over and nobody waits in it.
+    let slot = worker.enter(0, 1).unwrap();
+    let session = worker.set_up(1);
     worker.now += RDMA_BARRED;
+    worker.effects.closed.clear();
+    worker.manager.expire(worker.now, &mut worker.effects);
+    assert_eq!(worker.effects.closed, []);
+    worker.leave(slot);
+    worker.manager.expire(worker.now, &mut worker.effects);
+    assert_eq!(worker.effects.closed, [session]);
     worker.enter(0, 1).unwrap();
     worker.set_up_by(Transport::Rdma, 1);
     assert!(worker.effects.offered.contains(&Transport::Rdma));
+}
+
+#[test]
+fn what_was_offered_is_withdrawn_where_no_session_came_to_be() {
+    let mut worker = Worker::new();
+    worker.enter(0, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_up(&1, 1, *now, effects);
+    manager.link_down(1, Cause::PeerLost, *now, effects);
+    assert_eq!((effects.withdrawn.len(), effects.closed.len()), (1, 0));
 }

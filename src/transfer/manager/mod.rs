@@ -10,3 +10,4 @@ pub mod destination;
 pub mod identity;
 pub mod rooms;
 pub mod source;
+pub mod trust;

@@ -186,7 +186,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         if let Some(&session) = self.by_link.get(&link) {
             self.close(session, effects);
         }
-        self.fail_rooms(link, effects);
+        self.fail_rooms(link, Cause::PeerLost, effects);
     }
 
     /// What the mover has to say.
@@ -209,7 +209,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                         self.tell_causes(link, effects);
                         effects.hang_up(link);
                     }
-                    self.fail_rooms(link, effects);
+                    self.fail_rooms(link, Cause::Flushed, effects);
                 }
             }
             Report::Arrived { .. } | Report::Failed { .. } => {}
@@ -284,7 +284,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                 .into_iter()
                 .filter(|&transport| announce.ranks.iter().all(|rank| rank.offers(transport)))
                 .collect();
-            return Ok(Choice::explain(transport, &self.allowed, Some(&theirs)));
+            return Ok(Choice::explain(transport, &self.allowed, &[], Some(&theirs)));
         }
         let theirs = Transport::ALL.into_iter().filter(|&transport| offered(transport));
         Err(Mismatch {
@@ -411,25 +411,24 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Why each room that the session broke under has failed: behind it the link ends.
+    /// Why each room of a session that broke has failed: behind that the link ends.
     fn tell_causes(&self, link: L, effects: &mut impl SourceEffects<L>) {
         for (slot, room, wanted) in self.rooms.partners(link) {
             let status = self.status.load(slot.id);
-            if status.generation == slot.generation && status.state == State::Failed {
-                let id = transfer_id(room, wanted);
-                effects.send(
-                    link,
-                    &Message::Status(Status { id, state: State::Failed as u8, cause: status.cause }),
-                );
+            if status.generation == slot.generation && !matches!(status.state, State::Success) {
+                // One that had not begun stood beside, too.
+                let cause = status.cause.or(Some(Cause::Flushed));
+                let status = Status { id: transfer_id(room, wanted), state: State::Failed as u8, cause };
+                effects.send(link, &Message::Status(status));
             }
         }
     }
 
-    fn fail_rooms(&mut self, link: L, effects: &mut impl SourceEffects<L>) {
+    fn fail_rooms(&mut self, link: L, cause: Cause, effects: &mut impl SourceEffects<L>) {
         let mut slots = Vec::new();
         self.rooms.unlink(link, |slot| slots.push(slot));
         for slot in slots {
-            self.fail(slot, Cause::PeerLost, effects);
+            self.fail(slot, cause, effects);
         }
     }
 }

@@ -23,7 +23,7 @@ const TAKEN_MAX: usize = 64;
 #[derive(Debug)]
 pub struct RdmaOffer {
     rails: Arc<Rails>,
-    /// By the number that the source knows each by.
+    /// Taken as the source answers for them.
     opened: Vec<Option<Opened>>,
 }
 
@@ -44,7 +44,6 @@ impl RdmaOffer {
     pub fn new(rails: &Arc<Rails>, sequences: impl Fn() -> u32) -> io::Result<RdmaOffer> {
         let mut opened = Vec::new();
         for place in rails.usable() {
-            opened.resize_with(place, || None);
             opened.push(Some(rails.open(place, rails.settings().lanes, true, &sequences)?));
         }
         Ok(RdmaOffer { rails: rails.clone(), opened })
@@ -52,15 +51,17 @@ impl RdmaOffer {
 
     /// What the source is told.
     pub fn grant(&self) -> RdmaGrant {
-        let opened = self.opened.iter().enumerate();
-        self.rails.grant(opened.filter_map(|(number, opened)| Some((number, opened.as_ref()?))))
+        let opened = self.opened.iter().flatten();
+        self.rails.grant(opened.map(|opened| (self.rails.rail(opened.rail).number, opened)))
     }
 
     /// The half, once the source has told its own. `wait` is where the mover parks.
     pub fn connect(mut self, source: &RdmaGrant, wait: &WaitSet) -> io::Result<RdmaDestination> {
         let (mut pairs, mut completions) = (Vec::new(), Vec::new());
         for (nic, names) in source.rails() {
-            let opened = self.opened.get_mut(usize::from(nic.number)).and_then(Option::take);
+            let meant = |opened: &Opened| self.rails.rail(opened.rail).number == nic.number;
+            let place = self.opened.iter().position(|opened| opened.as_ref().is_some_and(meant));
+            let opened = place.and_then(|place| self.opened[place].take());
             let mut opened = opened.ok_or_else(|| io::Error::other("a NIC that was not offered"))?;
             opened.connect(nic, names)?;
             for mut pair in opened.pairs {
@@ -94,7 +95,12 @@ impl DestinationHalf for RdmaDestination {
         let mut moved = false;
         for (queue, taken) in &mut self.completions {
             for completion in taken.iter() {
-                let Ok(Ended::Notified { immediate }) = completion.outcome else { return Err(Lost::GONE) };
+                let immediate = match completion.outcome {
+                    Ok(Ended::Notified { immediate }) => immediate,
+                    Ok(_) => return Err(BEYOND_US),
+                    // Nobody here ends these queue pairs but the NIC, when it is to write what it must not.
+                    Err(_) => return Err(Lost::because(Cause::Denied)),
+                };
                 let (lane, lanes) = (completion.id as usize, self.pairs.len());
                 let pair = self.pairs.get_mut(lane).ok_or(BEYOND_US)?;
                 pair.post_receive(completion.id).map_err(|_| BEYOND_US)?;

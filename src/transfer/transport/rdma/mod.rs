@@ -1,10 +1,10 @@
 //! Between hosts with RDMA NICs: the source writes into the destination's pages, and on each lane's last bytes of
 //! a room follows an immediate that says which room.
 //!
-//! A session has some lanes, each a pair of connected queue pairs, on one NIC of each side or on several. A chunk's bytes, in the order of the session's
-//! template, are cut into one share per lane, each share into chains of work requests with one doorbell and one
-//! completion. Only the last chunk is told of, by lane: its last request carries the immediate, on lane 0 with
-//! the room's record into the destination's record of the slot.
+//! A session has some lanes, each a pair of connected queue pairs, on one NIC of each side or on several. A chunk's
+//! bytes, in the order of the session's template, are cut into one share per lane, each share into chains of work
+//! requests with one doorbell and one completion. Only the last chunk is told of, by lane: its last request carries
+//! the immediate, on lane 0 with the room's record into the destination's record of the slot.
 //! Invariants: what is outstanding of a slot is counted until its completions have come, so that a slot is quiet or
 //! it is not; any fault ends the session, and nothing of one lands once its queue pairs are reset or gone.
 

@@ -13,66 +13,99 @@ pub struct Nic {
     pub device: Arc<Device>,
     /// Port and address.
     pub route: Route,
+    /// Its place among all devices of the host, in order of their names: hosts of one make number alike.
+    pub number: u16,
     /// What was chosen, for people.
     pub chosen: String,
 }
 
+/// A device that could be used.
+struct Candidate {
+    number: u16,
+    name: String,
+    port: PortInfo,
+    address: Address,
+    node: Option<u32>,
+}
+
 impl Nic {
-    /// The devices with an active port, each by the best of that port's addresses: where some are on the NUMA node
-    /// that this process runs on, only those, as memory of that node is the nearest to them; and no more than a
-    /// session has room for. In order of their names, which hosts of one make have in common.
+    /// The devices with an active port, each by the best of that port's addresses: those of these names, or, where
+    /// none is named and some are on the one NUMA node that all of `cores` are on, those; and no more than a session
+    /// has room for.
     ///
     /// # Errors
     /// There is none, and why.
-    pub fn choose() -> Result<Vec<Nic>, String> {
-        Nic::choose_at(Path::new("/sys"), allowed_core())
-    }
-
-    fn choose_at(sysfs: &Path, core: Option<usize>) -> Result<Vec<Nic>, String> {
-        let here = core.and_then(|core| node_of_core(sysfs, core));
+    pub fn choose(names: &[String], cores: &[usize]) -> Result<Vec<Nic>, String> {
+        let sysfs = Path::new("/sys");
         let mut why = "no RDMA device".to_string();
+        let mut listed: Vec<_> = verbs::list()
+            .map_err(|error| error.to_string())?
+            .into_iter()
+            .map(|device| match device {
+                Ok(device) => (device.name.clone(), usable(&device)),
+                Err(closed) => {
+                    let reason = format!("{} cannot be opened: {}", closed.name, closed.error);
+                    (closed.name, Err(reason))
+                }
+            })
+            .collect();
+        listed.sort_by(|(a, _), (b, _)| natural(a).cmp(&natural(b)));
+        if let Some(unknown) = names.iter().find(|name| listed.iter().all(|(found, _)| found != *name)) {
+            return Err(format!("there is no device {unknown}"));
+        }
         let mut found = Vec::new();
-        for device in verbs::list().map_err(|error| error.to_string())? {
-            let usable = match device {
-                Ok(device) => usable(&device).map(|(port, address)| (device.name, port, address)),
-                Err(closed) => Err(format!("{} cannot be opened: {}", closed.name, closed.error)),
-            };
+        for (number, (name, usable)) in (0u16..).zip(listed) {
             match usable {
-                Ok((name, port, address)) => found.push((node_of_device(sysfs, &name), name, port, address)),
+                _ if !names.is_empty() && !names.contains(&name) => {}
+                Ok((port, address)) => {
+                    let node = node_of_device(sysfs, &name);
+                    found.push(Candidate { number, name, port, address, node });
+                }
                 Err(reason) => why = reason,
             }
         }
-        found.sort_by(|(_, a, ..), (_, b, ..)| natural(a).cmp(&natural(b)));
+        let here = if names.is_empty() { node_of_cores(sysfs, cores) } else { None };
         let mut nics = Vec::new();
-        for (node, name, port, address) in nearest(found, here, |(node, ..)| *node) {
-            match Nic::open(&name, &port, &address, node) {
-                Ok(nic) => nics.push(nic),
-                Err(reason) => why = reason,
+        // Far ones are for where no near one opens.
+        for candidates in nearest(found, here, |candidate| candidate.node) {
+            for candidate in candidates {
+                match candidate.open() {
+                    Ok(nic) => nics.push(nic),
+                    Err(reason) => why = reason,
+                }
+            }
+            if !nics.is_empty() {
+                nics.truncate(RdmaGrant::RAILS_MAX);
+                return Ok(nics);
             }
         }
-        nics.truncate(RdmaGrant::RAILS_MAX);
-        if nics.is_empty() { Err(why) } else { Ok(nics) }
+        Err(why)
     }
 
     /// Several, for people.
     pub fn list(nics: &[Nic]) -> String {
         nics.iter().map(|nic| nic.chosen.as_str()).collect::<Vec<_>>().join("; ")
     }
+}
 
-    fn open(name: &str, port: &PortInfo, address: &Address, node: Option<u32>) -> Result<Nic, String> {
-        let device = Device::open(name).map_err(|error| format!("{name}: {error}"))?;
+impl Candidate {
+    fn open(self) -> Result<Nic, String> {
+        let Candidate { number, name, port, address, node } = self;
+        let device = Device::open(&name).map_err(|error| format!("{name}: {error}"))?;
         let node = node.map_or(String::new(), |node| format!(", NUMA node {node}"));
         let chosen = format!(
             "{name} port {}, {} {} (entry {}), packets of {} bytes{node}",
             port.number, address.kind, address.gid, address.index, port.mtu
         );
-        Ok(Nic { device, route: Route::new(port, address), chosen })
+        Ok(Nic { device, route: Route::new(&port, &address), number, chosen })
     }
 }
 
-/// The first core that this process may run on.
-fn allowed_core() -> Option<usize> {
-    core_affinity::get_core_ids()?.first().map(|core| core.id)
+/// The node that all of the cores are on; none where they are on several, or the machine does not say.
+fn node_of_cores(sysfs: &Path, cores: &[usize]) -> Option<u32> {
+    let mut nodes = cores.iter().map(|&core| node_of_core(sysfs, core));
+    let first = nodes.next()??;
+    nodes.all(|node| node == Some(first)).then_some(first)
 }
 
 fn node_of_core(sysfs: &Path, core: usize) -> Option<u32> {
@@ -87,10 +120,10 @@ fn node_of_device(sysfs: &Path, name: &str) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Those on the node `here`, or all where none is.
-fn nearest<T>(all: Vec<T>, here: Option<u32>, node: impl Fn(&T) -> Option<u32>) -> Vec<T> {
-    let (near, far): (Vec<T>, Vec<T>) = all.into_iter().partition(|one| here.is_some() && node(one) == here);
-    if near.is_empty() { far } else { near }
+/// Those on the node `here`, then the others.
+fn nearest<T>(all: Vec<T>, here: Option<u32>, node: impl Fn(&T) -> Option<u32>) -> [Vec<T>; 2] {
+    let (near, far) = all.into_iter().partition(|one| here.is_some() && node(one) == here);
+    [near, far]
 }
 
 /// `mlx5_10` comes behind `mlx5_9`.
@@ -152,20 +185,21 @@ mod tests {
     }
 
     #[test]
-    fn nics_of_this_node_come_alone_and_in_order() {
+    fn nics_of_this_node_come_first_and_in_order() {
         let all = || vec![("a", Some(1)), ("b", Some(0)), ("c", None), ("d", Some(1))];
-        let names =
-            |here| nearest(all(), here, |&(_, node)| node).iter().map(|one| one.0).collect::<String>();
-        assert_eq!(
-            [names(Some(1)), names(Some(0)), names(Some(2)), names(None)],
-            ["ad", "b", "abcd", "abcd"]
-        );
+        let names = |here| {
+            let parts = nearest(all(), here, |&(_, node)| node);
+            parts.map(|part| part.iter().map(|one| one.0).collect::<String>()).join(" ")
+        };
+        let all = [names(Some(1)), names(Some(0)), names(Some(2)), names(None)];
+        assert_eq!(all, ["ad bc", "b acd", " abcd", " abcd"]);
         let mut devices = ["mlx5_10", "mlx5_9", "bnxt_re0", "mlx5_1", "rxe"];
         devices.sort_by(|a, b| natural(a).cmp(&natural(b)));
         assert_eq!(devices, ["bnxt_re0", "mlx5_1", "mlx5_9", "mlx5_10", "rxe"]);
         let sysfs = std::env::temp_dir().join(format!("baton-sysfs-{}", std::process::id()));
         let device = sysfs.join("class/infiniband/mlx5_0/device");
-        for folder in [&device, &sysfs.join("devices/system/cpu/cpu3/node1")] {
+        let node_of = |core, node| sysfs.join(format!("devices/system/cpu/cpu{core}/node{node}"));
+        for folder in [&device, &node_of(3, 1), &node_of(4, 1), &node_of(5, 0)] {
             fs::create_dir_all(folder).unwrap();
         }
         let node = |text| {
@@ -173,7 +207,8 @@ mod tests {
             node_of_device(&sysfs, "mlx5_0")
         };
         assert_eq!([node("1\n"), node("-1\n"), node_of_device(&sysfs, "none")], [Some(1), None, None]);
-        assert_eq!([node_of_core(&sysfs, 3), node_of_core(&sysfs, 4)], [Some(1), None]);
+        let nodes = [&[3][..], &[3, 4], &[3, 5], &[3, 9], &[]].map(|cores| node_of_cores(&sysfs, cores));
+        assert_eq!(nodes, [Some(1), Some(1), None, None, None]);
         fs::remove_dir_all(sysfs).unwrap();
     }
 

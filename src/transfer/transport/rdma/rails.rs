@@ -1,6 +1,6 @@
 //! NICs and one worker's memory on them: registered once, used by all sessions.
 //!
-//! A session has some queue pairs on each pair of NICs; both sides number theirs, and those of one number are a
+//! A session has some queue pairs on each pair of NICs; hosts number theirs alike, and those of one number are a
 //! pair, as fabrics join them by the shortest way. A NIC whose port is down, or under which sessions broke again and
 //! again, is left out as long as there is another.
 //!
@@ -43,6 +43,8 @@ impl Default for Settings {
 #[derive(Debug)]
 pub struct Rails {
     rails: Vec<Rail>,
+    /// NICs that took no memory, and why.
+    pub refused: Vec<String>,
     settings: Settings,
     slots: usize,
     /// A record for each slot.
@@ -54,6 +56,8 @@ pub struct Rails {
 /// One NIC.
 #[derive(Debug)]
 pub(super) struct Rail {
+    /// Among all of the host.
+    pub(super) number: u16,
     name: String,
     domain: Arc<Domain>,
     route: Route,
@@ -81,7 +85,7 @@ impl Rails {
     /// pages at a destination.
     ///
     /// # Errors
-    /// A device refuses, or has no room for the pool in one region.
+    /// All devices refuse, or have no room for the pool in one region.
     pub fn new(
         nics: &[Nic],
         memory: &Memory,
@@ -102,9 +106,22 @@ impl Rails {
             return refuse(format!("{} lanes: {count} NICs have 1 to {most} each", settings.lanes));
         }
         let record_region = Arc::new(Region::new(c"baton-records", slots * RECORD_STRIDE)?);
-        let rails = nics.iter().map(|nic| Rail::new(nic, memory, &record_region));
+        let (mut rails, mut refused, mut why) = (Vec::new(), Vec::new(), None);
+        for nic in nics {
+            match Rail::new(nic, memory, &record_region) {
+                Ok(rail) => rails.push(rail),
+                Err(error) => {
+                    refused.push(format!("{}: {error}", nic.device.name()));
+                    why = Some(error);
+                }
+            }
+        }
+        if let Some(why) = why.filter(|_| rails.is_empty()) {
+            return Err(why);
+        }
         Ok(Rails {
-            rails: rails.collect::<io::Result<_>>()?,
+            rails,
+            refused,
             settings,
             slots,
             record_region,
@@ -124,9 +141,11 @@ impl Rails {
         &self.rails[place]
     }
 
-    /// NICs under which sessions broke again and again, by name.
-    pub fn left_out(&self) -> impl Iterator<Item = &str> {
-        self.rails.iter().filter(|rail| rail.is_barred()).map(|rail| rail.name.as_str())
+    /// NICs that are not used while there are others: down, or sessions broke under them; by name.
+    pub fn left_out(&self) -> Vec<&str> {
+        let used = self.usable();
+        let unused = (0..self.rails.len()).filter(|place| !used.contains(place));
+        unused.map(|place| self.rails[place].name.as_str()).collect()
     }
 
     /// NICs to use for a new session; never none.
@@ -174,7 +193,7 @@ impl Rails {
     }
 
     /// What peers are told of memory and queue pairs, each NIC by a number.
-    pub(super) fn grant<'a>(&self, opened: impl Iterator<Item = (usize, &'a Opened)>) -> RdmaGrant {
+    pub(super) fn grant<'a>(&self, opened: impl Iterator<Item = (u16, &'a Opened)>) -> RdmaGrant {
         let first = &self.rails[0];
         let mut grant = RdmaGrant::empty(first.kv.address(), first.records.address());
         for (number, opened) in opened {
@@ -185,7 +204,7 @@ impl Rails {
                 records_key: records.remote_key(),
                 lid: route.lid,
                 mtu: route.mtu,
-                number: number as u16,
+                number,
                 pad: 0,
             };
             grant.push(rail, &opened.names);
@@ -206,6 +225,7 @@ impl Rail {
         let ordered = Access { remote_write: true, relaxed_ordering: false };
         let records = Registration::new(&domain, record_region, 0..record_region.len(), ordered)?;
         Ok(Rail {
+            number: nic.number,
             name: nic.device.name().into(),
             domain,
             route: nic.route,
@@ -217,8 +237,7 @@ impl Rail {
     }
 
     fn is_up(&self) -> bool {
-        let info = self.domain.device().info();
-        info.is_ok_and(|info| info.ports.iter().any(|port| port.number == self.route.port && port.active))
+        self.domain.device().is_active(self.route.port).unwrap_or(false)
     }
 
     fn is_barred(&self) -> bool {

@@ -84,7 +84,7 @@ impl RdmaSource {
         sequences: impl Fn() -> u32,
     ) -> io::Result<(RdmaSource, RdmaGrant)> {
         let mut joined = Vec::new();
-        for (place, (nic, names)) in partners(&rails.usable(), peer) {
+        for (place, (nic, names)) in partners(rails, peer) {
             let mut opened = rails.open(place, names.len(), false, &sequences)?;
             opened.connect(nic, names)?;
             if let Some(events) = opened.completions.events() {
@@ -92,7 +92,7 @@ impl RdmaSource {
             }
             joined.push((nic, opened));
         }
-        let told = rails.grant(joined.iter().map(|(nic, opened)| (usize::from(nic.number), opened)));
+        let told = rails.grant(joined.iter().map(|(nic, opened)| (nic.number, opened)));
         let pairs = joined.iter().flat_map(|(_, opened)| &opened.pairs);
         let granted = pairs.map(|pair| pair.capacity().pieces).min().unwrap_or(1);
         let pieces_max = (granted.min(rails.settings().pieces) as usize).clamp(1, PIECES_MAX);
@@ -214,7 +214,10 @@ impl RdmaSource {
                 let rail = self.rails.rail(lane.rail);
                 // A queue pair's first error is its oldest chain's; all behind it is flushed.
                 if let Err(fault) = completion.outcome {
-                    rail.breaks();
+                    // Another cause is not the way's.
+                    if cause_of(fault) == Cause::Unreachable {
+                        rail.breaks();
+                    }
                     return Err(Lost { cause: cause_of(fault), slot: Some(slot) });
                 }
                 rail.carries();
@@ -320,14 +323,11 @@ impl Lane {
 
 /// Which of our NICs is joined to which of the destination's: those of one number; where there are none, as they
 /// come.
-fn partners<'a>(ours: &[usize], peer: &'a RdmaGrant) -> Vec<(usize, (&'a RailGrant, &'a [QueuePairName]))> {
-    let number = |nic: &RailGrant| usize::from(nic.number);
-    let same: Vec<_> = peer
-        .rails()
-        .filter(|(nic, _)| ours.contains(&number(nic)))
-        .map(|theirs| (number(theirs.0), theirs))
-        .collect();
-    if same.is_empty() { ours.iter().copied().zip(peer.rails()).collect() } else { same }
+fn partners<'a>(rails: &Rails, peer: &'a RdmaGrant) -> Vec<(usize, (&'a RailGrant, &'a [QueuePairName]))> {
+    let ours = rails.usable();
+    let same = |number| ours.iter().copied().find(|&place| rails.rail(place).number == number);
+    let pairs: Vec<_> = peer.rails().filter_map(|theirs| Some((same(theirs.0.number)?, theirs))).collect();
+    if pairs.is_empty() { ours.iter().copied().zip(peer.rails()).collect() } else { pairs }
 }
 
 /// A completion of what was never posted.

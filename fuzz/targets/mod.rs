@@ -1,5 +1,7 @@
 //! The targets. To add one: its name here, its file beside this one, its folder in `corpus/`.
 
+mod landing;
+
 macro_rules! targets {
     ($($name:ident),* $(,)?) => {
         $(mod $name;)*
@@ -16,6 +18,12 @@ targets! {
     http_request,
     http_response,
     message,
+    plan,
     safetensors_header,
+    shm_offers,
+    tcp_frames,
     zmtp,
 }
+
+/// Each run of these makes memory files and descriptors, which take the kernel longer than all else.
+pub const SLOW: &[&str] = &["shm_offers", "tcp_frames"];

@@ -1,0 +1,37 @@
+//! What comes over a lane of tcp behind its preamble: whatever a source sends, bytes land in the slot's pages or
+//! nowhere, and what is no frame ends the session.
+
+use super::landing::{SLOTS, Slot, layout, memory};
+use baton::sys::event::WaitSet;
+use baton::transfer::plan::Template;
+use baton::transfer::transport::tcp::TcpDestination;
+use baton::transfer::transport::{Arrival, DestinationHalf};
+use std::io::Write;
+use std::net::TcpStream;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+/// The first byte says how many of the rest `ctl` has read already.
+pub fn run(data: &[u8]) {
+    let Some((&early, bytes)) = data.split_first() else { return };
+    let (early, late) = bytes.split_at(usize::from(early).min(bytes.len()));
+    let memory = memory(0);
+    let template = Template::new(&layout(), &layout()).expect("the same");
+    let mut half = TcpDestination::new(template, 1, SLOTS, Arc::new(WaitSet::new().expect("epoll")));
+    // A stream like any other, that leaves no port behind.
+    let (mut near, far) = UnixStream::pair().expect("sockets");
+    half.join(Arrival { lane: 0, stream: TcpStream::from(OwnedFd::from(far)), early: early.to_vec() });
+    near.set_nonblocking(true).expect("a socket");
+    let mut slot = Slot::default();
+    let mut rest = late;
+    loop {
+        let sent = near.write(rest).unwrap_or(0);
+        rest = &rest[sent..];
+        match half.step(&memory, &mut slot) {
+            Ok(moved) if moved || sent > 0 => slot.check(&memory),
+            _ => break,
+        }
+    }
+    slot.check(&memory);
+}

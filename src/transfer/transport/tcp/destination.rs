@@ -191,7 +191,6 @@ impl Lane {
     fn new(number: usize, arrival: Arrival, wait: &WaitSet) -> io::Result<Lane> {
         let Arrival { stream, early, .. } = arrival;
         stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
         wait.add(stream.as_fd(), Interest::Readable)?;
         let incoming = Incoming { stream, early, early_used: 0 };
         Ok(Lane { number, incoming, head: [0; HEAD_MAX], head_read: 0, frame: None })

@@ -92,10 +92,16 @@ pub struct RouterFlags {
     pub(super) process: ProcessFlags,
 }
 
+const BENCH_TRANSFER_COLUMNS: &str = "Columns: lanes: streams, or queue pairs between two NICs; p50, p99: from the call at the source to the notice seen at the
+destination; cpu s/GB: of both processes; WRs: pieces that a hand-off moved in (copies, frames, work requests); bells: wake-ups
+of shm, system calls of tcp, doorbells of rdma, each of a hand-off; limit: the bare way with as many bytes, in turn; ratio: p50
+by it.";
+
 /// `baton bench`.
 #[derive(Subcommand, Debug)]
 pub enum BenchFlags {
     /// Hand KV over between two processes, beside the bare limit of the same way in the same run
+    #[command(after_help = BENCH_TRANSFER_COLUMNS)]
     Transfer(TransferBenchFlags),
 }
 
@@ -285,13 +291,7 @@ pub(super) struct HandoffFlags {
     pub(super) transfer: Transfer,
     /// RDMA devices to use, as ibv_devices calls them [default: those with an active port on the NUMA node of this
     /// worker's CPUs, or all where none is; up to 4]
-    #[arg(
-        long,
-        alias = "disaggregation-ib-device",
-        value_name = "NAME",
-        num_args = 1..,
-        value_delimiter = ','
-    )]
+    #[arg(long, alias = "disaggregation-ib-device", value_name = "NAME[,NAME]", value_delimiter = ',')]
     pub(super) rdma_devices: Vec<String>,
     /// Address that peers are told to dial; a prefill worker may have a name, which stands for the address
     /// that its registry is reached by [default: --host; where that is every address, the one they already
@@ -327,7 +327,7 @@ pub(super) struct DestinationFlags {
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(super) data_port: u16,
     /// Networks in which a bootstrap_host named by a request may lie [default: loopback]
-    #[arg(long, value_name = "CIDR", num_args = 1.., value_delimiter = ',')]
+    #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     pub(super) bootstrap_allow: Vec<Cidr>,
 }
 

@@ -233,7 +233,11 @@ impl WorkerMetrics {
             sessions: std::array::from_fn(|index| {
                 let Choice { transport, why } = Choice::ALL[index];
                 let labels = l.and("transport", transport.name()).and("why", why.name());
-                r.counter(&["baton_sessions_total"], "Sessions with other workers.", &labels)
+                r.counter(
+                    &["baton_sessions_total"],
+                    "Sessions begun with other workers, by transport and why no better one.",
+                    &labels,
+                )
             }),
             work_requests: r.counter(
                 &["baton_transfer_work_requests_total"],

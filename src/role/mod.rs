@@ -247,7 +247,7 @@ fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleE
         Err(why) if !config.rdma_devices.is_empty() => Err(RoleError::Config("--rdma-devices", why)),
         Err(why) if asked == Transfer::Rdma => Err(RoleError::Config("--transfer", format!("rdma: {why}"))),
         Err(why) => {
-            event!(Debug, "ctl", "no RDMA", why = why);
+            event!(Info, "ctl", "RDMA is not used", why = why);
             Ok(Vec::new())
         }
     }

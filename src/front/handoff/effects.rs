@@ -9,7 +9,7 @@ use crate::ids::{PageId, SessionGeneration};
 use crate::obs::log::event;
 use crate::sched::mailbox::Command;
 use crate::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
-use crate::transfer::manager::choice::Choice;
+use crate::transfer::manager::choice::{Choice, Why};
 use crate::transfer::manager::destination::{self, DestinationEffects};
 use crate::transfer::manager::identity::Mismatch;
 use crate::transfer::manager::rooms::Slot;
@@ -57,8 +57,16 @@ impl<M> Effects<'_, M> {
         self.wishes.push_back(Wish::Send { from: self.worker.id, link, message: encoded });
     }
 
-    fn chosen(&self, choice: Choice, generation: SessionGeneration) {
+    fn chosen(&self, mut choice: Choice, link: Link, generation: SessionGeneration) {
+        // Inside a process nothing else is offered.
+        if let (Link::Local { .. }, Transport::Shm) = (link, choice.transport) {
+            choice.why = Why::SameHost;
+        }
         let Choice { transport, why } = choice;
+        // A worker that tries itself out hands over to nobody.
+        if transport == Transport::Fake {
+            return event!(Debug, "handoff", "session", generation = generation, transport = transport);
+        }
         self.worker.memory.tally.count_session(choice);
         event!(Info, "handoff", "session", generation = generation, transport = transport, why = why);
     }
@@ -82,7 +90,7 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
 
     fn bind(&mut self, link: Link, session: SessionId, how: source::Binding<'_>) {
         let generation = how.announce.session;
-        self.chosen(how.choice, generation);
+        self.chosen(how.choice, link, generation);
         let session = SourceSession {
             worker: self.worker.id,
             session,
@@ -166,7 +174,7 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
 
     fn bind(&mut self, link: Link, session: SessionId, how: destination::Binding<'_>) {
         let Some(&rank) = how.welcome.ranks.first() else { return };
-        self.chosen(how.choice, how.welcome.session);
+        self.chosen(how.choice, link, how.welcome.session);
         let session = DestinationSession {
             worker: self.worker.id,
             session,

@@ -15,6 +15,8 @@ pub enum Why {
     OnlyOffered,
     /// A better one could not be set up.
     NotSetUp,
+    /// The other worker, which chooses, took no better one; its log says why.
+    ChosenThere,
     /// Both workers are on one host, in one network namespace.
     SameHost,
     /// They are not.
@@ -41,6 +43,7 @@ impl Why {
             Why::Asked => "asked_for",
             Why::OnlyOffered => "only_offered",
             Why::NotSetUp => "not_set_up",
+            Why::ChosenThere => "chosen_there",
             Why::SameHost => "same_host",
             Why::OtherHost => "other_host",
             Why::NoRdmaHere => "no_rdma_here",
@@ -57,7 +60,7 @@ impl fmt::Display for Why {
 
 impl Choice {
     /// All there are.
-    pub const ALL: [Choice; 14] = {
+    pub const ALL: [Choice; 16] = {
         use Transport::{Fake, Rdma, Shm, Tcp};
         const fn choice(transport: Transport, why: Why) -> Choice {
             Choice { transport, why }
@@ -77,6 +80,8 @@ impl Choice {
             choice(Fake, Why::OnlyOffered),
             choice(Rdma, Why::NotSetUp),
             choice(Tcp, Why::NotSetUp),
+            choice(Rdma, Why::ChosenThere),
+            choice(Tcp, Why::ChosenThere),
         ]
     };
 
@@ -95,6 +100,7 @@ impl Choice {
             _ if ours.len() == 1 => Why::Asked,
             _ if theirs.is_some_and(|theirs| theirs.len() == 1) => Why::OnlyOffered,
             Transport::Shm => Why::SameHost,
+            _ if theirs.is_none() => Why::ChosenThere,
             Transport::Rdma if took(Transport::Shm) => Why::OtherHost,
             Transport::Tcp if !took(Transport::Rdma) => Why::NoRdmaHere,
             Transport::Tcp => Why::NoRdmaThere,
@@ -130,7 +136,7 @@ mod tests {
         assert_eq!(why(Rdma, &all, Some(&all)), Why::OtherHost);
         assert_eq!(why(Tcp, &all, Some(&[Shm, Tcp])), Why::NoRdmaThere);
         assert_eq!(why(Tcp, &[Shm, Tcp], Some(&all)), Why::NoRdmaHere);
-        assert_eq!(why(Tcp, &all, None), Why::NoRdmaThere);
+        assert_eq!([why(Tcp, &all, None), why(Rdma, &all, None)], [Why::ChosenThere; 2]);
         for transport in [Shm, Rdma, Tcp, Fake] {
             assert_eq!(why(transport, &[transport], Some(&all)), Why::Asked);
             assert_eq!(why(transport, &all, Some(&[transport])), Why::OnlyOffered);

@@ -218,6 +218,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "regions are memory files")]
     fn runs_of_all_lengths_arrive_whole_and_nowhere_else() {
         const LEN: usize = 256 << 10;
         let (source, to) = (Region::new(c"a", LEN).unwrap(), Region::new(c"b", LEN).unwrap());
@@ -243,6 +244,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "regions are memory files")]
     #[should_panic(expected = "run outside its region")]
     fn no_run_leaves_its_region() {
         let region = || Region::new(c"a", 4096).unwrap();

@@ -205,9 +205,8 @@ fn a_source_may_cancel_at_every_point_and_its_pages_are_read_no_longer() {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Source, Cause::Deadline);
             rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
-            let withdrawn = |(at, report): &(At, Report)| {
-                *at == At::Source && matches!(report, Report::Withdrawn { quiet: true, .. })
-            };
+            let withdrawn =
+                |(at, report): &(At, Report)| *at == At::Source && matches!(report, Report::Withdrawn { .. });
             assert_eq!(rig.reports.iter().any(withdrawn), failed, "withdrawn is said when asked for");
             rig.reuse_source(handoff);
             for _ in 0..7 {
@@ -672,9 +671,8 @@ fn a_source_that_writes_may_cancel_at_every_point() {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Source, Cause::Deadline);
             rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
-            let withdrawn = |(at, report): &(At, Report)| {
-                *at == At::Source && matches!(report, Report::Withdrawn { quiet: true, .. })
-            };
+            let withdrawn =
+                |(at, report): &(At, Report)| *at == At::Source && matches!(report, Report::Withdrawn { .. });
             assert_eq!(rig.reports.iter().any(withdrawn), failed, "withdrawn is said when asked for");
             rig.reuse_source(handoff);
             rig.fail(handoff, At::Destination, Cause::Deadline);

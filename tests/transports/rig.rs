@@ -362,7 +362,7 @@ impl Rig {
             }
         }
         while let Ok(report) = self.source.reports.try_recv() {
-            if let Report::Withdrawn { slot, generation, quiet: true } = report {
+            if let Report::Withdrawn { slot, generation } = report {
                 self.quiet.push((slot, generation));
             }
             self.reports.push((At::Source, report));

@@ -56,7 +56,7 @@ enum Entry<L> {
     Waiting { slot: Slot, prompt: Prompt },
     Open { slot: Slot, wanted: Wanted<L>, ack_wanted: bool, withdrawn: bool },
     Draining { slot: Slot, wanted: Wanted<L>, ack_wanted: bool },
-    Over { quiet: bool },
+    Over,
 }
 
 /// The two legs of a room have met.
@@ -97,11 +97,8 @@ pub enum Arrived<L> {
 /// What came of an Abort.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Aborted {
-    /// Nothing is, or ever will be, posted for it: the answer.
-    Answer {
-        /// `quiet`, or `unknown`.
-        quiet: bool,
-    },
+    /// Nothing is, or ever will be, posted for it: the answer is `quiet`.
+    Answer,
     /// The slot must be failed; the answer follows its withdrawal.
     Fail(Slot),
     /// It has failed already; the answer follows its withdrawal.
@@ -139,7 +136,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 let wanted = wanted.clone();
                 self.early -= 1;
                 if wanted.prompt != prompt {
-                    self.bury(room, true, now);
+                    self.bury(room, now);
                     return Entered::Differs(wanted);
                 }
                 self.entries.insert(
@@ -150,7 +147,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 Entered::Meets(Met { slot, wanted })
             }
             Some(Entry::Waiting { .. } | Entry::Open { .. }) => Entered::Refused(Cause::Refused),
-            Some(Entry::Draining { .. } | Entry::Over { .. }) => Entered::Refused(Cause::OtherLeg),
+            Some(Entry::Draining { .. } | Entry::Over) => Entered::Refused(Cause::OtherLeg),
         }
     }
 
@@ -172,7 +169,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             }
             Some(&Entry::Waiting { slot, .. }) => Arrived::Differs(slot),
             Some(Entry::Early { .. } | Entry::Open { .. }) => Arrived::Refused(Cause::Refused),
-            Some(Entry::Draining { .. } | Entry::Over { .. }) => Arrived::Refused(Cause::OtherLeg),
+            Some(Entry::Draining { .. } | Entry::Over) => Arrived::Refused(Cause::OtherLeg),
         }
     }
 
@@ -186,12 +183,10 @@ impl<L: Copy + PartialEq> Rooms<L> {
         match self.entries.get_mut(&room) {
             Some(Entry::Early { wanted, .. }) if same(wanted) => {
                 self.early -= 1;
-                self.bury(room, true, now);
-                Aborted::Answer { quiet: true }
+                self.bury(room, now);
+                Aborted::Answer
             }
-            Some(Entry::Open { wanted, withdrawn: true, .. }) if same(wanted) => {
-                Aborted::Answer { quiet: true }
-            }
+            Some(Entry::Open { wanted, withdrawn: true, .. }) if same(wanted) => Aborted::Answer,
             Some(Entry::Open { slot, wanted, ack_wanted, .. }) if same(wanted) => {
                 *ack_wanted = true;
                 Aborted::Fail(*slot)
@@ -200,12 +195,12 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 *ack_wanted = true;
                 Aborted::Waits
             }
-            Some(Entry::Over { quiet }) => Aborted::Answer { quiet: *quiet },
+            Some(Entry::Over) => Aborted::Answer,
             // A Destination that was refused, or a room this process never heard of: its request, should it
             // still come, finds the tombstone.
             None => {
-                self.bury(room, true, now);
-                Aborted::Answer { quiet: true }
+                self.bury(room, now);
+                Aborted::Answer
             }
             Some(_) => Aborted::Stale,
         }
@@ -254,7 +249,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Some(Entry::Draining { slot: held, wanted, ack_wanted }) if *held == slot => {
                 let answer = ack_wanted.then(|| (room, wanted.clone()));
                 self.by_slot.remove(&slot);
-                self.bury(room, true, now);
+                self.bury(room, now);
                 answer
             }
             _ => None,
@@ -280,7 +275,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             }
             None => {
                 self.by_slot.remove(&slot);
-                self.bury(room, true, now);
+                self.bury(room, now);
             }
         }
     }
@@ -301,7 +296,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 *entry = Entry::Waiting { slot: *slot, prompt: wanted.prompt };
                 true
             }
-            Entry::Waiting { .. } | Entry::Open { .. } | Entry::Draining { .. } | Entry::Over { .. } => true,
+            Entry::Waiting { .. } | Entry::Open { .. } | Entry::Draining { .. } | Entry::Over => true,
         });
         self.early = self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
     }
@@ -318,7 +313,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
         for (room, wanted) in late {
             self.early -= 1;
-            self.bury(room, true, now);
+            self.bury(room, now);
             unclaimed(room, wanted);
         }
         while let Some(&(until, room)) = self.tombstones.front() {
@@ -332,16 +327,16 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     /// Rooms that are not over.
     pub fn open(&self) -> usize {
-        self.entries.values().filter(|entry| !matches!(entry, Entry::Over { .. })).count()
+        self.entries.values().filter(|entry| !matches!(entry, Entry::Over)).count()
     }
 
-    fn bury(&mut self, room: Room, quiet: bool, now: Instant) {
-        self.entries.insert(room, Entry::Over { quiet });
+    fn bury(&mut self, room: Room, now: Instant) {
+        self.entries.insert(room, Entry::Over);
         self.tombstones.push_back((now + TOMBSTONE_LIFE, room));
     }
 
     fn exhume(&mut self, room: Room) {
-        if matches!(self.entries.get(&room), Some(Entry::Over { .. })) {
+        if matches!(self.entries.get(&room), Some(Entry::Over)) {
             self.entries.remove(&room);
         }
     }
@@ -416,7 +411,7 @@ mod tests {
         assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, wanted(5))));
         assert_eq!(rooms.withdrawn(OURS, now), None);
         rooms.leave(OURS, true, now);
-        assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer { quiet: true });
+        assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer);
         assert_eq!(rooms.open(), 0);
     }
 
@@ -425,7 +420,7 @@ mod tests {
         let now = Instant::now();
         let mut rooms = Rooms::default();
         let _ = rooms.arrive(ROOM, wanted(5), now);
-        assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer { quiet: true });
+        assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer);
         assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
         assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Refused(Cause::OtherLeg));
         rooms.expire(now + TOMBSTONE_LIFE, |_, _| ());
@@ -486,7 +481,7 @@ mod tests {
             }
             assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
             assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, written(5))));
-            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer { quiet: true });
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
             assert_eq!(rooms.withdrawn(OURS, now), None);
             assert_eq!(rooms.open(), 0);
         }
@@ -502,10 +497,10 @@ mod tests {
             let _ = rooms.arrive(ROOM, written(5), now);
             if withdrawn {
                 assert_eq!(rooms.withdrawn(OURS, now), None, "nobody has asked");
-                assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer { quiet: true });
+                assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
             }
             rooms.leave(OURS, !withdrawn, now);
-            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer { quiet: true });
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
         }
     }
 

@@ -192,10 +192,10 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     /// What the mover has to say.
     pub fn report(&mut self, report: Report, now: Instant, effects: &mut impl SourceEffects<L>) {
         match report {
-            Report::Withdrawn { slot, generation, quiet } => {
+            Report::Withdrawn { slot, generation } => {
                 if let Some((room, wanted)) = self.rooms.withdrawn(Slot { id: slot, generation }, now) {
                     let cause = self.status.load(slot).cause.unwrap_or(Cause::Internal);
-                    let ack = AbortAck { id: transfer_id(room, &wanted), quiet, cause };
+                    let ack = AbortAck { id: transfer_id(room, &wanted), quiet: true, cause };
                     effects.send(wanted.link, &Message::AbortAck(ack));
                 }
             }
@@ -366,8 +366,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     fn abort(&mut self, link: L, abort: &Abort, now: Instant, effects: &mut impl SourceEffects<L>) {
         let target = Slot { id: abort.id.slot, generation: abort.id.generation };
         match self.rooms.abort(abort.id.room, link, target, now) {
-            Aborted::Answer { quiet } => {
-                let ack = AbortAck { id: abort.id, quiet, cause: abort.cause };
+            Aborted::Answer => {
+                let ack = AbortAck { id: abort.id, quiet: true, cause: abort.cause };
                 effects.send(link, &Message::AbortAck(ack));
             }
             Aborted::Fail(slot) => {

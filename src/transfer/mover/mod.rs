@@ -32,8 +32,6 @@ pub enum Report {
         slot: SlotId,
         /// Its generation.
         generation: Generation,
-        /// `quiet`: no error and no flushed completion; else `unknown`.
-        quiet: bool,
     },
     /// Destination: everything is here and proven; the source may be told Done.
     Arrived {

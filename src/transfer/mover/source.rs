@@ -149,7 +149,7 @@ impl SourceMover {
                 transfer.pending = None;
                 self.try_withdraw(slot);
             }
-            None => self.report(Report::Withdrawn { slot, generation, quiet: true }),
+            None => self.report(Report::Withdrawn { slot, generation }),
         }
     }
 
@@ -243,7 +243,7 @@ impl SourceMover {
 
     /// Said before the lease ends: with the lease the slot is given out anew, and `ctl` has then heard of this use.
     fn withdrawn(&mut self, slot: SlotId, generation: Generation) {
-        self.report(Report::Withdrawn { slot, generation, quiet: true });
+        self.report(Report::Withdrawn { slot, generation });
         self.end_lease(slot);
     }
 

@@ -56,7 +56,7 @@ pub const ZMTP_BUFFER_KEPT: usize = 64 << 10;
 
 /// Bytes of a text in a message: a field's name or value, for the other side's log.
 pub const MESSAGE_TEXT_MAX: usize = 256;
-/// Ranks of a worker; tensor parallelism beyond a rack is not useful.
+/// Ranks of a worker; tensor parallelism beyond a rack is not useful. Bounds the plans that a peer can ask for.
 pub const RANKS_MAX: usize = 64;
 /// Pages of one Destination: a million tokens in pages of one.
 pub const PAGES_MAX: usize = 1 << 20;

@@ -16,10 +16,15 @@ impl Bytes<'_> {
 
     fn layout(&mut self, shape: (u32, u32, u32)) -> KvLayout {
         let (page_size, (layers, heads, dim)) = (1 << self.below(3), shape);
-        match self.below(2) {
-            0 => KvLayout::page_major(page_size, layers, heads, dim, KvDtype::F16),
-            _ => KvLayout::layer_major(page_size, layers, heads, dim, KvDtype::F16, PAGES),
-        }
+        let even: Vec<u32> =
+            (1..=4).filter(|&ranks| KvLayout::heads_per_rank(heads, ranks).is_some()).collect();
+        let ranks = even[self.below(even.len() as u32) as usize];
+        let held = KvLayout::heads_per_rank(heads, ranks).expect("even");
+        let rank = match self.below(2) {
+            0 => KvLayout::page_major(page_size, layers, held, dim, KvDtype::F16),
+            _ => KvLayout::layer_major(page_size, layers, held, dim, KvDtype::F16, PAGES),
+        };
+        rank.on_ranks(ranks, u64::from(PAGES) * rank.page_bytes(), heads).expect("even")
     }
 
     /// Each at most once.
@@ -34,9 +39,13 @@ impl Bytes<'_> {
 
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes(data.iter());
-    let shape = (1 + bytes.below(2), 1 + bytes.below(2), 1 + bytes.below(2));
+    let shape = (1 + bytes.below(2), 1 + bytes.below(4), 1 + bytes.below(2));
     let (from, to) = (bytes.layout(shape), bytes.layout(shape));
-    let template = Template::new(&from, &to).expect("they hold the same");
+    let layers = {
+        let end = bytes.below(shape.0 + 1);
+        bytes.below(end + 1)..end
+    };
+    let template = Template::of_layers(&from, &to, layers.clone()).expect("they hold the same");
     let tile = from.page_size.min(to.page_size);
     let room = PAGES * tile;
     let tokens = {
@@ -71,14 +80,18 @@ pub fn run(data: &[u8]) {
     moved.sort_unstable();
     let mut obvious = Vec::new();
     for token in tokens.start..tokens.end.next_multiple_of(tile) {
-        for layer in 0..shape.0 {
+        for layer in layers.clone() {
             for which in [KeyValue::Key, KeyValue::Value] {
-                for head in 0..shape.1 {
-                    let at = |layout: &KvLayout, pages: &[PageId]| {
+                for (rank, head) in (0..to.ranks).flat_map(|rank| to.heads_of(rank).map(move |head| (rank, head))) {
+                    let holds = |rank: &u32| from.heads_of(*rank).contains(&head);
+                    let sender = (0..from.ranks).find(holds).expect("somebody holds it");
+                    let at = |layout: &KvLayout, rank: u32, pages: &[PageId]| {
                         let page = pages[(token / layout.page_size) as usize];
-                        layout.offset(page, layer, which, head, token % layout.page_size)
+                        let own = head - layout.heads_of(rank).start;
+                        let inside = layout.offset(page, layer, which, own, token % layout.page_size);
+                        u64::from(rank) * layout.rank_stride + inside
                     };
-                    let (a, b) = (at(&from, &from_pages), at(&to, &to_pages));
+                    let (a, b) = (at(&from, sender, &from_pages), at(&to, rank, &to_pages));
                     obvious.extend((0..u64::from(shape.2) * 2).map(|byte| (a + byte, b + byte)));
                 }
             }

@@ -1,9 +1,12 @@
 //! Where K and V of a token lie: a layout described by strides, so that any engine's can be.
 //!
 //! Arithmetic only: no memory is touched here. Ours is page-major and head-major:
-//! `[page][layer][K|V][kv_head][token][head_dim]`; others lay KV out layer by layer.
+//! `[page][layer][K|V][kv_head][token][head_dim]`; others lay KV out layer by layer. A worker of several
+//! tensor-parallel ranks has a region for each, all alike, page ids in common; its regions are one behind the
+//! other. What is kept as one latent instead of heads (MLA) is one KV head, which every rank holds.
 
 use crate::ids::PageId;
+use std::ops::Range;
 
 /// Element type of cached keys and values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
@@ -44,14 +47,15 @@ pub enum KeyValue {
     Value,
 }
 
-/// Counts and strides (in bytes) of one rank's KV. Head elements are always contiguous.
+/// Counts and strides (in bytes) of a worker's KV: of one rank, and from rank to rank. Head elements are always
+/// contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KvLayout {
     /// Tokens of a page.
     pub page_size: u32,
     /// Transformer layers.
     pub layers: u32,
-    /// KV heads held by this rank.
+    /// KV heads held by each rank.
     pub kv_heads: u32,
     /// Elements of one head.
     pub head_dim: u32,
@@ -67,10 +71,17 @@ pub struct KvLayout {
     pub head_stride: u64,
     /// From a token to the next.
     pub token_stride: u64,
+    /// Tensor-parallel ranks.
+    pub ranks: u32,
+    /// From a rank's region to the next.
+    pub rank_stride: u64,
+    /// KV heads of the model, of which each rank holds its share.
+    pub model_kv_heads: u32,
 }
 
 impl KvLayout {
     /// Our own layout, `[page][layer][K|V][kv_head][token][head_dim]`: one contiguous block per page.
+    /// One rank, which holds all heads.
     pub const fn page_major(
         page_size: u32,
         layers: u32,
@@ -94,11 +105,14 @@ impl KvLayout {
             kv_stride,
             head_stride,
             token_stride,
+            ranks: 1,
+            rank_stride: 0,
+            model_kv_heads: kv_heads,
         }
     }
 
     /// A layout as other engines keep it, `[layer][K|V][page][token][kv_head][head_dim]`: a block per page, layer,
-    /// and K or V, for a pool of `pages` pages.
+    /// and K or V, for a pool of `pages` pages. One rank, which holds all heads.
     pub const fn layer_major(
         page_size: u32,
         layers: u32,
@@ -123,10 +137,56 @@ impl KvLayout {
             kv_stride,
             head_stride,
             token_stride,
+            ranks: 1,
+            rank_stride: 0,
+            model_kv_heads: kv_heads,
         }
     }
 
-    /// Byte offset of the first element of one token's head inside the region.
+    /// KV heads that each of `ranks` ranks holds of a model with `kv_heads`: its share of them, or, where there are
+    /// more ranks than heads, one that its neighbours hold as well. None where that does not come out even.
+    pub const fn heads_per_rank(kv_heads: u32, ranks: u32) -> Option<u32> {
+        if kv_heads == 0 || ranks == 0 {
+            None
+        } else if kv_heads.is_multiple_of(ranks) {
+            Some(kv_heads / ranks)
+        } else if ranks.is_multiple_of(kv_heads) {
+            Some(1)
+        } else {
+            None
+        }
+    }
+
+    /// This layout of one rank for each of `ranks` ranks, whose regions begin `rank_stride` bytes apart, of a model
+    /// with `model_kv_heads`. None where [`KvLayout::heads_per_rank`] is not what this one holds.
+    pub const fn on_ranks(self, ranks: u32, rank_stride: u64, model_kv_heads: u32) -> Option<KvLayout> {
+        match KvLayout::heads_per_rank(model_kv_heads, ranks) {
+            Some(heads) if heads == self.kv_heads => {
+                Some(KvLayout { ranks, rank_stride, model_kv_heads, ..self })
+            }
+            _ => None,
+        }
+    }
+
+    /// Ranks that hold the same heads.
+    const fn replicas(&self) -> u32 {
+        let replicas = self.ranks / self.model_kv_heads;
+        if replicas == 0 { 1 } else { replicas }
+    }
+
+    /// The model's KV heads that a rank holds.
+    pub const fn heads_of(&self, rank: u32) -> Range<u32> {
+        let first = rank / self.replicas() * self.kv_heads;
+        first..first + self.kv_heads
+    }
+
+    /// The lowest rank that holds this one of the model's KV heads.
+    pub const fn holder(&self, model_head: u32) -> u32 {
+        model_head / self.kv_heads * self.replicas()
+    }
+
+    /// Byte offset of the first element of one token's head inside the region of rank 0; that of another rank lies
+    /// [`KvLayout::rank_stride`] further for each before it. `head` counts the rank's own.
     #[inline]
     pub const fn offset(&self, page: PageId, layer: u32, which: KeyValue, head: u32, token: u32) -> u64 {
         let kv = match which {
@@ -140,12 +200,12 @@ impl KvLayout {
             + token as u64 * self.token_stride
     }
 
-    /// Bytes of KV in one page, over all layers.
+    /// Bytes of KV in one page of a rank, over all layers.
     pub const fn page_bytes(&self) -> u64 {
         self.page_size as u64 * self.token_bytes()
     }
 
-    /// Bytes of KV of one token, over all layers.
+    /// Bytes of KV of one token at a rank, over all layers.
     pub const fn token_bytes(&self) -> u64 {
         self.layers as u64 * 2 * self.kv_heads as u64 * self.head_dim as u64 * self.dtype.bytes()
     }
@@ -153,5 +213,30 @@ impl KvLayout {
     /// Pages that hold `tokens` tokens.
     pub const fn pages_for(&self, tokens: u32) -> u32 {
         tokens.div_ceil(self.page_size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_head_is_held_and_its_holder_is_the_lowest() {
+        for (kv_heads, ranks) in [(8, 1), (8, 2), (8, 8), (3, 3), (2, 8), (1, 4), (3, 6)] {
+            let held = KvLayout::heads_per_rank(kv_heads, ranks).unwrap();
+            let layout = KvLayout::page_major(16, 2, held, 4, KvDtype::F16);
+            let layout = layout.on_ranks(ranks, 1 << 20, kv_heads).unwrap();
+            for head in 0..kv_heads {
+                let holders: Vec<u32> =
+                    (0..ranks).filter(|&rank| layout.heads_of(rank).contains(&head)).collect();
+                assert_eq!(holders.len() as u32, (ranks / kv_heads).max(1), "{kv_heads} heads on {ranks}");
+                assert_eq!(layout.holder(head), holders[0], "{kv_heads} heads on {ranks}");
+            }
+        }
+        for (kv_heads, ranks) in [(8, 3), (3, 2), (4, 6), (0, 1), (1, 0)] {
+            assert_eq!(KvLayout::heads_per_rank(kv_heads, ranks), None);
+        }
+        let whole = KvLayout::page_major(16, 2, 8, 4, KvDtype::F16);
+        assert_eq!(whole.on_ranks(2, 0, 8), None, "a rank of two holds half of the heads");
     }
 }

@@ -14,7 +14,7 @@ use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
 use baton::transfer::mover::Report;
 use baton::transfer::status::State;
 use baton::transfer::transport::{Arrival, Post};
-use rig::{At, Rig, layer_major, page_major};
+use rig::{At, Rig, layer_major, on_ranks, page_major};
 use std::io::Write;
 use way::{Kind, Way, pair};
 
@@ -50,6 +50,29 @@ fn bytes_arrive_whole_for_every_pair_of_layouts() {
             ] {
                 let mut rig = Rig::with_layouts(kind, from, to);
                 for (room, tokens) in [1, 15, 16, 17, 40, 64].into_iter().enumerate() {
+                    let handoff = rig.begin(SESSION, room as u64, tokens);
+                    rig.chunks(&handoff, 16);
+                    rig.until_success(&handoff);
+                }
+                rig.assert_idle();
+            }
+        }
+    }
+}
+
+#[test]
+fn heads_reach_the_ranks_that_hold_them() {
+    for kind in KINDS {
+        // Two heads: a head each, both on one, and each on two.
+        for ranks in [(1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 1), (1, 4)] {
+            for (from, to) in [
+                (page_major(16), page_major(16)),
+                (page_major(16), layer_major(4)),
+                (layer_major(4), page_major(16)),
+                (layer_major(8), layer_major(8)),
+            ] {
+                let mut rig = Rig::with_layouts(kind, on_ranks(from, ranks.0), on_ranks(to, ranks.1));
+                for (room, tokens) in [1, 17, 40].into_iter().enumerate() {
                     let handoff = rig.begin(SESSION, room as u64, tokens);
                     rig.chunks(&handoff, 16);
                     rig.until_success(&handoff);

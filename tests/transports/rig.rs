@@ -50,6 +50,17 @@ pub fn layer_major_of(ours: KvLayout) -> KvLayout {
     KvLayout::layer_major(page_size, layers, kv_heads, head_dim, dtype, POOL.div_ceil(page_size))
 }
 
+/// A layout of one rank, of a model's only heads, on so many ranks.
+pub fn on_ranks(whole: KvLayout, ranks: u32) -> KvLayout {
+    let held = KvLayout::heads_per_rank(whole.kv_heads, ranks).expect("even");
+    let KvLayout { page_size, layers, kv_heads, head_dim, dtype, .. } = whole;
+    let rank = KvLayout::page_major(page_size, layers, held, head_dim, dtype);
+    let is_page_major = whole.kv_stride < whole.page_stride;
+    let rank = if is_page_major { rank } else { layer_major_of(rank) };
+    let pages = u64::from(POOL.div_ceil(page_size));
+    rank.on_ranks(ranks, pages * rank.page_bytes(), kv_heads).expect("even")
+}
+
 /// One worker.
 pub struct Side<H, C> {
     pub memory: Memory,
@@ -449,7 +460,7 @@ fn bell() -> Arc<Bell> {
 
 fn memory(layout: KvLayout) -> Memory {
     let pages = POOL.div_ceil(layout.page_size);
-    let bytes = u64::from(pages) * layout.page_bytes();
+    let bytes = u64::from(layout.ranks) * u64::from(pages) * layout.page_bytes();
     Memory {
         region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()),
         layout,
@@ -511,16 +522,19 @@ fn gcd(a: u32, b: u32) -> u32 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// (token, which head of it, offset in the region) of the first `tokens` tokens of a list of pages.
+/// (token, which head of it, offset in the region) of the first `tokens` tokens of a list of pages, on all ranks.
 fn elements(layout: &KvLayout, pages: &[PageId], tokens: u32) -> impl Iterator<Item = (u32, u32, usize)> {
-    let heads = layout.kv_heads;
-    let per_token = layout.layers * 2 * heads;
+    let per_rank = layout.layers * 2 * layout.kv_heads;
+    let per_token = layout.ranks * per_rank;
     (0..tokens * per_token).map(move |i| {
-        let (token, element) = (i / per_token, i % per_token);
-        let (layer, which, head) = (element / (2 * heads), element / heads % 2, element % heads);
-        let which = if which == 0 { KeyValue::Key } else { KeyValue::Value };
+        let (token, rank, at_rank) = (i / per_token, i % per_token / per_rank, i % per_rank);
+        let (layer_and_which, own) = (at_rank / layout.kv_heads, at_rank % layout.kv_heads);
+        let head = layout.heads_of(rank).start + own;
+        let which = if layer_and_which % 2 == 0 { KeyValue::Key } else { KeyValue::Value };
         let page = pages[(token / layout.page_size) as usize];
-        (token, element, layout.offset(page, layer, which, head, token % layout.page_size) as usize)
+        let inside = layout.offset(page, layer_and_which / 2, which, own, token % layout.page_size);
+        let at = u64::from(rank) * layout.rank_stride + inside;
+        (token, layer_and_which * layout.model_kv_heads + head, at as usize)
     })
 }
 

@@ -60,6 +60,9 @@ impl Identity {
             kv_stride: layout.kv_stride,
             head_stride: layout.head_stride,
             token_stride: layout.token_stride,
+            rank_stride: layout.rank_stride,
+            ranks: layout.ranks,
+            model_kv_heads: layout.model_kv_heads,
         }
     }
 
@@ -91,9 +94,20 @@ impl Identity {
                 return Err(differ(Refusal::AuxLayout, field, &ours.to_string(), &theirs.to_string()));
             }
         }
-        let pool = announce.ranks.first().map_or(0, |rank| rank.regions.kv);
-        let destination = layout_of(&announce.kv, pool)
-            .ok_or_else(|| differ(Refusal::KvLayout, "KV layout", "a checked one", "outside its region"))?;
+        // Ranks of one process lie in one memory, and are one part; those of several are not for this version.
+        let [rank] = &announce.ranks[..] else {
+            let parts = announce.ranks.len().to_string();
+            return Err(differ(Refusal::KvLayout, "processes of a worker", "1", &parts));
+        };
+        let pool = rank.regions.kv;
+        let destination = layout_of(&announce.kv, pool).ok_or_else(|| {
+            differ(
+                Refusal::KvLayout,
+                "KV layout",
+                "a checked one",
+                "outside its region, or heads that ranks cannot share",
+            )
+        })?;
         let template = self.plan(&self.layout, &destination)?;
         Ok((destination, template))
     }
@@ -104,8 +118,14 @@ impl Identity {
         source: &KvLayoutClaim,
         pool_bytes: u64,
     ) -> Result<(KvLayout, Template), Mismatch> {
-        let layout = layout_of(source, pool_bytes)
-            .ok_or_else(|| differ(Refusal::KvLayout, "KV layout", "outside its region", "a checked one"))?;
+        let layout = layout_of(source, pool_bytes).ok_or_else(|| {
+            differ(
+                Refusal::KvLayout,
+                "KV layout",
+                "outside its region, or heads that ranks cannot share",
+                "a checked one",
+            )
+        })?;
         let template = self.plan(&layout, &self.layout)?;
         Ok((layout, template))
     }
@@ -116,14 +136,15 @@ impl Identity {
     }
 }
 
-/// A claimed layout, once its last byte is seen to lie inside the claimed region.
+/// A claimed layout, once its last byte is seen to lie inside the claimed region, and its heads to be those that
+/// its ranks hold.
 fn layout_of(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
     let dtype =
         [KvDtype::F32, KvDtype::F16, KvDtype::Bf16].into_iter().find(|&dtype| dtype as u32 == claim.dtype)?;
     if claim.extent(dtype.bytes())? > pool_bytes {
         return None;
     }
-    Some(KvLayout {
+    let rank = KvLayout {
         page_size: claim.page_size,
         layers: claim.layers,
         kv_heads: claim.kv_heads,
@@ -134,7 +155,11 @@ fn layout_of(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
         kv_stride: claim.kv_stride,
         head_stride: claim.head_stride,
         token_stride: claim.token_stride,
-    })
+        ranks: 1,
+        rank_stride: 0,
+        model_kv_heads: claim.kv_heads,
+    };
+    rank.on_ranks(claim.ranks, claim.rank_stride, claim.model_kv_heads)
 }
 
 fn differ(reason: Refusal, field: &str, source: &str, destination: &str) -> Mismatch {

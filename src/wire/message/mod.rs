@@ -28,7 +28,7 @@ use body::{read_body, write_body};
 use bytemuck::{Pod, Zeroable};
 
 /// Major version of the messages; another one is refused.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 const MAGIC: u16 = u16::from_le_bytes(*b"BT");
 /// A receiver that does not know the kind must close the connection, not skip the message.
 const MUST_UNDERSTAND: u16 = 1;

@@ -125,6 +125,12 @@ pub struct KvLayoutClaim {
     pub head_stride: u64,
     /// Bytes from a token to the next.
     pub token_stride: u64,
+    /// Bytes from a rank's region to the next.
+    pub rank_stride: u64,
+    /// Tensor-parallel ranks, 1 to [`limits::RANKS_MAX`]; their regions lie in one.
+    pub ranks: u32,
+    /// KV heads of the model; at least 1.
+    pub model_kv_heads: u32,
 }
 
 impl KvLayoutClaim {
@@ -137,6 +143,7 @@ impl KvLayoutClaim {
             (2, self.kv_stride),
             (self.kv_heads, self.head_stride),
             (self.page_size, self.token_stride),
+            (self.ranks, self.rank_stride),
         ];
         let head = u64::from(self.head_dim).checked_mul(element_bytes);
         steps.into_iter().try_fold(head?, |extent, (count, stride)| {
@@ -150,6 +157,8 @@ impl KvLayoutClaim {
         within("KV heads", self.kv_heads, 1..=u32::MAX.into())?;
         within("head size", self.head_dim, 1..=u32::MAX.into())?;
         within("pages", self.pages, 1..=u32::MAX.into())?;
+        within("ranks", self.ranks, 1..=limits::RANKS_MAX as u64)?;
+        within("KV heads of the model", self.model_kv_heads, 1..=u32::MAX.into())?;
         Ok(self)
     }
 }
@@ -643,11 +652,23 @@ mod tests {
             kv_stride: 128,
             head_stride: 64,
             token_stride: 16,
+            rank_stride: 2000,
+            ranks: 1,
+            model_kv_heads: 2,
         };
         assert_eq!(claim.extent(2), Some(3 * 512));
+        assert_eq!(KvLayoutClaim { ranks: 3, ..claim }.extent(2), Some(2 * 2000 + 3 * 512));
+        assert_eq!(KvLayoutClaim { ranks: 3, rank_stride: u64::MAX / 2, ..claim }.extent(2), None);
         assert_eq!(KvLayoutClaim { page_stride: u64::MAX / 2, ..claim }.extent(2), None);
         assert_eq!(KvLayoutClaim { layers: 0, ..claim }.extent(2), None);
-        assert!(KvLayoutClaim { pages: 0, ..claim }.checked().is_err());
+        for bad in [
+            KvLayoutClaim { pages: 0, ..claim },
+            KvLayoutClaim { ranks: 0, ..claim },
+            KvLayoutClaim { ranks: 1 + limits::RANKS_MAX as u32, ..claim },
+            KvLayoutClaim { model_kv_heads: 0, ..claim },
+        ] {
+            assert!(bad.checked().is_err(), "{bad:?}");
+        }
     }
 
     #[test]

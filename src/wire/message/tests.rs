@@ -11,7 +11,16 @@ const ID: TransferId =
 const PAGES: [PageId; 3] = [PageId(0), PageId(7), PageId(u32::MAX)];
 
 fn layout() -> KvLayoutClaim {
-    KvLayoutClaim { page_size: 16, layers: 30, kv_heads: 3, head_dim: 64, pages: 100, ..Zeroable::zeroed() }
+    KvLayoutClaim {
+        page_size: 16,
+        layers: 30,
+        kv_heads: 3,
+        head_dim: 64,
+        pages: 100,
+        ranks: 2,
+        model_kv_heads: 6,
+        ..Zeroable::zeroed()
+    }
 }
 
 fn rdma() -> RdmaGrant {

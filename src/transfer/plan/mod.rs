@@ -1,0 +1,193 @@
+//! Which bytes go where: a [`Template`] is made once per session from two layouts; per request only
+//! page indices change.
+//!
+//! Arithmetic only. The two may differ in page size, in strides and in the number of tensor-parallel ranks: each
+//! rank of the destination gets the heads that it holds, from the lowest rank of the source that holds them. A *tile*
+//! is the most tokens that lie in one page on both sides; a *fragment* is a contiguous piece of a tile, the same on
+//! both sides. Fragments are neighbours merged inside a tile, runs are fragments merged across tiles. Both ends of a
+//! stream that knows no addresses (tcp) walk the same order ([`fragment`]).
+//!
+//! Part of the layers: [`Template::of_layers`]. A prefix that the destination holds: tokens from there on, and pages
+//! counted from there. A state slot is a page of one token in a region of its own.
+
+mod fragment;
+#[cfg(test)]
+mod tests;
+mod walk;
+
+pub use walk::{Pieces, Runs};
+
+use crate::ids::PageId;
+use crate::kv::layout::KvLayout;
+use fragment::{Fragment, Order};
+use std::ops::Range;
+
+/// A piece of one copy or write: offsets into the two regions.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Run {
+    /// Offset in the source's region.
+    pub source: u64,
+    /// Offset in the destination's region.
+    pub destination: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// A contiguous stretch of a stream on one side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Offset in the side's region.
+    pub at: u64,
+    /// Length.
+    pub bytes: u64,
+}
+
+/// Two layouts that cannot be connected: the field and both values.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LayoutMismatch {
+    /// Field of [`KvLayout`].
+    pub field: &'static str,
+    /// The source's.
+    pub source: String,
+    /// The destination's.
+    pub destination: String,
+}
+
+/// The plan of a session.
+#[derive(Clone, Debug)]
+pub struct Template {
+    tile: u32,
+    fragments: Vec<Fragment>,
+    order: Order,
+    source: Paging,
+    destination: Paging,
+}
+
+/// How one side's pages are laid out along the tokens.
+#[derive(Clone, Copy, Debug)]
+struct Paging {
+    /// Of a page.
+    tiles: u32,
+    tile_stride: u64,
+    page_stride: u64,
+}
+
+impl Paging {
+    fn of(layout: &KvLayout, tile: u32) -> Paging {
+        Paging {
+            tiles: layout.page_size / tile,
+            tile_stride: u64::from(tile) * layout.token_stride,
+            page_stride: layout.page_stride,
+        }
+    }
+
+    /// Where a tile begins in the region.
+    #[inline]
+    fn address(&self, tile: u32, page: &impl Fn(usize) -> PageId) -> u64 {
+        // A division takes as long as the rest of a run.
+        if self.tiles == 1 {
+            return u64::from(page(tile as usize).0) * self.page_stride;
+        }
+        let (index, within) = (tile / self.tiles, tile % self.tiles);
+        u64::from(page(index as usize).0) * self.page_stride + u64::from(within) * self.tile_stride
+    }
+}
+
+impl Template {
+    /// The plan between two workers' regions, which hold the same layers and heads of a model.
+    pub fn new(source: &KvLayout, destination: &KvLayout) -> Result<Template, LayoutMismatch> {
+        Template::of_layers(source, destination, 0..source.layers)
+    }
+
+    /// The same for these layers only; there are at least as many.
+    pub fn of_layers(
+        source: &KvLayout,
+        destination: &KvLayout,
+        layers: Range<u32>,
+    ) -> Result<Template, LayoutMismatch> {
+        let compared = |layout: &KvLayout| {
+            [
+                ("layers", layout.layers.to_string()),
+                ("kv_heads", layout.model_kv_heads.to_string()),
+                ("head_dim", layout.head_dim.to_string()),
+                ("kv_dtype", layout.dtype.name().to_string()),
+            ]
+        };
+        for ((field, source), (_, destination)) in compared(source).into_iter().zip(compared(destination)) {
+            if source != destination {
+                return Err(LayoutMismatch { field, source, destination });
+            }
+        }
+        let tile = gcd(source.page_size, destination.page_size);
+        let fragments = fragment::of_tile(source, destination, layers, tile);
+        Ok(Template {
+            tile,
+            order: Order::of(&fragments),
+            fragments,
+            source: Paging::of(source, tile),
+            destination: Paging::of(destination, tile),
+        })
+    }
+
+    /// Bytes that `tokens` take on the way, whole tiles.
+    pub fn bytes(&self, tokens: Range<u32>) -> u64 {
+        let tiles = self.tiles(&tokens);
+        self.tile_bytes() * u64::from(tiles.end - tiles.start)
+    }
+
+    /// Where `bytes` of the stream of `tokens` lie at the source.
+    pub fn source_pieces<P: Fn(usize) -> PageId>(
+        &self,
+        tokens: Range<u32>,
+        bytes: Range<u64>,
+        page: P,
+    ) -> Pieces<'_, P> {
+        Pieces::new(self, &self.source, |fragment| fragment.source, tokens, bytes, page)
+    }
+
+    /// Where `bytes` of the stream of `tokens` lie at the destination.
+    pub fn destination_pieces<P: Fn(usize) -> PageId>(
+        &self,
+        tokens: Range<u32>,
+        bytes: Range<u64>,
+        page: P,
+    ) -> Pieces<'_, P> {
+        Pieces::new(self, &self.destination, |fragment| fragment.destination, tokens, bytes, page)
+    }
+
+    /// What moves `bytes` of the stream of `tokens`, run by run.
+    pub fn runs<S, D>(
+        &self,
+        tokens: Range<u32>,
+        bytes: Range<u64>,
+        source_page: S,
+        destination_page: D,
+    ) -> Runs<'_, S, D>
+    where
+        S: Fn(usize) -> PageId,
+        D: Fn(usize) -> PageId,
+    {
+        Runs::new(self, tokens, bytes, source_page, destination_page)
+    }
+
+    /// What moves all of `tokens`, run by run.
+    pub fn all_runs<S, D>(&self, tokens: Range<u32>, source_page: S, destination_page: D) -> Runs<'_, S, D>
+    where
+        S: Fn(usize) -> PageId,
+        D: Fn(usize) -> PageId,
+    {
+        self.runs(tokens.clone(), 0..self.bytes(tokens), source_page, destination_page)
+    }
+
+    fn tiles(&self, tokens: &Range<u32>) -> Range<u32> {
+        tokens.start / self.tile..tokens.end.div_ceil(self.tile)
+    }
+
+    fn tile_bytes(&self) -> u64 {
+        self.fragments.last().map_or(0, |last| last.before + last.bytes)
+    }
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}

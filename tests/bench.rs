@@ -62,6 +62,24 @@ fn lanes_and_busy_polling_move_the_same_bytes() {
 }
 
 #[test]
+fn workers_of_other_layouts_and_ranks_fit_together() {
+    for arguments in [
+        "--case qwen-64 --src-tp 2 --dst-tp 4 --layout layer-to-page --duration 0 --json",
+        "--case qwen-64 --src-tp 4 --dst-tp 1 --layout page-to-layer --duration 0 --json",
+        "--case smol-128 --src-tp 3 --dst-tp 6 --layout layer-major --duration 0 --json",
+        "--case p1-32 --src-tp 8 --dst-tp 16 --layout page-major --duration 0 --json",
+        // One latent on all ranks.
+        "--case tiny-2k --src-tp 4 --dst-tp 2 --layout page-major --duration 0 --json",
+    ] {
+        let rows = rows(arguments);
+        assert!(rows.len() >= 2 && rows.iter().all(|row| row["verified"] == true), "{arguments}");
+    }
+    let twice = &rows("--case smol-128 --src-tp 3 --dst-tp 6 --transport tcp --duration 0 --json")[0];
+    assert_eq!(twice["bytes"], 2 * 8 * 60 * (6 << 10), "each replica its own");
+    assert_eq!((&twice["src_tp"], &twice["dst_tp"]), (&Value::from(3), &Value::from(6)));
+}
+
+#[test]
 fn the_table_has_a_line_for_each_row() {
     let output = run("--case tiny-2k --layout page-major --duration 0");
     assert!(output.status.success(), "{}", text(&output.stderr));

@@ -6,8 +6,8 @@
 use super::resolved::{KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
 use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host};
 use crate::limits::{
-    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RUNNING_REQUESTS_MAX,
-    THREADS_MAX, WORKERS_MAX,
+    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
+    RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::{IpAddr, SocketAddr};
@@ -114,12 +114,22 @@ pub struct TransferBenchFlags {
     /// What is handed over: a case by its name, all, or small (all of them for slow machines)
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub case: String,
-    /// How both pools keep their pages: all, layer-major as other engines, page-major as ours
+    /// How the pools keep their pages: all (the next two), layer-major as other engines, page-major as ours,
+    /// layer-to-page, page-to-layer
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub layout: String,
     /// Streams of a tcp session, or queue pairs between two NICs [default: 1, or 2]
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=LANES_MAX as i64))]
     pub lanes: Option<u16>,
+    /// Tensor-parallel ranks of the source, each with a pool of its KV heads
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=RANKS_MAX as i64))]
+    pub src_tp: u32,
+    /// Tensor-parallel ranks of the destination; of more ranks than KV heads several hold the same
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=RANKS_MAX as i64))]
+    pub dst_tp: u32,
+    /// Most local pieces that an rdma work request gathers; 1: none gathers [default: 16]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=16))]
+    pub pieces: Option<u32>,
     /// Seconds for each row of figures
     #[arg(long, value_name = "SECONDS", default_value_t = 2.0)]
     pub duration: f64,
@@ -156,9 +166,12 @@ pub struct ShapeFlags {
     /// Layers, each with a buffer for K and one for V
     #[arg(long, value_name = "N", requires = "pages", default_value_t = 32, value_parser = value_parser!(u32).range(1..=1024))]
     pub layers: u32,
-    /// Bytes of a page in a buffer
+    /// Bytes of a page in a buffer, all KV heads
     #[arg(long, value_name = "BYTES", requires = "pages", default_value_t = 32 << 10, value_parser = value_parser!(u32).range(1..=16 << 20))]
     pub item_bytes: u32,
+    /// KV heads of the model, which tensor-parallel ranks share
+    #[arg(long, value_name = "N", requires = "pages", default_value_t = 8, value_parser = value_parser!(u32).range(1..=1024))]
+    pub kv_heads: u32,
     /// Have the request's pages lie anywhere in the pool, not in a run
     #[arg(long, requires = "pages")]
     pub fragmented: bool,

@@ -1,4 +1,4 @@
-//! What is handed over: how many pages of how many buffers, from which pages to which, and with what bytes.
+//! What is handed over: how many pages of how many buffers, from which pages to which.
 //!
 //! Arithmetic only. Both processes derive page lists and bytes from the case alone.
 
@@ -38,12 +38,42 @@ pub enum LayoutKind {
     PageMajor,
 }
 
-impl LayoutKind {
+/// Of source and destination.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Layouts {
+    /// Prefill's.
+    pub source: LayoutKind,
+    /// Decode's.
+    pub destination: LayoutKind,
+}
+
+impl Layouts {
+    /// All there are; the alike first.
+    pub const ALL: [Layouts; 4] = {
+        use LayoutKind::{LayerMajor, PageMajor};
+        [
+            Layouts { source: LayerMajor, destination: LayerMajor },
+            Layouts { source: PageMajor, destination: PageMajor },
+            Layouts { source: LayerMajor, destination: PageMajor },
+            Layouts { source: PageMajor, destination: LayerMajor },
+        ]
+    };
+
     /// As typed and reported.
     pub const fn name(self) -> &'static str {
-        match self {
-            LayoutKind::LayerMajor => "layer-major",
-            LayoutKind::PageMajor => "page-major",
+        match (self.source, self.destination) {
+            (LayoutKind::LayerMajor, LayoutKind::LayerMajor) => "layer-major",
+            (LayoutKind::PageMajor, LayoutKind::PageMajor) => "page-major",
+            (LayoutKind::LayerMajor, LayoutKind::PageMajor) => "layer-to-page",
+            (LayoutKind::PageMajor, LayoutKind::LayerMajor) => "page-to-layer",
+        }
+    }
+
+    /// One side's.
+    pub const fn of(self, end: End) -> LayoutKind {
+        match end {
+            End::Source => self.source,
+            End::Destination => self.destination,
         }
     }
 }
@@ -57,8 +87,10 @@ pub struct Case {
     pub pages: u32,
     /// Buffers, one for each layer's K and one for its V; 1: both in one.
     pub buffers: u32,
-    /// Bytes of a page in a buffer.
+    /// Bytes of a page in a buffer, all heads.
     pub item_bytes: u32,
+    /// KV heads of the model.
+    pub kv_heads: u32,
     /// Tokens of a page.
     pub page_size: u32,
     /// Pages of the pool.
@@ -79,25 +111,26 @@ impl Case {
     /// The cases that are always the same, so that figures can be compared.
     pub fn known() -> Vec<Case> {
         use Spread::{Contiguous, Fragmented};
-        let case = |name: &str, pages, buffers, item_bytes, page_size, pool, spread| Case {
+        let case = |name: &str, pages, buffers, (item_bytes, kv_heads), page_size, pool, spread| Case {
             name: name.into(),
             pages,
             buffers,
             item_bytes,
+            kv_heads,
             page_size,
             pool,
             spread,
         };
         vec![
-            case("tiny-2k", 1, 1, 2 * KIB, 1, 64, Fragmented),
-            case("smol-128", 8, 60, 6 * KIB, 16, 640, Fragmented),
-            case("smol-1024", 64, 60, 6 * KIB, 16, 640, Fragmented),
-            case("smol-8192", 512, 60, 6 * KIB, 16, 640, Fragmented),
-            case("qwen-128", 8, 56, 32 * KIB, 16, 160, Fragmented),
-            case("qwen-1024", 64, 56, 32 * KIB, 16, 256, Fragmented),
-            case("qwen-8192", 512, 56, 32 * KIB, 16, 640, Fragmented),
-            case("qwen-p1-contig-1024", 1024, 56, 2 * KIB, 1, 4096, Contiguous),
-            case("qwen-p1-frag-1024", 1024, 56, 2 * KIB, 1, 4096, Fragmented),
+            case("tiny-2k", 1, 1, (2 * KIB, 1), 1, 64, Fragmented),
+            case("smol-128", 8, 60, (6 * KIB, 3), 16, 640, Fragmented),
+            case("smol-1024", 64, 60, (6 * KIB, 3), 16, 640, Fragmented),
+            case("smol-8192", 512, 60, (6 * KIB, 3), 16, 640, Fragmented),
+            case("qwen-128", 8, 56, (32 * KIB, 8), 16, 160, Fragmented),
+            case("qwen-1024", 64, 56, (32 * KIB, 8), 16, 256, Fragmented),
+            case("qwen-8192", 512, 56, (32 * KIB, 8), 16, 640, Fragmented),
+            case("qwen-p1-contig-1024", 1024, 56, (2 * KIB, 8), 1, 4096, Contiguous),
+            case("qwen-p1-frag-1024", 1024, 56, (2 * KIB, 8), 1, 4096, Fragmented),
         ]
     }
 
@@ -125,7 +158,13 @@ impl Case {
         if self.buffers == 0 || self.buffers != 1 && !self.buffers.is_multiple_of(2) {
             return fail(format!("{} buffers: there are two for each layer, or 1", self.buffers));
         }
-        let unit = u64::from(self.page_size) * if self.buffers == 1 { 32 } else { 16 };
+        // A head of a token is whole words, which are compared.
+        let unit = [u64::from(self.page_size), u64::from(self.kv_heads), self.halves().into(), 8]
+            .into_iter()
+            .try_fold(1, u64::checked_mul);
+        let Some(unit) = unit.filter(|&unit| unit > 0) else {
+            return fail(format!("{} KV heads and pages of {} tokens", self.kv_heads, self.page_size));
+        };
         if self.item_bytes == 0 || !u64::from(self.item_bytes).is_multiple_of(unit) {
             return fail(format!("{} bytes an item: not a multiple of {unit}", self.item_bytes));
         }
@@ -162,28 +201,37 @@ impl Case {
         self.pages * self.page_size
     }
 
-    /// The pool's layout. One KV head: where heads lie inside an item makes no difference to a copy of it.
-    pub fn layout(&self, kind: LayoutKind) -> KvLayout {
-        let (layers, halves) = if self.buffers == 1 { (1, 2) } else { (self.buffers / 2, 1) };
-        let dtype = KvDtype::F16;
-        let head_dim = self.item_bytes / halves / self.page_size / dtype.bytes() as u32;
-        match kind {
-            LayoutKind::PageMajor => KvLayout::page_major(self.page_size, layers, 1, head_dim, dtype),
-            LayoutKind::LayerMajor if self.buffers > 1 => {
-                KvLayout::layer_major(self.page_size, layers, 1, head_dim, dtype, self.pool)
-            }
-            // K and V side by side: one item is one block.
-            LayoutKind::LayerMajor => KvLayout::page_major(self.page_size, 1, 1, head_dim, dtype),
-        }
+    /// Halves of an item: K and V side by side, where there is one buffer for both.
+    fn halves(&self) -> u32 {
+        if self.buffers == 1 { 2 } else { 1 }
     }
 
-    /// Where an item begins.
-    pub fn item(&self, kind: LayoutKind, page: PageId, buffer: u32) -> u64 {
-        let (page, buffer, item) = (u64::from(page.0), u64::from(buffer), u64::from(self.item_bytes));
-        match kind {
-            LayoutKind::PageMajor => page * self.page_bytes() + buffer * item,
-            LayoutKind::LayerMajor => (buffer * u64::from(self.pool) + page) * item,
-        }
+    /// A worker's layout with so many tensor-parallel ranks, a pool each.
+    ///
+    /// # Errors
+    /// The ranks cannot share the heads evenly.
+    pub fn layout(&self, kind: LayoutKind, ranks: u32) -> Result<KvLayout, CaseError> {
+        let held = KvLayout::heads_per_rank(self.kv_heads, ranks);
+        let uneven = || CaseError(format!("{} KV heads of {} on {ranks} ranks", self.kv_heads, self.name));
+        let held = held.ok_or_else(uneven)?;
+        let (layers, dtype) = (self.buffers.div_ceil(2), KvDtype::F16);
+        let head_dim =
+            self.item_bytes / self.halves() / self.page_size / self.kv_heads / dtype.bytes() as u32;
+        let rank = match kind {
+            LayoutKind::LayerMajor if self.buffers > 1 => {
+                KvLayout::layer_major(self.page_size, layers, held, head_dim, dtype, self.pool)
+            }
+            // K and V side by side: one item is one block.
+            _ => KvLayout::page_major(self.page_size, layers, held, head_dim, dtype),
+        };
+        let stride = (u64::from(self.pool) * rank.page_bytes()).next_multiple_of(4096);
+        rank.on_ranks(ranks, stride, self.kv_heads).ok_or_else(uneven)
+    }
+
+    /// The same with so many times as many pages: what goes to as many replicas of a rank.
+    pub fn times(&self, replicas: u32) -> Case {
+        let (pages, pool) = (self.pages.saturating_mul(replicas), self.pool.saturating_mul(replicas));
+        Case { pages, pool, ..self.clone() }
     }
 
     /// The pages of a side in one of its [`LISTS`].
@@ -206,15 +254,10 @@ impl Case {
             }
         }
     }
-
-    /// The word at `word` words into a source's item.
-    pub fn word(&self, page: PageId, buffer: u32, word: u32) -> u64 {
-        mix(u64::from(page.0) << 40 | u64::from(buffer) << 24 | u64::from(word))
-    }
 }
 
 /// One step of SplitMix64 (Steele, Lea, Flood 2014).
-fn mix(value: u64) -> u64 {
+pub fn mix(value: u64) -> u64 {
     let mut z = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -224,7 +267,6 @@ fn mix(value: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kv::layout::KeyValue;
     use std::collections::HashSet;
 
     fn cases() -> Vec<Case> {
@@ -232,24 +274,24 @@ mod tests {
     }
 
     #[test]
-    fn items_lie_where_the_layout_says() {
+    fn ranks_hold_as_much_as_the_case_says() {
         for case in cases() {
             case.check().unwrap();
-            for kind in [LayoutKind::LayerMajor, LayoutKind::PageMajor] {
-                let layout = case.layout(kind);
-                assert_eq!(layout.page_bytes(), case.page_bytes(), "{}", case.name);
-                let last = PageId(case.pool - 1);
-                for page in [PageId(0), last] {
-                    for buffer in 0..case.buffers {
-                        let which = if buffer % 2 == 0 { KeyValue::Key } else { KeyValue::Value };
-                        let at = layout.offset(page, buffer / 2, which, 0, 0);
-                        assert_eq!(case.item(kind, page, buffer), at, "{} {kind:?}", case.name);
-                    }
+            for ranks in 1..=16 {
+                for kind in [LayoutKind::LayerMajor, LayoutKind::PageMajor] {
+                    let Ok(layout) = case.layout(kind, ranks) else { continue };
+                    let held = u64::from(ranks) * layout.page_bytes();
+                    let replicas = u64::from(ranks.div_ceil(case.kv_heads));
+                    assert_eq!(held, replicas * case.page_bytes(), "{} {ranks}", case.name);
                 }
-                let end = case.item(kind, last, case.buffers - 1) + u64::from(case.item_bytes);
-                assert_eq!(end, case.pool_bytes(), "{}", case.name);
             }
         }
+        let smol = &cases()[1];
+        assert!(
+            smol.layout(LayoutKind::PageMajor, 3).is_ok() && smol.layout(LayoutKind::PageMajor, 6).is_ok()
+        );
+        let error = smol.layout(LayoutKind::PageMajor, 2).unwrap_err();
+        assert_eq!(error.0, "3 KV heads of smol-128 on 2 ranks");
     }
 
     #[test]
@@ -282,6 +324,8 @@ mod tests {
             Case { pages: 0, ..good.clone() },
             Case { buffers: 0, ..good.clone() },
             Case { page_size: 0, ..good.clone() },
+            Case { kv_heads: 0, ..good.clone() },
+            Case { kv_heads: 5, ..good.clone() },
             Case { page_size: u32::MAX, ..good.clone() },
             Case { pool: u32::MAX, ..good.clone() },
         ] {

@@ -1,19 +1,18 @@
 //! The process that is handed KV: does row after row what the other process says.
 
-use super::case::{Case, End, LISTS, LayoutKind};
+use super::bytes::{self, touch};
+use super::case::{End, LISTS};
 use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
 use super::side::{PATIENCE, Side};
 use super::talk::{LINE_MAX, Row, Say};
 use crate::front::handoff::Source;
-use crate::ids::{PageId, Room};
-use crate::kv::region::Region;
+use crate::ids::Room;
 use crate::role::host_id;
 use crate::sched::mailbox::Command;
 use crate::sys::clock::{monotonic_ns, process_cpu_ns};
 use crate::transfer::command::DestinationCommand;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::Ordering;
 
 /// Answers every row that is asked for, one at a time, for as long as the process lives. What goes wrong in one
 /// is told to whoever asked, and to `log`.
@@ -88,11 +87,11 @@ impl Following {
                 Limit::Listening(listener)
             }
             "rdma" => {
-                let (limit, ends) = VerbsLimit::new(&row.case, row.lanes, PATIENCE)?;
+                let (limit, ends) = VerbsLimit::new(&row.moved(), row.lanes, PATIENCE)?;
                 verbs = Some(ends);
                 Limit::Verbs(Box::new(limit))
             }
-            _ => Limit::Copy(Box::new(CopyLimit::new(&row.case).map_err(text)?)),
+            _ => Limit::Copy(Box::new(CopyLimit::new(&row.moved()).map_err(text)?)),
         };
         side.say(&Say::Prepared { bare_port, verbs, host: format!("{:?}", host_id()) })?;
         Ok(Following { row, side, source: Source::Remote(control), limit })
@@ -144,7 +143,8 @@ impl Following {
         }
         self.side.leave(slot, &pages)?;
         if let Some(source_pages) = source_pages {
-            verify_pages(&self.side.memory.region, &self.row.case, self.row.layout, &source_pages, &pages)?;
+            let memory = &self.side.memory;
+            bytes::verify(&memory.region, &memory.layout, &source_pages, &pages)?;
         }
         self.side.say(&Say::Landed { at, cpu })
     }
@@ -152,7 +152,7 @@ impl Following {
     fn bare(&mut self, run: u32) -> Result<(), String> {
         let text = |error: std::io::Error| format!("bare limit: {error}");
         if let Limit::Listening(listener) = &self.limit {
-            let (lanes, bytes) = (self.row.lanes, self.row.case.bytes());
+            let (lanes, bytes) = (self.row.lanes, self.row.moved().bytes());
             self.limit = Limit::Streams(StreamLimit::accept(listener, lanes, bytes, PATIENCE).map_err(text)?);
         }
         let at = match &mut self.limit {
@@ -172,34 +172,4 @@ impl Following {
         };
         self.side.say(&Say::BareDone { at })
     }
-}
-
-/// Has the kernel give all of it, so that no hand-off waits for that.
-pub fn touch(region: &Region) {
-    (0..region.len()).step_by(4096).for_each(|at| region.word(at).store(0, Ordering::Relaxed));
-}
-
-/// Whether every word of every item is the source's.
-fn verify_pages(
-    region: &Region,
-    case: &Case,
-    kind: LayoutKind,
-    source: &[PageId],
-    destination: &[PageId],
-) -> Result<(), String> {
-    for (&from, &to) in source.iter().zip(destination) {
-        for buffer in 0..case.buffers {
-            let at = case.item(kind, to, buffer) as usize;
-            for word in 0..case.item_bytes / 8 {
-                let found = region.word(at + 8 * word as usize).load(Ordering::Relaxed);
-                let wanted = case.word(from, buffer, word);
-                if found != wanted {
-                    return Err(format!(
-                        "wrong bytes: page {to} (from {from}), buffer {buffer}, word {word}: {found:#x}, not {wanted:#x}"
-                    ));
-                }
-            }
-        }
-    }
-    Ok(())
 }

@@ -5,6 +5,7 @@
 //! Source and destination are two processes, on one host or two: the source leads and measures, the destination
 //! follows. Time runs from the source's call to the notice seen at the destination.
 
+mod bytes;
 mod case;
 mod destination;
 mod limit;
@@ -119,7 +120,7 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
             }
             Err(why) => {
                 failures += 1;
-                eprintln!("{} {} {}: {why}", row.case.name, row.layout.name(), row.transport);
+                eprintln!("{} {} {}: {why}", row.case.name, row.layouts.name(), row.transport);
             }
         }
     }
@@ -161,7 +162,7 @@ impl Progress {
         if self.is_terminal {
             let done = WIDTH * self.row / self.rows;
             let (bar, rest) = ("#".repeat(done), "-".repeat(WIDTH - done));
-            let (case, layout) = (&row.case.name, row.layout.name());
+            let (case, layout) = (&row.case.name, row.layouts.name());
             eprint!("\r[{bar}{rest}] {}/{} {case} {layout} {}\x1b[K", self.row + 1, self.rows, row.transport);
             // Shown or not, it changes nothing.
             let _ = io::stderr().flush();

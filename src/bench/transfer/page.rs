@@ -54,19 +54,20 @@ pub fn page(rows: &[Figures]) -> String {
 
 fn table(page: &mut String, rows: &[Figures]) {
     page.push_str(
-        "<table><tr><th>case<th>layout<th>via<th>lanes<th>bytes<th>runs<th>p50 µs<th>p99 µs<th>GB/s\
+        "<table><tr><th>case<th>layout<th>tp<th>via<th>lanes<th>bytes<th>runs<th>p50 µs<th>p99 µs<th>GB/s\
          <th>work requests<th>doorbells<th>limit<th>limit µs<th>ratio</tr>\n",
     );
     for figures in rows {
         let row = &figures.row;
         let _ = writeln!(
             page,
-            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.1}<td>{:.1}<td>{:.2}<td>{:.0}<td>{:.0}<td>{}<td>{:.1}<td>{:.2}</tr>",
+            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{:.1}<td>{:.1}<td>{:.2}<td>{:.0}<td>{:.0}<td>{}<td>{:.1}<td>{:.2}</tr>",
             escaped(&row.case.name),
-            row.layout.name(),
+            row.layouts.name(),
+            row.ranks(),
             escaped(&row.transport),
             row.lanes,
-            row.case.bytes(),
+            row.moved().bytes(),
             figures.samples.handed_over.len(),
             figures.p50(),
             figures.p99(),
@@ -90,20 +91,20 @@ struct Series<'a> {
 fn series(rows: &[Figures]) -> Vec<Series<'_>> {
     let mut all: Vec<Series> = Vec::new();
     for figures in rows {
-        let name = format!("{} {}", figures.row.transport, figures.row.layout.name());
+        let name = format!("{} {}", figures.row.transport, figures.row.layouts.name());
         match all.iter_mut().find(|series| series.name == name) {
             Some(series) => series.rows.push(figures),
             None => all.push(Series { name, rows: vec![figures] }),
         }
     }
     for series in &mut all {
-        series.rows.sort_by_key(|figures| figures.row.case.bytes());
+        series.rows.sort_by_key(|figures| figures.row.moved().bytes());
     }
     all
 }
 
 fn bandwidth(page: &mut String, rows: &[Figures]) {
-    let bytes = |figures: &Figures| figures.row.case.bytes() as f64;
+    let bytes = |figures: &Figures| figures.row.moved().bytes() as f64;
     let x = Axis::logarithmic(rows.iter().map(bytes));
     let limit = |figures: &Figures| bytes(figures) / figures.limit_p50() / 1e3;
     let y = Axis::from_zero(rows.iter().flat_map(|figures| [figures.gb_per_s(), limit(figures)]));
@@ -139,7 +140,7 @@ fn spread(page: &mut String, figures: &Figures) {
     let caption = format!(
         "{}, {}, {}; dashed: {}",
         escaped(&row.case.name),
-        row.layout.name(),
+        row.layouts.name(),
         escaped(&row.transport),
         escaped(&figures.limit)
     );

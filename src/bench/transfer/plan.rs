@@ -1,6 +1,6 @@
 //! What a command line asks the bench for: which rows, for how long, with whom.
 
-use super::case::{Case, LayoutKind, Spread};
+use super::case::{Case, Layouts, Spread};
 use super::talk::Row;
 use crate::config::error::ConfigError;
 use crate::config::flags::{ShapeFlags, TransferBenchFlags};
@@ -11,7 +11,6 @@ use std::time::Duration;
 
 /// How bytes can move on this machine, in the order of rows.
 const TRANSPORTS: [&str; 3] = ["shm", "tcp", "rdma"];
-const LAYOUTS: [LayoutKind; 2] = [LayoutKind::LayerMajor, LayoutKind::PageMajor];
 /// Seconds of a row.
 const DURATION: std::ops::RangeInclusive<f64> = 0.0..=3600.0;
 
@@ -66,7 +65,11 @@ impl Plan {
         if flags.transport == "all" {
             transports.retain(|&name| name != "rdma" || Nic::choose(&[], &[]).is_ok());
         }
-        let layouts = choose("--layout", &flags.layout, &LAYOUTS, |kind| kind.name())?;
+        let mut layouts = choose("--layout", &flags.layout, &Layouts::ALL, |kind| kind.name())?;
+        // One that both sides have.
+        if flags.layout == "all" {
+            layouts.retain(|layouts| layouts.source == layouts.destination);
+        }
         let cases = match flags.shape.pages {
             Some(pages) => vec![own(pages, &flags.shape)?],
             None if flags.case == "small" => Case::small(),
@@ -82,11 +85,13 @@ impl Plan {
         };
         let mut rows = Vec::new();
         for case in &cases {
-            for &layout in &layouts {
+            for &layouts in &layouts {
                 for &transport in &transports {
-                    rows.push(Row {
+                    let row = Row {
                         case: case.clone(),
-                        layout,
+                        layouts,
+                        source_ranks: flags.src_tp,
+                        destination_ranks: flags.dst_tp,
                         transport: transport.into(),
                         lanes: match transport {
                             "tcp" => flags.lanes.unwrap_or(1),
@@ -94,8 +99,12 @@ impl Plan {
                             // Copies of shm have one.
                             _ => 1,
                         },
+                        pieces: flags.pieces.unwrap_or(Settings::default().pieces),
                         busy_poll: flags.busy_poll,
-                    });
+                    };
+                    let ranks = row.ranks();
+                    row.check().map_err(|error| value("--src-tp, --dst-tp", ranks, error.0))?;
+                    rows.push(row);
                 }
             }
         }
@@ -130,6 +139,7 @@ fn own(pages: u32, shape: &ShapeFlags) -> Result<Case, ConfigError> {
         pages,
         buffers: shape.layers * 2,
         item_bytes: shape.item_bytes,
+        kv_heads: shape.kv_heads,
         page_size: 1,
         // Room for lists that differ.
         pool: pages.saturating_mul(2),
@@ -179,6 +189,11 @@ mod tests {
         let one = plan("--case qwen-64 --transport tcp --layout layer-major --lanes 4").unwrap().rows;
         assert_eq!(one.len(), 1);
         assert_eq!((one[0].case.pages, one[0].lanes), (4, 4));
+        let one = plan("--case qwen-64 --src-tp 2 --dst-tp 16 --layout layer-to-page --transport shm")
+            .unwrap()
+            .rows;
+        assert_eq!((one.len(), one[0].ranks()), (1, "2:16".to_string()));
+        assert_eq!(one[0].moved().bytes(), 2 * one[0].case.bytes(), "each head on two ranks");
         let own = plan("--pages 10 --layers 2 --item-bytes 4096 --fragmented --transport shm").unwrap().rows;
         assert_eq!(own[0].case.bytes(), 10 * 4 * 4096);
     }
@@ -190,7 +205,10 @@ mod tests {
             ("--transport ucx", "there is all, shm, tcp, rdma"),
             ("--layout token-major", "page-major"),
             ("--duration 9999", "0 to 3600"),
-            ("--pages 10 --item-bytes 100", "multiple of 16"),
+            ("--pages 10 --item-bytes 100", "multiple of 64"),
+            ("--case smol-128 --src-tp 2", "3 KV heads of smol-128 on 2 ranks"),
+            ("--case qwen-128 --dst-tp 3", "8 KV heads of qwen-128 on 3 ranks"),
+            ("--dst-tp 65", "64"),
             ("--pages 4000000000", "at most"),
             ("--connect nowhere", "--connect nowhere"),
             ("--layers 3", "pages"),

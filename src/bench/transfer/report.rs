@@ -53,8 +53,11 @@ pub struct Figures {
 struct Line<'a> {
     case: &'a str,
     layout: &'a str,
+    src_tp: u32,
+    dst_tp: u32,
     transport: &'a str,
     lanes: u16,
+    pieces: u32,
     busy_poll: bool,
     bytes: u64,
     runs: u64,
@@ -73,7 +76,7 @@ struct Line<'a> {
 impl Figures {
     /// Gigabytes a second at the median.
     pub fn gb_per_s(&self) -> f64 {
-        self.row.case.bytes() as f64 / self.p50() / 1e3
+        self.row.moved().bytes() as f64 / self.p50() / 1e3
     }
 
     /// Median of the hand-off, in microseconds.
@@ -102,14 +105,17 @@ impl Figures {
 
     /// One line of JSON.
     pub fn json(&self) -> String {
-        let Row { case, layout, transport, lanes, busy_poll } = &self.row;
+        let row = &self.row;
         let line = Line {
-            case: &case.name,
-            layout: layout.name(),
-            transport,
-            lanes: *lanes,
-            busy_poll: *busy_poll,
-            bytes: case.bytes(),
+            case: &row.case.name,
+            layout: row.layouts.name(),
+            src_tp: row.source_ranks,
+            dst_tp: row.destination_ranks,
+            transport: &row.transport,
+            lanes: row.lanes,
+            pieces: row.pieces,
+            busy_poll: row.busy_poll,
+            bytes: row.moved().bytes(),
             runs: self.runs(),
             p50_us: rounded(self.p50()),
             p99_us: rounded(self.p99()),
@@ -127,16 +133,17 @@ impl Figures {
     }
 
     fn cpu_per_gb(&self) -> f64 {
-        self.samples.cpu as f64 / (self.row.case.bytes() * self.runs()) as f64
+        self.samples.cpu as f64 / (self.row.moved().bytes() * self.runs()) as f64
     }
 }
 
 /// Heads of the table's columns.
 pub fn heading() -> String {
     format!(
-        "{:<20} {:<11} {:<4} {:>5}  {:>10}  {:>10} {:>10} {:>7} {:>8} {:>7} {:>6}  {:>10} {:>6}",
+        "{:<20} {:<13} {:>5} {:<4} {:>5}  {:>10}  {:>10} {:>10} {:>7} {:>8} {:>7} {:>6}  {:>10} {:>6}",
         "case",
         "layout",
+        "tp",
         "via",
         "lanes",
         "bytes",
@@ -153,15 +160,16 @@ pub fn heading() -> String {
 
 impl fmt::Display for Figures {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Row { case, layout, transport, lanes, .. } = &self.row;
+        let row = &self.row;
         write!(
             f,
-            "{:<20} {:<11} {:<4} {:>5}  {:>10}  {:>10.1} {:>10.1} {:>7.2} {:>8.2} {:>7.0} {:>6.0}  {:>10.1} {:>6.2}",
-            case.name,
-            layout.name(),
-            transport,
-            lanes,
-            case.bytes(),
+            "{:<20} {:<13} {:>5} {:<4} {:>5}  {:>10}  {:>10.1} {:>10.1} {:>7.2} {:>8.2} {:>7.0} {:>6.0}  {:>10.1} {:>6.2}",
+            row.case.name,
+            row.layouts.name(),
+            row.ranks(),
+            row.transport,
+            row.lanes,
+            row.moved().bytes(),
             self.p50(),
             self.p99(),
             self.gb_per_s(),
@@ -185,14 +193,22 @@ fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::case::{Case, LayoutKind};
+    use super::super::case::{Case, Layouts};
     use super::*;
 
     #[test]
     fn a_line_has_the_fields_of_the_contract() {
         let case = Case::known().remove(0);
-        let row =
-            Row { case, layout: LayoutKind::PageMajor, transport: "shm".into(), lanes: 1, busy_poll: true };
+        let row = Row {
+            case,
+            layouts: Layouts::ALL[1],
+            source_ranks: 1,
+            destination_ranks: 1,
+            transport: "shm".into(),
+            lanes: 1,
+            pieces: 16,
+            busy_poll: true,
+        };
         let mut samples = Samples::new();
         for (ours, bare) in [(3000, 2000), (5000, 2500), (4000, 1000)] {
             samples.add(ours, bare, 2048);

@@ -3,6 +3,7 @@
 //! Thread: the caller's is `ctl` and `engine`; `move` is a thread that parks, as in a worker, or with busy
 //! polling the caller's too. Everything ends when it is dropped. No wait without a deadline.
 
+use super::case::End;
 use super::talk::{Row, Say, Talk};
 use crate::cause::Cause;
 use crate::front::directory::Directory;
@@ -111,19 +112,21 @@ fn text(error: impl std::fmt::Display) -> String {
 }
 
 impl Parts {
-    fn new(row: &Row, talk: TcpStream) -> Result<Parts, String> {
+    fn new(row: &Row, end: End, talk: TcpStream) -> Result<Parts, String> {
         let transport = transport_of(&row.transport)?;
-        row.case.check().map_err(|error| error.0)?;
+        row.check().map_err(|error| error.0)?;
         if !(1..=LANES_MAX).contains(&usize::from(row.lanes)) {
             return Err(format!("{} lanes: not 1 to {LANES_MAX}", row.lanes));
         }
         let mut reactor = Reactor::new().map_err(text)?;
         let talk = Talk(reactor.adopt(talk).map_err(text)?);
         let waker = reactor.waker();
-        let region = Region::new(c"baton-kv", row.case.pool_bytes() as usize).map_err(text)?;
+        let layout = row.layout(end).map_err(|error| error.0)?;
+        let region_bytes = u64::from(layout.ranks) * layout.rank_stride;
+        let region = Region::new(c"baton-kv", region_bytes as usize).map_err(text)?;
         let memory = Memory {
             region: Arc::new(region),
-            layout: row.case.layout(row.layout),
+            layout,
             pages: row.case.pool,
             lists: Arc::new(PageLists::new(SLOTS, row.case.pages as usize).map_err(text)?),
             tally: Arc::default(),
@@ -168,7 +171,7 @@ impl Parts {
         let ring = Ring::new(self.engine.0.clone(), self.bell.clone());
         let mut worker = Worker::new(WORKER, ring, self.status.clone(), self.memory.clone());
         if self.transport == Transport::Rdma {
-            let settings = Settings { lanes: row.lanes.into(), ..Settings::default() };
+            let settings = Settings { lanes: row.lanes.into(), pieces: row.pieces, ..Settings::default() };
             let context = row.case.tokens() as usize;
             let rails = Rails::new(&Nic::choose(&[], &[])?, &self.memory, SLOTS, context, settings);
             worker.rails = Some(Arc::new(rails.map_err(|error| format!("registering the pool: {error}"))?));
@@ -230,7 +233,7 @@ fn identity(role: wire::Role) -> PeerIdentity {
 impl Side<SourceCommand> {
     /// A prefill worker; `talk` is the connection to the destination. Also gives its control port.
     pub fn source(row: &Row, talk: TcpStream, host: IpAddr) -> Result<(Self, u16), String> {
-        let mut parts = Parts::new(row, talk)?;
+        let mut parts = Parts::new(row, End::Source, talk)?;
         let Rings { links, handle, commands, reports } = parts.rings::<SourceCommand>();
         let (control, address) = parts.listen(host)?;
         let mut passing = Passing::default();
@@ -258,7 +261,7 @@ impl Side<DestinationCommand> {
         host: IpAddr,
         control: SocketAddr,
     ) -> Result<Self, String> {
-        let mut parts = Parts::new(row, talk)?;
+        let mut parts = Parts::new(row, End::Destination, talk)?;
         let Rings { links, handle, commands, reports } = parts.rings::<DestinationCommand>();
         let data = (parts.transport == Transport::Tcp).then(|| parts.listen(host)).transpose()?;
         let (right, memory) = (MoverRight::for_mover_thread(), parts.memory.clone());

@@ -1,5 +1,6 @@
 //! The process that hands KV over, and measures: one row at a time, hand-offs and bare runs in turn.
 
+use super::bytes::{fill, touch};
 use super::case::{End, LISTS};
 use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
 use super::report::{Figures, Samples};
@@ -13,7 +14,6 @@ use crate::sys::clock::{monotonic_ns, process_cpu_ns};
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::SourceCommand;
 use std::net::{SocketAddr, TcpStream};
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Hand-offs of a row, whatever time there is: a median needs some, and a tiny one is done a hundred thousand
@@ -30,7 +30,7 @@ pub fn measure(peer: SocketAddr, row: &Row, duration: Duration) -> Result<Figure
     let (mut side, control_port) = Side::source(row, stream, host)?;
     let version = env!("CARGO_PKG_VERSION").to_string();
     side.say(&Say::Prepare { version, row: row.clone(), control_port })?;
-    fill(&side, row);
+    fill_lists(&side, row);
     let Say::Prepared { bare_port, verbs, host: theirs } = side.hear()? else {
         return Err("the other process did not prepare".into());
     };
@@ -42,7 +42,7 @@ pub fn measure(peer: SocketAddr, row: &Row, duration: Duration) -> Result<Figure
     let bare = match (bare_port, verbs) {
         (Some(port), _) => Bare::Unconnected(SocketAddr::new(peer.ip(), port)),
         (None, Some(theirs)) => {
-            let (mut limit, ours) = VerbsLimit::new(&row.case, row.lanes, PATIENCE)?;
+            let (mut limit, ours) = VerbsLimit::new(&row.moved(), row.lanes, PATIENCE)?;
             limit.connect(theirs).map_err(|error| format!("bare verbs: {error}"))?;
             side.say(&Say::Connect { verbs: ours })?;
             Bare::Verbs(Box::new(limit))
@@ -131,7 +131,7 @@ impl Leading<'_> {
         match self.row.transport.as_str() {
             "tcp" => format!("bare sockets, {}", plural(self.row.lanes, "stream")),
             "rdma" => format!("bare verbs, {}", plural(self.row.lanes, "queue pair")),
-            _ => CopyLimit::name(&self.row.case).into(),
+            _ => CopyLimit::name(&self.row.moved()).into(),
         }
     }
 
@@ -172,7 +172,7 @@ impl Leading<'_> {
             return Ok(at);
         }
         if let Bare::Unconnected(address) = self.bare {
-            let (lanes, bytes) = (self.row.lanes, self.row.case.bytes());
+            let (lanes, bytes) = (self.row.lanes, self.row.moved().bytes());
             self.bare = Bare::Streams(StreamLimit::connect(address, lanes, bytes, PATIENCE).map_err(text)?);
         }
         let Say::BareReady = self.side.hear()? else { return Err("no bare run".into()) };
@@ -188,21 +188,13 @@ impl Leading<'_> {
 }
 
 /// Writes the case's bytes into every page that any list names.
-fn fill(side: &Side<SourceCommand>, row: &Row) {
-    let (case, region) = (&row.case, &side.memory.region);
-    super::destination::touch(region);
-    let mut pages: Vec<PageId> = (0..LISTS).flat_map(|list| case.list(End::Source, list)).collect();
+fn fill_lists(side: &Side<SourceCommand>, row: &Row) {
+    let region = &side.memory.region;
+    touch(region);
+    let mut pages: Vec<PageId> = (0..LISTS).flat_map(|list| row.case.list(End::Source, list)).collect();
     pages.sort_unstable();
     pages.dedup();
-    for page in pages {
-        for buffer in 0..case.buffers {
-            let at = case.item(row.layout, page, buffer) as usize;
-            for word in 0..case.item_bytes / 8 {
-                let value = case.word(page, buffer, word);
-                region.word(at + 8 * word as usize).store(value, Ordering::Relaxed);
-            }
-        }
-    }
+    pages.into_iter().for_each(|page| fill(region, &side.memory.layout, page));
 }
 
 fn plural(count: u16, what: &str) -> String {

@@ -1,8 +1,9 @@
 //! What the two processes of a bench say to each other: one JSON object a line over a TCP connection, which
 //! lives as long as one row of figures.
 
-use super::case::{Case, LayoutKind};
+use super::case::{Case, CaseError, End, Layouts};
 use super::limit::VerbsEnds;
+use crate::kv::layout::KvLayout;
 use crate::net::{ConnId, Reactor};
 use serde::{Deserialize, Serialize};
 
@@ -14,14 +15,56 @@ pub const LINE_MAX: usize = 64 << 10;
 pub struct Row {
     /// What is handed over.
     pub case: Case,
-    /// Of both pools.
-    pub layout: LayoutKind,
+    /// Of the pools.
+    pub layouts: Layouts,
+    /// Tensor-parallel ranks of the source,
+    pub source_ranks: u32,
+    /// and of the destination.
+    pub destination_ranks: u32,
     /// `shm`, `tcp` or `rdma`.
     pub transport: String,
     /// Of the session.
     pub lanes: u16,
+    /// Most local pieces of an rdma work request.
+    pub pieces: u32,
     /// Nobody parks.
     pub busy_poll: bool,
+}
+
+impl Row {
+    /// One side's layout.
+    ///
+    /// # Errors
+    /// The case's heads cannot be spread over its ranks.
+    pub fn layout(&self, end: End) -> Result<KvLayout, CaseError> {
+        let ranks = match end {
+            End::Source => self.source_ranks,
+            End::Destination => self.destination_ranks,
+        };
+        self.case.layout(self.layouts.of(end), ranks)
+    }
+
+    /// As many bytes as are handed over, each replica of a rank its own.
+    pub fn moved(&self) -> Case {
+        self.case.times(self.destination_ranks.div_ceil(self.case.kv_heads))
+    }
+
+    /// Whether there is KV of this shape.
+    ///
+    /// # Errors
+    /// Why there is not.
+    pub fn check(&self) -> Result<(), CaseError> {
+        self.case.check()?;
+        self.layout(End::Source)?;
+        self.layout(End::Destination)?;
+        self.moved().check()?;
+        self.case.times(self.source_ranks.div_ceil(self.case.kv_heads)).check()
+    }
+
+    /// Ranks of both sides, for people.
+    pub fn ranks(&self) -> String {
+        format!("{}:{}", self.source_ranks, self.destination_ranks)
+    }
 }
 
 /// All that is said.

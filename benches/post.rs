@@ -16,6 +16,7 @@ use baton::sys::verbs::{
     Remote,
 };
 use baton::transfer::command::{SessionId, Target};
+use baton::transfer::copiers::Copiers;
 use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
 use baton::transfer::transport::rdma::{Nic, Rails, RdmaOffer, RdmaSource, Settings};
@@ -63,6 +64,7 @@ fn memory(slots: usize) -> Memory {
         pages: PAGES,
         lists: Arc::new(PageLists::new(slots, PAGES as usize).expect("memory")),
         tally: Arc::default(),
+        copiers: Copiers::default(),
     }
 }
 

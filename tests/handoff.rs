@@ -16,6 +16,7 @@ use baton::sched::request::{Request, Stamps};
 use baton::stdx::bell::Bell;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
+use baton::transfer::copiers::Copiers;
 use baton::transfer::handle::{Receiver, Sender};
 use baton::transfer::manager::destination::DestinationManager;
 use baton::transfer::manager::identity::Identity;
@@ -69,6 +70,7 @@ fn memory(page_size: u32) -> Memory {
         pages,
         lists: Arc::new(PageLists::new(SLOTS, 64).unwrap()),
         tally: Arc::default(),
+        copiers: Copiers::default(),
     }
 }
 

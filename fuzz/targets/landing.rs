@@ -5,6 +5,7 @@ use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
 use baton::transfer::aux::AuxRecord;
+use baton::transfer::copiers::Copiers;
 use baton::transfer::pages::PageLists;
 use baton::transfer::transport::{Landings, Memory, Notice};
 use std::ops::Range;
@@ -31,7 +32,7 @@ pub fn memory(word: u64) -> Memory {
     let bytes = (u64::from(PAGES) * layout.page_stride) as usize;
     let region = Arc::new(Region::new(c"fuzz", bytes).expect("memory"));
     (0..bytes).step_by(8).for_each(|at| region.word(at).store(word, Ordering::Relaxed));
-    Memory { region, layout, pages: PAGES, lists, tally: Arc::default() }
+    Memory { region, layout, pages: PAGES, lists, tally: Arc::default(), copiers: Copiers::default() }
 }
 
 /// The slot that expects bytes.

@@ -92,7 +92,7 @@ pub struct RouterFlags {
     pub(super) process: ProcessFlags,
 }
 
-const BENCH_TRANSFER_COLUMNS: &str = "Columns: lanes: streams, or queue pairs between two NICs; p50, p99: from the call at the source to the notice seen at the
+const BENCH_TRANSFER_COLUMNS: &str = "Columns: tp: ranks of source and destination; lanes: threads that copy, streams, or queue pairs between two NICs; p50, p99: from the call at the source to the notice seen at the
 destination; cpu s/GB: of both processes; WRs: pieces that a hand-off moved in (copies, frames, work requests); bells: wake-ups
 of shm, system calls of tcp, doorbells of rdma, each of a hand-off; limit: the bare way with as many bytes, in turn; ratio: p50
 by it.";
@@ -118,7 +118,7 @@ pub struct TransferBenchFlags {
     /// layer-to-page, page-to-layer
     #[arg(long, value_name = "NAME", default_value = "all")]
     pub layout: String,
-    /// Streams of a tcp session, or queue pairs between two NICs [default: 1, or 2]
+    /// Threads that copy (shm), streams of a session (tcp), or queue pairs between two NICs [default: 1, or 2]
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..=LANES_MAX as i64))]
     pub lanes: Option<u16>,
     /// Tensor-parallel ranks of the source, each with a pool of its KV heads

@@ -33,6 +33,7 @@ use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{KvMemory, Worker as SchedWorker};
 use crate::stdx::bell::Bell;
 use crate::sys::event::WaitSet;
+use crate::transfer::copiers::Copiers;
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::source::SourceManager;
 use crate::transfer::mover::destination::DestinationMover;
@@ -50,7 +51,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::{self, JoinHandle, Thread};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-/// Lanes of a session. One core copies about as fast as one stream carries; more is for wider machines.
+/// Lanes of a tcp session. One core copies about as fast as one stream carries; more is for wider machines.
 const LANES: u16 = 1;
 /// Empty turns of an engine before it parks, where it has a core of its own.
 const ENGINE_SPINS: u32 = 2000;
@@ -59,6 +60,7 @@ const ENGINE_SPINS: u32 = 2000;
 pub struct Process {
     members: Vec<Member>,
     workers: Vec<Box<dyn SchedWorker>>,
+    copiers: Copiers,
     mover: Mover,
     waiter: Waiter,
     engine_commands: (channel::Sender<Command>, channel::Receiver<Command>),
@@ -82,9 +84,12 @@ impl Process {
         }));
         let waiter =
             Waiter::new(loaded.spin).map_err(|error| RoleError::Io("cannot park the mover", error))?;
+        let copiers = Copiers::new(loaded.copy_lanes);
+        let copiers = copiers.map_err(|error| RoleError::Io("cannot start a thread", error))?;
         Ok(Process {
             members: Vec::new(),
             workers: Vec::new(),
+            copiers,
             mover: Mover { sources: Vec::new(), destinations: Vec::new() },
             waiter,
             engine_commands: channel::bounded(loaded.slots * 4 + 64),
@@ -107,6 +112,7 @@ impl Process {
             pages: loaded.pages,
             lists: Arc::new(PageLists::new(loaded.slots, pages_of_context).map_err(io)?),
             tally: Arc::default(),
+            copiers: self.copiers.clone(),
         })
     }
 

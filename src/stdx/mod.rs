@@ -1,5 +1,7 @@
 //! What the standard library lacks, without a word of the domain.
 
 pub mod bell;
+pub mod parts;
 pub mod seal;
 pub mod sync;
+pub mod team;

@@ -2,6 +2,7 @@
 
 pub mod aux;
 pub mod command;
+pub mod copiers;
 pub mod copy;
 pub mod handle;
 pub mod manager;

@@ -14,7 +14,7 @@ use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
 use baton::transfer::mover::Report;
 use baton::transfer::status::State;
 use baton::transfer::transport::{Arrival, Post};
-use rig::{At, Rig, layer_major, on_ranks, page_major};
+use rig::{At, Rig, layer_major, layer_major_of, on_ranks, page_major};
 use std::io::Write;
 use way::{Kind, Way, pair};
 
@@ -105,6 +105,23 @@ fn rooms_interleave_and_chunks_come_in_any_sizes() {
             }
             rig.assert_idle();
         }
+    }
+}
+
+#[test]
+fn lanes_copy_a_large_chunk_whole() {
+    let layout = KvLayout::page_major(16, 8, 8, 64, KvDtype::F16);
+    for (kind, to) in [(2, layout), (3, layer_major_of(layout)), (8, on_ranks(layout, 4))]
+        .map(|(lanes, to)| (Kind::ShmLanes(lanes), to))
+    {
+        let mut rig = Rig::with_layouts(kind, layout, to);
+        for (room, tokens) in [512, 399].into_iter().enumerate() {
+            let handoff = rig.begin(SESSION, room as u64, tokens);
+            rig.chunk(&handoff, 0..128);
+            rig.chunk(&handoff, 128..tokens);
+            rig.until_success(&handoff);
+        }
+        rig.assert_idle();
     }
 }
 

@@ -13,6 +13,7 @@ use baton::stdx::bell::Bell;
 use baton::sys::event::WaitSet;
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
+use baton::transfer::copiers::Copiers;
 use baton::transfer::handle::{Handle, Receiver, Sender};
 use baton::transfer::mover::destination::DestinationMover;
 use baton::transfer::mover::source::SourceMover;
@@ -123,7 +124,8 @@ impl Rig {
     /// A pair of workers with one session.
     pub fn with_layouts(kind: Kind, from: KvLayout, to: KvLayout) -> Rig {
         let (source_mover, source) = source_side(from);
-        let (destination_mover, destination) = destination_side(to);
+        let lanes = if let Kind::ShmLanes(lanes) = kind { lanes } else { 1 };
+        let (destination_mover, destination) = destination_side(to, lanes);
         let mut rig = Rig {
             source,
             destination,
@@ -458,7 +460,7 @@ fn bell() -> Arc<Bell> {
     Arc::new(Bell::new(|| ()))
 }
 
-fn memory(layout: KvLayout) -> Memory {
+fn memory(layout: KvLayout, copy_lanes: usize) -> Memory {
     let pages = POOL.div_ceil(layout.page_size);
     let bytes = u64::from(layout.ranks) * u64::from(pages) * layout.page_bytes();
     Memory {
@@ -467,17 +469,21 @@ fn memory(layout: KvLayout) -> Memory {
         pages,
         lists: Arc::new(PageLists::new(SLOTS, POOL as usize).unwrap()),
         tally: Arc::default(),
+        copiers: Copiers::new(copy_lanes).unwrap(),
     }
 }
 
 fn source_side(layout: KvLayout) -> (SourceMover, Side<Sender, SourceCommand>) {
-    side(layout, true, |links, memory| {
+    side(layout, true, 1, |links, memory| {
         SourceMover::new(links, memory, SESSIONS, MoverRight::for_mover_thread())
     })
 }
 
-fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, DestinationCommand>) {
-    side(layout, false, |links, memory| {
+fn destination_side(
+    layout: KvLayout,
+    copy_lanes: usize,
+) -> (DestinationMover, Side<Receiver, DestinationCommand>) {
+    side(layout, false, copy_lanes, |links, memory| {
         DestinationMover::new(links, memory, SESSIONS, MoverRight::for_mover_thread())
     })
 }
@@ -485,9 +491,10 @@ fn destination_side(layout: KvLayout) -> (DestinationMover, Side<Receiver, Desti
 fn side<M, C>(
     layout: KvLayout,
     reversed: bool,
+    copy_lanes: usize,
     mover: impl FnOnce(Links<C>, Memory) -> M,
 ) -> (M, Side<Handle<C>, C>) {
-    let (memory, status) = (memory(layout), Arc::new(StatusTable::new(SLOTS)));
+    let (memory, status) = (memory(layout, copy_lanes), Arc::new(StatusTable::new(SLOTS)));
     let bells = Bells { engine: bell(), ctl: bell(), mover: bell() };
     let Rings { links, handle, commands, reports } = Rings::new(&status, &memory.lists, SESSIONS, &bells);
     let mover = mover(links, memory.clone());

@@ -24,6 +24,8 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Shm,
+    /// So many threads that copy.
+    ShmLanes(usize),
     /// So many lanes.
     Tcp(usize),
     /// The same with as much room in the kernel as it gives.
@@ -73,7 +75,7 @@ impl Way {
     pub fn open(rig: &mut Rig, session: SessionId, kind: Kind) -> Way {
         let template = template(rig);
         match kind {
-            Kind::Shm => Way::shm(rig, session, template),
+            Kind::Shm | Kind::ShmLanes(_) => Way::shm(rig, session, template),
             Kind::Fake => {
                 open_source(rig, session, Fake);
                 open_destination(rig, session, Fake);

@@ -91,7 +91,7 @@ impl Following {
                 verbs = Some(ends);
                 Limit::Verbs(Box::new(limit))
             }
-            _ => Limit::Copy(Box::new(CopyLimit::new(&row.moved()).map_err(text)?)),
+            _ => Limit::Copy(Box::new(CopyLimit::new(&row.moved(), row.lanes).map_err(text)?)),
         };
         side.say(&Say::Prepared { bare_port, verbs, host: format!("{:?}", host_id()) })?;
         Ok(Following { row, side, source: Source::Remote(control), limit })

@@ -1,6 +1,6 @@
 //! The bare limits: what moving the same bytes takes with nothing around it, measured between two hand-offs.
 //!
-//! shm: one thread copies with streaming stores from one region to another, contiguously; what fits the caches
+//! shm: as many threads copy with streaming stores from one region to another, contiguously; what fits the caches
 //! easily is told by a flag that a spinning thread sets. tcp: as many sockets, contiguous buffers. rdma: as many
 //! queue pairs, requests of an item each in chains of one doorbell, contiguous memory.
 
@@ -12,6 +12,7 @@ use crate::sys::verbs::{
     Access, Capacity, Chain, CompletionQueue, Completions, Domain, Endpoint, Marks, Piece, QueuePair,
     Registration, Remote, Route,
 };
+use crate::transfer::copiers::Copiers;
 use crate::transfer::copy::{Pull, store_fence};
 use crate::transfer::plan::Run;
 use crate::transfer::transport::rdma::Nic;
@@ -33,6 +34,8 @@ pub struct CopyLimit {
     from: PeerRegion,
     to: Region,
     bytes: u64,
+    copiers: Copiers,
+    lanes: u64,
     flag: Option<Flag>,
 }
 
@@ -54,8 +57,8 @@ struct Shared {
 }
 
 impl CopyLimit {
-    /// Between regions like the case's pools.
-    pub fn new(case: &Case) -> io::Result<CopyLimit> {
+    /// Between regions like the case's pools, by so many threads.
+    pub fn new(case: &Case, lanes: u16) -> io::Result<CopyLimit> {
         let source = Region::new(c"baton-bare", case.pool_bytes() as usize)?;
         let to = Region::new(c"baton-bare", case.pool_bytes() as usize)?;
         for region in [&source, &to] {
@@ -63,14 +66,16 @@ impl CopyLimit {
         }
         let from = PeerRegion::map(source.descriptor(), source.len())?;
         let flag = (case.bytes() <= RING_BYTES_MAX).then(Flag::start).transpose()?;
-        Ok(CopyLimit { from, to, bytes: case.bytes(), flag })
+        let (copiers, lanes) = (Copiers::new(lanes.into())?, lanes.into());
+        Ok(CopyLimit { from, to, bytes: case.bytes(), copiers, lanes, flag })
     }
 
     /// What it is.
-    pub fn name(case: &Case) -> &'static str {
-        match case.bytes() {
-            ..=RING_BYTES_MAX => "ring and streaming copy, two spinning threads",
-            _ => "streaming copy, one thread",
+    pub fn name(case: &Case, lanes: u16) -> String {
+        match (case.bytes(), lanes) {
+            (..=RING_BYTES_MAX, _) => "ring and streaming copy, two spinning threads".into(),
+            (_, 1) => "streaming copy, one thread".into(),
+            _ => format!("streaming copy, {lanes} threads"),
         }
     }
 
@@ -79,12 +84,18 @@ impl CopyLimit {
         let rooms = self.from.len() as u64 - self.bytes + 1;
         // Never what the run before has left in the caches.
         let at = u64::from(run) * self.bytes.next_multiple_of(4096) % rooms / 64 * 64;
-        let run = Run { source: at, destination: at, bytes: self.bytes };
         let begun = self.flag.as_ref().map_or_else(monotonic_ns, Flag::wait);
-        let mut pull = Pull::new(&self.from, &self.to);
-        pull.add(&run);
-        pull.finish();
-        store_fence();
+        // Several shares each, so that no thread waits long for another.
+        let shares = if self.lanes > 1 { 8 * self.lanes } else { 1 };
+        let share = self.bytes.div_ceil(shares).next_multiple_of(64);
+        self.copiers.share(shares as usize, |index| {
+            let first = (share * index as u64).min(self.bytes);
+            let bytes = share.min(self.bytes - first);
+            let mut pull = Pull::new(&self.from, &self.to);
+            pull.add(&Run { source: at + first, destination: at + first, bytes });
+            pull.finish();
+            store_fence();
+        });
         monotonic_ns() - begun
     }
 }
@@ -462,8 +473,8 @@ mod tests {
 
     #[test]
     fn a_run_takes_time() {
-        for name in ["tiny-2k", "smol-128"] {
-            let limit = CopyLimit::new(&case(name)).unwrap();
+        for (name, lanes) in [("tiny-2k", 1), ("smol-128", 1), ("smol-128", 2)] {
+            let limit = CopyLimit::new(&case(name), lanes).unwrap();
             assert_eq!(limit.flag.is_some(), name == "tiny-2k");
             for run in 0..300 {
                 assert!((1..1_000_000_000).contains(&limit.run(run)), "{name}");

@@ -94,10 +94,8 @@ impl Plan {
                         destination_ranks: flags.dst_tp,
                         transport: transport.into(),
                         lanes: match transport {
-                            "tcp" => flags.lanes.unwrap_or(1),
                             "rdma" => flags.lanes.unwrap_or(Settings::default().lanes as u16),
-                            // Copies of shm have one.
-                            _ => 1,
+                            _ => flags.lanes.unwrap_or(1),
                         },
                         pieces: flags.pieces.unwrap_or(Settings::default().pieces),
                         busy_poll: flags.busy_poll,

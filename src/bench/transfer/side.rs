@@ -24,6 +24,7 @@ use crate::sched::mailbox::Command;
 use crate::sched::request::{Request, Stamps};
 use crate::stdx::bell::Bell;
 use crate::transfer::command::{Cancel, DestinationCommand, SourceCommand};
+use crate::transfer::copiers::Copiers;
 use crate::transfer::handle::Handle;
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::identity::Identity;
@@ -107,6 +108,11 @@ pub fn transport_of(name: &str) -> Result<Transport, String> {
     }
 }
 
+/// Threads that copy: the destination's, where it does.
+fn copy_lanes(row: &Row, end: End) -> usize {
+    if row.transport == "shm" && end == End::Destination { row.lanes.into() } else { 1 }
+}
+
 fn text(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
@@ -130,6 +136,7 @@ impl Parts {
             pages: row.case.pool,
             lists: Arc::new(PageLists::new(SLOTS, row.case.pages as usize).map_err(text)?),
             tally: Arc::default(),
+            copiers: Copiers::new(copy_lanes(row, end)).map_err(text)?,
         };
         Ok(Parts {
             memory,

@@ -131,7 +131,7 @@ impl Leading<'_> {
         match self.row.transport.as_str() {
             "tcp" => format!("bare sockets, {}", plural(self.row.lanes, "stream")),
             "rdma" => format!("bare verbs, {}", plural(self.row.lanes, "queue pair")),
-            _ => CopyLimit::name(&self.row.moved()).into(),
+            _ => CopyLimit::name(&self.row.moved(), self.row.lanes),
         }
     }
 

@@ -21,6 +21,7 @@ use crate::kv::layout::KvLayout;
 use crate::kv::region::Region;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::Target;
+use crate::transfer::copiers::Copiers;
 use crate::transfer::pages::PageLists;
 use crate::transfer::tally::Tally;
 use std::fmt::Debug;
@@ -47,6 +48,8 @@ pub struct Memory {
     pub lists: Arc<PageLists>,
     /// What moving it took.
     pub tally: Arc<Tally>,
+    /// Who copies it.
+    pub copiers: Copiers,
 }
 
 /// KV of some tokens of a slot, ready to go.

@@ -17,7 +17,7 @@ use crate::transfer::copy::{Pull, store_fence};
 use crate::transfer::pages::PeerPageLists;
 use crate::transfer::plan::Template;
 use crate::transfer::transport::{
-    Completion, DestinationHalf, Full, Landings, Lost, Memory, Notice, Post, SourceHalf, page_within,
+    Completion, DestinationHalf, Full, Landings, Lost, Memory, Notice, Post, SourceHalf, page_within, share,
 };
 use bytemuck::{Pod, Zeroable};
 use ring::{CURSOR_BYTES, Reader, Writer, ring_bytes};
@@ -28,6 +28,9 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// Offers in flight per session; a slot has one at a time waiting at most, the mover merges the rest.
 const OFFERS: u64 = 1024;
+
+/// What one lane copies at a time: long beside finding its place and leaving, short beside a core that is late.
+const TASK_BYTES: u64 = 1 << 20;
 
 /// "KV of these tokens lies in these pages, as long as the lease word is this."
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
@@ -288,25 +291,27 @@ impl ShmDestination {
         if (first..pages).any(|index| page(index).is_none()) {
             return Err(self.stale_or_corrupt(offer, source_slot));
         }
-        let (mut pull, mut copies) = (Pull::new(&self.pool, &memory.region), 0);
-        let runs = self.template.all_runs(
-            tokens.clone(),
-            // Looked at a second time, so checked a second time: the peer may have written in between.
-            |index| page(index).unwrap_or_default(),
-            |index| memory.lists.page(slot, index),
-        );
-        for run in runs {
-            copies += 1;
-            pull.add(&run);
-        }
-        pull.finish();
-        memory.tally.add(copies, 0);
-        if self.lists.still_leased(source_slot, offer.word) {
+        let bytes = self.template.bytes(tokens.clone());
+        let tasks = if memory.copiers.are_several() { (bytes / TASK_BYTES).max(1) as usize } else { 1 };
+        memory.copiers.share(tasks, |task| {
+            let (mut pull, mut copies) = (Pull::new(&self.pool, &memory.region), 0);
+            let runs = self.template.runs(
+                tokens.clone(),
+                share(bytes, task, tasks),
+                // Looked at a second time, so checked a second time: the peer may have written in between.
+                |index| page(index).unwrap_or_default(),
+                |index| memory.lists.page(slot, index),
+            );
+            for run in runs {
+                copies += 1;
+                pull.add(&run);
+            }
+            pull.finish();
+            memory.tally.add(copies, 0);
+            // Each lane's own stores; those of another are behind its leaving the task.
             store_fence();
-            Ok(())
-        } else {
-            Err(Cause::OtherLeg)
-        }
+        });
+        if self.lists.still_leased(source_slot, offer.word) { Ok(()) } else { Err(Cause::OtherLeg) }
     }
 
     fn stale_or_corrupt(&self, offer: &Offer, source_slot: SlotId) -> Cause {
@@ -321,6 +326,7 @@ mod tests {
     use crate::kv::layout::{KvDtype, KvLayout};
     use crate::model::logprobs::{Sampled, TopLogprobs};
     use crate::transfer::command::{SessionId, Target};
+    use crate::transfer::copiers::Copiers;
     use crate::transfer::pages::PageLists;
     use std::sync::Arc;
 
@@ -363,7 +369,7 @@ mod tests {
         let lists = Arc::new(PageLists::new(2, 4).unwrap());
         lists.store(SlotId(0), &[PageId(0)]);
         let region = Arc::new(Region::new(c"kv", layout.page_stride as usize).unwrap());
-        Memory { region, layout, pages: 1, lists, tally: Arc::default() }
+        Memory { region, layout, pages: 1, lists, tally: Arc::default(), copiers: Copiers::default() }
     }
 
     fn pair(source: &Memory, destination: &Memory) -> (ShmSource, ShmDestination) {

@@ -7,8 +7,8 @@
 #![allow(clippy::needless_range_loop)]
 
 use super::paged::Strip;
-use super::parts::Window;
 use super::simd::{Kernel, LANES, Lanes, Simd};
+use crate::stdx::parts::Window;
 
 /// Tokens of a segment; part of the definition of the result's bits.
 const SEGMENT: usize = 256;

@@ -4,10 +4,10 @@ use super::arena::Arena;
 use super::matrix::{Matrix, plain_number};
 use super::multiply::Linear;
 use super::simd::LANES;
-use super::team::Team;
 use crate::model::config::{Architecture, ModelConfig};
 use crate::model::tensor::TensorView;
 use crate::model::weights::{LoadError, WeightSource};
+use crate::stdx::team::Team;
 
 /// One decoder layer.
 pub struct Layer {

@@ -3,11 +3,11 @@
 use super::arena::{Arena, Slab};
 use super::block::*;
 use super::panel::Wanted;
-use super::parts::Chunks;
 use super::simd::{LANES, Lanes};
-use super::team::Team;
 use super::unpack::row_block;
 use crate::model::tensor::{TensorType, TensorView};
+use crate::stdx::parts::Chunks;
+use crate::stdx::team::Team;
 use half::{bf16, f16};
 use std::io;
 

@@ -13,12 +13,10 @@ mod matrix;
 mod multiply;
 mod paged;
 mod panel;
-mod parts;
 mod plan;
 mod rope;
 mod simd;
 mod step;
-mod team;
 mod unpack;
 
 pub use simd::{KernelFamily, available_kernels};
@@ -27,13 +25,13 @@ use super::batch::{Batch, BatchLimits};
 use super::{Forward, KvPool, StepEnd};
 use crate::model::config::ModelConfig;
 use crate::model::weights::{LoadError, WeightSource};
+use crate::stdx::team::Team;
 use load::Weights;
 use plan::Plan;
 use rope::Rope;
 use simd::Dispatch;
 use std::ops::ControlFlow;
 use step::Scratch;
-use team::Team;
 
 /// How a model is to run.
 #[derive(Clone, Debug)]
@@ -82,7 +80,7 @@ impl CpuModel {
             let names: Vec<&str> = available.iter().map(|family| family.name()).collect();
             LoadError::field(weights.describe(), "kernel family", names.join(" or "), family)
         })?;
-        let mut team = Team::new(options.threads, options.pin.as_deref())
+        let mut team = Team::new("team", options.threads, options.pin.as_deref())
             .map_err(|error| LoadError::io("compute threads", error))?;
         let weights = Weights::load(config, weights, &mut team, progress)?;
         let scratch = Scratch::new(config, &weights, &options.limits, team.threads());

@@ -8,8 +8,8 @@
 use super::block::{Block, Levels, Minimum, Numbers, Scales};
 use super::matrix::{Matrix, Weights, for_weights};
 use super::panel::{Input, PANEL, Wanted};
-use super::parts::Window;
 use super::simd::{Kernel, LANES, Lanes, Simd};
+use crate::stdx::parts::Window;
 use std::ops::Range;
 
 /// Matrices that read the same activations, their outputs side by side, each padded to a multiple

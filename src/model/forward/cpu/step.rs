@@ -7,14 +7,14 @@ use super::load::{Layer, Weights};
 use super::multiply::{Linear, Multiply};
 use super::paged::Paged;
 use super::panel::{PANEL, Panels, Wanted, blocks_per_panel};
-use super::parts::{Chunks, Grid};
 use super::plan::{BLOCK_TOKENS, Place};
 use super::simd::{Dispatch, Kernel, LANES, Simd};
-use super::team::Team;
 use crate::kv::layout::KeyValue;
 use crate::model::config::ModelConfig;
 use crate::model::forward::batch::{Batch, BatchLimits};
 use crate::model::forward::{KvPool, StepEnd};
+use crate::stdx::parts::{Chunks, Grid};
+use crate::stdx::team::Team;
 use std::ops::{ControlFlow, Range};
 
 /// Tokens of a task that rotates and stores keys and values.

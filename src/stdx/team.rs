@@ -1,12 +1,13 @@
-//! The threads of one engine: the caller and its helpers share out the tasks of a phase.
+//! A thread and its helpers that share out the tasks of a phase.
 //!
-//! Thread: `run` on the engine's; helpers are `team-i`. Invariants: each task runs once; `run`
+//! Thread: `run` on the one whose team it is. Invariants: each task runs once; `run`
 //! returns when all tasks have ended; a helper that is late or asleep delays nobody, since it may
 //! only join while tasks are left and the caller waits for those who joined. Waiting spins briefly,
 //! then parks.
 #![allow(unsafe_code)]
 
 use super::parts::{Chunks, Parts};
+use super::seal::seal_thread;
 use std::cell::UnsafeCell;
 use std::io;
 use std::sync::Arc;
@@ -50,8 +51,9 @@ pub struct Team {
 }
 
 impl Team {
-    /// Starts `threads − 1` helpers; helper `i` runs on core `pin[i]`, counted around, where given.
-    pub fn new(threads: usize, pin: Option<&[usize]>) -> io::Result<Team> {
+    /// Starts `threads − 1` helpers, called `name-1` and so on; helper `i` runs on core `pin[i]`, counted around,
+    /// where given.
+    pub fn new(name: &str, threads: usize, pin: Option<&[usize]>) -> io::Result<Team> {
         let helpers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
             state: AtomicU64::new(CLOSED),
@@ -67,11 +69,12 @@ impl Team {
         for index in 1..=helpers {
             let shared = shared.clone();
             let core = pin.and_then(|cores| cores.get(index % cores.len().max(1)).copied());
-            let helper = thread::Builder::new().name(format!("team-{index}")).spawn(move || {
+            let helper = thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
                 if let Some(id) = core {
                     core_affinity::set_for_current(core_affinity::CoreId { id });
                 }
                 shared.started.fetch_add(1, SeqCst);
+                let _seal = seal_thread();
                 help(&shared, index);
             })?;
             team.helpers.push(helper);
@@ -157,7 +160,7 @@ impl Team {
         // SAFETY: just made from a live reference.
         unsafe { (*job)(0) };
         drop(closing);
-        assert!(!shared.panicked.load(Relaxed), "a compute thread panicked");
+        assert!(!shared.panicked.load(Relaxed), "a task panicked in another thread");
     }
 
     fn wake(&self) {
@@ -285,7 +288,7 @@ mod tests {
     #[test]
     fn each_task_runs_once_for_any_number_of_threads() {
         for threads in [1, 2, 3, 7] {
-            let mut team = Team::new(threads, None).unwrap();
+            let mut team = Team::new("team", threads, None).unwrap();
             for count in [0, 1, 2, 3, 100] {
                 let mut done = vec![0u32; count];
                 let mut scratch = vec![0u32; threads];
@@ -303,7 +306,7 @@ mod tests {
 
     #[test]
     fn sleeping_helpers_are_woken() {
-        let mut team = Team::new(2, None).unwrap();
+        let mut team = Team::new("team", 2, None).unwrap();
         for _ in 0..20 {
             thread::sleep(std::time::Duration::from_millis(2));
             // Two tasks that meet need two threads.
@@ -316,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_panic_in_any_task_reaches_the_caller_after_all_ended() {
-        let mut team = Team::new(2, None).unwrap();
+        let mut team = Team::new("team", 2, None).unwrap();
         let ended = AtomicUsize::new(0);
         let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let met = std::sync::Barrier::new(2);

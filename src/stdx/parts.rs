@@ -155,11 +155,9 @@ impl Window<'_> {
 }
 
 /// Nothing to write, for so many tasks.
-#[cfg(test)]
 pub struct Count(pub usize);
 
 // SAFETY: there is no memory.
-#[cfg(test)]
 unsafe impl Parts for Count {
     type Part = ();
 

@@ -2,15 +2,15 @@
 //!
 //! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
 
-use baton::bench::{self, transfer::Plan};
+use baton::bench::{self, transfer::Plan, transfer::Survey};
+use baton::config::flags::DoctorFlags;
 use baton::config::resolved::Command;
 use baton::config::{self, Invocation, Surroundings};
-use baton::doctor::{self, Verdict};
+use baton::doctor::{self, Verdict, transfer};
 use baton::front::service::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use baton::role;
-use baton::transfer::transport::rdma::Nic;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -21,7 +21,7 @@ fn main() -> ExitCode {
             println!("{json}");
             ExitCode::SUCCESS
         }
-        Ok(Invocation::Doctor) => run_doctor(&surroundings),
+        Ok(Invocation::Doctor(flags)) => run_doctor(&flags, &surroundings),
         Ok(Invocation::BenchTransfer(flags)) => match Plan::new(&flags) {
             Err(error) => ExitCode::from(error.report()),
             Ok(plan) => run_bench(&plan),
@@ -69,10 +69,13 @@ fn run_bench(plan: &Plan) -> ExitCode {
     }
 }
 
-fn run_doctor(surroundings: &Surroundings) -> ExitCode {
+fn run_doctor(flags: &DoctorFlags, surroundings: &Surroundings) -> ExitCode {
     let kernels: Vec<&str> = available_kernels().iter().map(|family| family.name()).collect();
-    let nics = Nic::choose(&[], &[]).map(|nics| Nic::list(&nics));
-    let findings = doctor::examine(surroundings, &kernels, nics);
+    let here = Survey::here();
+    let mut findings = doctor::examine(surroundings, &kernels, &here.nics);
+    if let Some(peer) = &flags.peer {
+        findings.push(transfer::between(&here, peer, Survey::ask(peer)));
+    }
     for finding in &findings {
         println!("{finding}");
     }

@@ -137,6 +137,27 @@ fn one_process_leads_another_that_listens() {
 }
 
 #[test]
+fn doctor_asks_who_listens_what_would_be_chosen() {
+    let follower = Follower::start();
+    let doctor = |peer: &str| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_baton")).args(["doctor", "--peer", peer]).output().unwrap();
+        let said = text(&output.stdout).trim_end();
+        said[said.rfind("transfer").unwrap()..].to_string()
+    };
+    let chosen = format!("auto chooses shm between this host and {} (same_host)", follower.1);
+    assert!(doctor(&follower.1).contains(&chosen), "{}", doctor(&follower.1));
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let refused = doctor(&nobody.to_string());
+    assert!(
+        refused.contains("cannot be asked: ") && refused.contains("-> run baton bench transfer"),
+        "{refused}"
+    );
+    let rows = rows(&format!("--connect {} --case tiny-2k --transport shm --duration 0 --json", follower.1));
+    assert_eq!(rows.len(), 2, "it listens on");
+}
+
+#[test]
 fn a_row_without_figures_is_told_and_is_a_failure() {
     let mut follower = Follower::start();
     follower.0.kill().unwrap();

@@ -37,7 +37,16 @@ pub enum CliCommand {
     #[command(subcommand)]
     Bench(BenchFlags),
     /// Tell what this machine offers, and what would be chosen on it
-    Doctor,
+    Doctor(DoctorFlags),
+}
+
+/// `baton doctor`.
+#[derive(Args, Clone, PartialEq, Eq, Debug)]
+pub struct DoctorFlags {
+    /// Tell, too, what `--transfer auto` would choose between this host and that, where `baton bench transfer --listen`
+    /// must be running
+    #[arg(long, value_name = "HOST:PORT")]
+    pub peer: Option<String>,
 }
 
 /// `baton serve`.

@@ -15,7 +15,7 @@ pub mod values;
 
 use clap::FromArgMatches;
 use error::ConfigError;
-use flags::{Cli, TransferBenchFlags};
+use flags::{Cli, DoctorFlags, TransferBenchFlags};
 use resolve::{DECODE_PORT, FRONT_PORT, PREFILL_PORT};
 use resolved::Command;
 use std::ffi::OsString;
@@ -33,7 +33,7 @@ pub enum Invocation {
     /// `--print-config`: the resolved configuration as JSON, to be printed.
     Print(String),
     /// `baton doctor`.
-    Doctor,
+    Doctor(DoctorFlags),
     /// `baton bench transfer`, as typed: what its names stand for, the bench knows.
     BenchTransfer(Box<TransferBenchFlags>),
 }

@@ -49,7 +49,7 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
             let print = flags.process.print_config;
             (Command::Router(resolver.router(flags)?), print)
         }
-        CliCommand::Doctor => return Ok(Invocation::Doctor),
+        CliCommand::Doctor(flags) => return Ok(Invocation::Doctor(flags)),
         CliCommand::Bench(BenchFlags::Transfer(flags)) => {
             return Ok(Invocation::BenchTransfer(Box::new(flags)));
         }

@@ -270,7 +270,12 @@ fn clap_finds_no_fault_with_the_definitions() {
 
 #[test]
 fn commands_without_configuration() {
-    assert!(matches!(parse(words("doctor"), &machine()), Ok(Invocation::Doctor)));
+    let doctor = |typed| match parse(words(typed), &machine()) {
+        Ok(Invocation::Doctor(flags)) => flags.peer,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(doctor("doctor"), None);
+    assert_eq!(doctor("doctor --peer ten:7000"), Some("ten:7000".into()));
     let bench = parse(words("bench transfer --transport all --json"), &machine());
     assert!(matches!(bench, Ok(Invocation::BenchTransfer(flags)) if flags.json));
     assert!(matches!(parse(words("bench"), &machine()), Err(ConfigError::Usage(_))));

@@ -4,6 +4,7 @@
 //! Files are read below a root that tests can choose.
 
 mod rdma;
+pub mod transfer;
 
 use crate::config::Surroundings;
 use crate::kv::region::{PeerRegion, Region};
@@ -14,6 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// Less memory than this does not hold a small model, its KV and the rest of the system.
 const MEMORY_WANTED: u64 = 2 << 30;
+/// The KV pool that a worker has by default.
+const LOCKED_WANTED: u64 = 1 << 30;
 /// A connection each for some thousand clients.
 const OPEN_FILES_WANTED: u64 = 4096;
 /// Where the loader looks, beside `LD_LIBRARY_PATH`.
@@ -96,22 +99,15 @@ impl fmt::Display for Finding {
 }
 
 /// Looks at this machine. `kernels` are the kernel families that run on it, best last.
-pub fn examine(surroundings: &Surroundings, kernels: &[&str], nics: Result<String, String>) -> Vec<Finding> {
+pub fn examine(surroundings: &Surroundings, kernels: &[&str], nics: &Result<String, String>) -> Vec<Finding> {
     let host = Host::at("/");
     let mut findings = host.examine(surroundings, kernels);
     findings.insert(3, shared_memory());
-    findings.extend(rdma::findings(verbs::list(), &host.names("sys/class/infiniband")));
-    findings.push(transfer(nics));
+    let devices = host.names("sys/class/infiniband");
+    findings.push(host.locked_memory(!devices.is_empty()));
+    findings.extend(rdma::findings(verbs::list(), &devices));
+    findings.push(transfer::here(nics));
     findings
-}
-
-/// What `--transfer auto` comes to.
-fn transfer(nics: Result<String, String>) -> Finding {
-    let between = match nics {
-        Ok(nics) => format!("rdma by {nics}, where both have it, else tcp"),
-        Err(why) => format!("tcp ({why})"),
-    };
-    Finding::good("transfer", format!("auto chooses shm between workers of one host, else {between}"))
 }
 
 /// Does what a hand-off over shm does: makes a sealed memory file and maps it as a peer would.
@@ -149,7 +145,6 @@ impl Host {
             self.memory(),
             self.kernels(kernels),
             self.huge_pages(),
-            self.locked_memory(),
             self.open_files(),
             self.cuda(),
         ]
@@ -249,13 +244,36 @@ impl Host {
         }
     }
 
-    fn locked_memory(&self) -> Finding {
-        let limit = match self.limit("Max locked memory") {
-            Some(u64::MAX) => "unlimited".to_owned(),
-            Some(bytes) => format!("{} KiB", bytes >> 10),
-            None => "unknown".to_owned(),
+    /// What is registered with a NIC is locked: the KV pool.
+    fn locked_memory(&self, has_nics: bool) -> Finding {
+        const TOPIC: &str = "locked memory";
+        let (limit, found) = match self.limit("Max locked memory") {
+            Some(u64::MAX) => (u64::MAX, "without limit".to_owned()),
+            Some(bytes) => (bytes, format!("{} KiB", bytes >> 10)),
+            None => (u64::MAX, "limit unknown".to_owned()),
         };
-        Finding::good("locked memory", format!("{limit}; nothing is locked by this version"))
+        if !has_nics {
+            return Finding::good(TOPIC, format!("{found}; only RDMA locks memory, and there is no NIC"));
+        }
+        if limit >= LOCKED_WANTED || self.may_lock() {
+            return Finding::good(TOPIC, format!("{found}; a NIC locks the KV pool"));
+        }
+        let advice = "ulimit -l unlimited, or LimitMEMLOCK=infinity of the systemd unit";
+        Finding::with(
+            TOPIC,
+            Verdict::Poor,
+            format!("{found}, and a NIC locks the KV pool (--kv-memory)"),
+            advice,
+        )
+    }
+
+    /// Whether this process has CAP_IPC_LOCK, for which the limit does not count.
+    fn may_lock(&self) -> bool {
+        const CAP_IPC_LOCK: u64 = 1 << 14;
+        let status = self.read("proc/self/status");
+        let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        set.and_then(|set| u64::from_str_radix(set.trim(), 16).ok())
+            .is_some_and(|set| set & CAP_IPC_LOCK != 0)
     }
 
     fn open_files(&self) -> Finding {
@@ -424,7 +442,7 @@ mod tests {
 
     #[test]
     fn this_machine_can_hand_over_through_shared_memory() {
-        let findings = examine(&Surroundings::of_this_process(), &["portable"], Err("none".into()));
+        let findings = examine(&Surroundings::of_this_process(), &["portable"], &Err("none".into()));
         let shm = findings.iter().find(|finding| finding.topic == "shm").unwrap();
         assert_eq!(shm.verdict, Verdict::Good, "{shm}");
     }

@@ -4,6 +4,7 @@ use super::bytes::{self, touch};
 use super::case::{End, LISTS};
 use super::limit::{CopyLimit, StreamLimit, VerbsLimit};
 use super::side::{PATIENCE, Side};
+use super::survey::Survey;
 use super::talk::{LINE_MAX, Row, Say};
 use crate::front::handoff::Source;
 use crate::ids::Room;
@@ -27,18 +28,26 @@ pub fn serve(listener: &TcpListener, mut log: impl FnMut(&str)) -> std::io::Resu
 
 fn answer(stream: TcpStream) -> Result<(), String> {
     let text = |error: std::io::Error| error.to_string();
-    let mut last_words = stream.try_clone().map_err(text)?;
+    let last_words = stream.try_clone().map_err(text)?;
     let outcome = first_line(&stream).and_then(|line| {
         let asked: Say = serde_json::from_str(&line).map_err(|error| format!("nonsense: {error}"))?;
+        if asked == Say::Survey {
+            return say_last(&last_words, &Say::Surveyed(Survey::here())).map_err(text);
+        }
         Following::new(stream, asked)?.follow()
     });
     if let Err(why) = &outcome {
-        let mut line = serde_json::to_vec(&Say::Failed { why: why.clone() }).expect("only strings are keys");
-        line.push(b'\n');
         // Whoever is gone has no use for them.
-        let _ = last_words.set_nonblocking(false).and_then(|()| last_words.write_all(&line));
+        let _ = say_last(&last_words, &Say::Failed { why: why.clone() });
     }
     outcome
+}
+
+fn say_last(mut stream: &TcpStream, what: &Say) -> std::io::Result<()> {
+    let mut line = serde_json::to_vec(what).expect("only strings are keys");
+    line.push(b'\n');
+    stream.set_nonblocking(false)?;
+    stream.write_all(&line)
 }
 
 /// Nothing is said behind it before it is answered, so nothing is read too far.

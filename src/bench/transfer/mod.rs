@@ -14,9 +14,11 @@ mod plan;
 mod report;
 mod side;
 mod source;
+mod survey;
 mod talk;
 
 pub use plan::{Place, Plan};
+pub use survey::Survey;
 
 use crate::config::resolved::{LogConfig, LogLevel};
 use crate::obs::log;

@@ -3,6 +3,7 @@
 
 use super::case::{Case, CaseError, End, Layouts};
 use super::limit::VerbsEnds;
+use super::survey::Survey;
 use crate::kv::layout::KvLayout;
 use crate::net::{ConnId, Reactor};
 use serde::{Deserialize, Serialize};
@@ -70,6 +71,10 @@ impl Row {
 /// All that is said.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Say {
+    /// Whoever connects, first and last: what can this host take part in?
+    Survey,
+    /// The answer.
+    Surveyed(Survey),
     /// Source, first: which program, which row, and the port of its control link.
     Prepare { version: String, row: Row, control_port: u16 },
     /// Destination: pools are there; the port of its bare streams, where there are any.

@@ -117,7 +117,8 @@ fn open(name: &CStr) -> Result<*mut c_void, Unavailable> {
         // SAFETY: not null, so a string that ends with 0.
         false => unsafe { CStr::from_ptr(error) }.to_string_lossy().into_owned(),
     };
-    Err(Unavailable::Library(why))
+    // It names the library itself.
+    Err(Unavailable::Library(why.strip_prefix("libibverbs.so.1: ").unwrap_or(&why).to_owned()))
 }
 
 fn symbol(handle: *mut c_void, name: &'static CStr) -> Result<*mut c_void, Unavailable> {

@@ -1,0 +1,53 @@
+//! What a host can take part in: told by whoever listens for a bench, asked for by `baton doctor --peer`.
+
+use super::side::PATIENCE;
+use super::talk::{LINE_MAX, Say};
+use crate::role::host_id;
+use crate::transfer::transport::rdma::Nic;
+use serde::{Deserialize, Serialize};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+
+/// One host's answer.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Survey {
+    /// Of the program.
+    pub version: String,
+    /// Equal where memory can be shared.
+    pub host: String,
+    /// The NICs that sessions would use, for people, or why there are none.
+    pub nics: Result<String, String>,
+}
+
+impl Survey {
+    /// Of this host.
+    pub fn here() -> Survey {
+        Survey {
+            version: env!("CARGO_PKG_VERSION").into(),
+            host: format!("{:?}", host_id()),
+            nics: Nic::choose(&[], &[]).map(|nics| Nic::list(&nics)),
+        }
+    }
+
+    /// Of the host where `baton bench transfer --listen` is at `peer`, HOST:PORT.
+    ///
+    /// # Errors
+    /// Nobody answers there, or something else does.
+    pub fn ask(peer: &str) -> Result<Survey, String> {
+        let text = |error: std::io::Error| error.to_string();
+        let mut addresses = peer.to_socket_addrs().map_err(text)?;
+        let address = addresses.next().ok_or("the name has no address")?;
+        let mut stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(text)?;
+        stream.set_read_timeout(Some(PATIENCE)).map_err(text)?;
+        let mut line = serde_json::to_vec(&Say::Survey).expect("only strings are keys");
+        line.push(b'\n');
+        stream.write_all(&line).map_err(text)?;
+        let mut line = String::new();
+        BufReader::new(stream.take(LINE_MAX as u64)).read_line(&mut line).map_err(text)?;
+        match serde_json::from_str(&line) {
+            Ok(Say::Surveyed(survey)) => Ok(survey),
+            Ok(Say::Failed { why }) => Err(why),
+            _ => Err("what listens there is no baton bench transfer of this version".into()),
+        }
+    }
+}

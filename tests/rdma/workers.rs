@@ -7,12 +7,16 @@ use std::process::Command;
 
 pub const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
 
-fn start(command: &str, more: &[&str]) -> Process {
+pub fn arguments<'a>(command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let common = ["--port", "0", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
-    Process::start(&[&[command, MODEL], &common[..], more].concat())
+    [&[command, MODEL], &common[..], more].concat()
 }
 
-fn ids(answer: (u16, String)) -> Value {
+pub fn start(command: &str, more: &[&str]) -> Process {
+    Process::start(&arguments(command, more))
+}
+
+pub fn ids(answer: (u16, String)) -> Value {
     let (status, text) = answer;
     assert_eq!(status, 200, "{text}");
     let answer: Value = serde_json::from_str(&text).unwrap();
@@ -24,7 +28,7 @@ fn pair(rdma: &[&str]) -> Fleet {
     Fleet::new(vec![prefill], vec![start("decode", &rdma[..2])])
 }
 
-fn body(salt: u32, tokens: u32) -> String {
+pub fn body(salt: u32, tokens: u32) -> String {
     let prompt: Vec<u32> = (0..tokens).map(|i| 10 + (i * 7 + salt * 13) % 300).collect();
     json!({
         "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": salt, "ignore_eos": true,

@@ -1,0 +1,179 @@
+//! Hand-offs from guest to guest, over a wire that loses, delays and reorders what RoCE sends, or is cut.
+//!
+//! They run in one guest, and start in the other what belongs there. Without another they do nothing.
+
+use crate::far::{self, FAR, LEADS, NEAR};
+use crate::fleet::Fleet;
+use crate::process::PATIENCE;
+use crate::relay::{RULES, Rule};
+use crate::workers::{arguments, body, ids, start};
+use serde_json::Value;
+use std::env;
+use std::net::UdpSocket;
+use std::process::{Command, Output};
+use std::thread;
+use std::time::{Duration, Instant};
+
+fn there_is_another() -> bool {
+    env::var_os(LEADS).is_some()
+}
+
+/// What becomes of frames from now on.
+fn set(rule: &Rule) {
+    let socket = UdpSocket::bind((NEAR, 0)).expect("a socket");
+    let rule = serde_json::to_vec(rule).expect("a rule");
+    socket.send_to(&rule, (FAR, RULES)).expect("a wire");
+}
+
+fn clean() -> Rule {
+    Rule { name: "clean".into(), ..Rule::default() }
+}
+
+fn lossy() -> Rule {
+    Rule { name: "lossy".into(), delay: 2000, lost: 15, late: 5, lateness: 3000, ..Rule::default() }
+}
+
+fn cut(after: u64, is_whole: bool) -> Rule {
+    Rule { name: "cut".into(), cut_after: Some(after), cut_is_whole: is_whole, ..Rule::default() }
+}
+
+/// `baton bench transfer` with the process there.
+fn bench(peer: &str, more: &[&str]) -> Output {
+    let args = ["bench", "transfer", "--transport", "rdma", "--duration", "0", "--json", "--connect", peer];
+    let output = Command::new(env!("CARGO_BIN_EXE_baton")).args(args).args(more).output();
+    let output = output.expect("the binary was built");
+    eprintln!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    output
+}
+
+fn listening() -> (far::Output, String) {
+    let mut other = far::Output::of(&["bench", "transfer", "--listen", &format!("{FAR}:0")]);
+    let line = other.await_line("listening on ");
+    let peer = line.trim().rsplit(' ').next().expect("an address").to_string();
+    (other, peer)
+}
+
+/// How many rows were handed over byte for byte.
+#[track_caller]
+fn verified(output: &Output) -> usize {
+    assert!(output.status.success(), "{}", output.status);
+    String::from_utf8_lossy(&output.stdout).matches("\"verified\":true").count()
+}
+
+#[test]
+#[ignore = "needs another guest"]
+fn kv_is_handed_over_between_two_hosts() {
+    if there_is_another() {
+        set(&clean());
+        let (_other, peer) = listening();
+        assert_eq!(verified(&bench(&peer, &["--case", "small", "--layout", "layer-major"])), 4);
+    }
+}
+
+/// What is lost is sent again, by the NIC, and nothing lands where it should not.
+#[test]
+#[ignore = "needs another guest"]
+fn kv_is_whole_whatever_the_wire_loses_delays_and_reorders() {
+    if there_is_another() {
+        let (_other, peer) = listening();
+        set(&lossy());
+        let layout = ["--layout", "layer-major"];
+        assert_eq!(verified(&bench(&peer, &[&["--case", "tiny-2k"], &layout[..]].concat())), 1);
+        let own = ["--pages", "8", "--layers", "4", "--item-bytes", "6144", "--fragmented"];
+        assert_eq!(verified(&bench(&peer, &[&own, &layout[..]].concat())), 1);
+        set(&clean());
+    }
+}
+
+/// Both sides say so, and the next row is handed over once the wire is back.
+#[test]
+#[ignore = "needs another guest"]
+fn a_cut_amid_a_hand_off_ends_it_on_both_sides() {
+    if there_is_another() {
+        let (mut other, peer) = listening();
+        let own = ["--pages", "8", "--layers", "4", "--item-bytes", "32768", "--layout", "layer-major"];
+        set(&cut(500, false));
+        let output = bench(&peer, &own);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("unreachable"), "{said}");
+        set(&clean());
+        other.await_line("the hand-off failed: ");
+        assert_eq!(verified(&bench(&peer, &own)), 1);
+    }
+}
+
+const PREFILL: [&str; 6] = ["--transfer", "rdma", "--bootstrap-port", "0", "--control-port", "0"];
+const DECODE: [&str; 4] = ["--transfer", "rdma", "--bootstrap-allow", "10.9.2.0/24"];
+
+/// Prefill there and decode here, or the other way round; the router is here.
+fn fleet(prefill_is_far: bool) -> Fleet {
+    let far = |command, more: &[&'static str]| {
+        far::start(&arguments(command, &[more, &["--host", FAR, "--insecure"]].concat()))
+    };
+    let near =
+        |command, more: &[&'static str]| start(command, &[more, &["--host", NEAR, "--insecure"]].concat());
+    let (prefill, decode) = match prefill_is_far {
+        true => (far("prefill", &PREFILL), near("decode", &DECODE)),
+        false => (near("prefill", &PREFILL), far("decode", &DECODE)),
+    };
+    Fleet::new(vec![prefill], vec![decode])
+}
+
+/// Answers as from one process, over a wire that loses.
+fn check_answers(fleet: &Fleet) {
+    let alone = start("serve", &["--mixed"]);
+    set(&lossy());
+    for (salt, tokens) in [(1, 5), (2, 100), (3, 230)] {
+        let body = body(salt, tokens);
+        let expected = ids(alone.post("/v1/completions", &body));
+        assert_eq!(ids(fleet.router.post("/v1/completions", &body)), expected, "{tokens} tokens");
+    }
+    set(&clean());
+}
+
+/// The client hears what became of its request, no page is lost, and the wire once back serves.
+fn check_cut(fleet: &mut Fleet, is_whole: bool) {
+    let body = body(4, 230);
+    let ask = |fleet: &Fleet| fleet.router.post("/v1/completions", &body);
+    let expected = ids(ask(fleet));
+    set(&cut(4, is_whole));
+    let (status, text) = ask(fleet);
+    let answer: Value = serde_json::from_str(&text).unwrap();
+    eprintln!("cut, whole: {is_whole}: {status} {text}");
+    let code = answer["error"]["code"].as_str().unwrap_or_default();
+    assert!(status == 502 && ["unreachable", "peer_lost"].contains(&code), "{status} {text}");
+    set(&clean());
+    let begun = Instant::now();
+    let found = loop {
+        let (status, text) = ask(fleet);
+        if status == 200 {
+            break ids((status, text));
+        }
+        assert!(begun.elapsed() < PATIENCE, "the wire is back, and yet {status} {text}");
+        thread::sleep(Duration::from_millis(200));
+    };
+    assert_eq!(found, expected);
+    fleet.check_idle();
+}
+
+#[test]
+#[ignore = "needs another guest"]
+fn workers_on_two_hosts_with_prefill_there() {
+    if there_is_another() {
+        let mut fleet = fleet(true);
+        check_answers(&fleet);
+        check_cut(&mut fleet, false);
+        check_cut(&mut fleet, true);
+    }
+}
+
+#[test]
+#[ignore = "needs another guest"]
+fn workers_on_two_hosts_with_decode_there() {
+    if there_is_another() {
+        let mut fleet = fleet(false);
+        check_answers(&fleet);
+        check_cut(&mut fleet, false);
+        check_cut(&mut fleet, true);
+    }
+}

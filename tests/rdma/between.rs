@@ -33,6 +33,11 @@ fn lossy() -> Rule {
     Rule { name: "lossy".into(), delay: 2000, lost: 15, late: 5, lateness: 3000, ..Rule::default() }
 }
 
+/// All that RoCE sends arrives when both ends have long given it up.
+fn held() -> Rule {
+    Rule { name: "held".into(), late: 1000, lateness: 2_000_000, ..Rule::default() }
+}
+
 fn cut(after: u64, is_whole: bool) -> Rule {
     Rule { name: "cut".into(), cut_after: Some(after), cut_is_whole: is_whole, ..Rule::default() }
 }
@@ -60,13 +65,21 @@ fn verified(output: &Output) -> usize {
     String::from_utf8_lossy(&output.stdout).matches("\"verified\":true").count()
 }
 
+const MANY_SMALL: [&str; 7] = ["--pages", "8", "--layers", "28", "--item-bytes", "2048", "--fragmented"];
+
+fn check_cases(cases: &[&[&str]]) {
+    let (_other, peer) = listening();
+    for case in cases {
+        assert_eq!(verified(&bench(&peer, &[case, &["--layout", "layer-major"][..]].concat())), 1);
+    }
+}
+
 #[test]
 #[ignore = "needs another guest"]
 fn kv_is_handed_over_between_two_hosts() {
     if there_is_another() {
         set(&clean());
-        let (_other, peer) = listening();
-        assert_eq!(verified(&bench(&peer, &["--case", "small", "--layout", "layer-major"])), 4);
+        check_cases(&[&["--case", "tiny-2k"], &MANY_SMALL]);
     }
 }
 
@@ -75,12 +88,8 @@ fn kv_is_handed_over_between_two_hosts() {
 #[ignore = "needs another guest"]
 fn kv_is_whole_whatever_the_wire_loses_delays_and_reorders() {
     if there_is_another() {
-        let (_other, peer) = listening();
         set(&lossy());
-        let layout = ["--layout", "layer-major"];
-        assert_eq!(verified(&bench(&peer, &[&["--case", "tiny-2k"], &layout[..]].concat())), 1);
-        let own = ["--pages", "8", "--layers", "4", "--item-bytes", "6144", "--fragmented"];
-        assert_eq!(verified(&bench(&peer, &[&own, &layout[..]].concat())), 1);
+        check_cases(&[&["--case", "tiny-2k"], &["--case", "smol-128"], &MANY_SMALL]);
         set(&clean());
     }
 }
@@ -131,28 +140,44 @@ fn check_answers(fleet: &Fleet) {
     set(&clean());
 }
 
-/// The client hears what became of its request, no page is lost, and the wire once back serves.
-fn check_cut(fleet: &mut Fleet, is_whole: bool) {
-    let body = body(4, 230);
-    let ask = |fleet: &Fleet| fleet.router.post("/v1/completions", &body);
-    let expected = ids(ask(fleet));
-    set(&cut(4, is_whole));
-    let (status, text) = ask(fleet);
+/// While the wire is so, the client hears what became of its request.
+fn check_fails(fleet: &Fleet, rule: &Rule) {
+    set(rule);
+    let (status, text) = fleet.router.post("/v1/completions", &body(4, 230));
+    eprintln!("{rule:?}: {status} {text}");
+    set(&clean());
     let answer: Value = serde_json::from_str(&text).unwrap();
-    eprintln!("cut, whole: {is_whole}: {status} {text}");
     let code = answer["error"]["code"].as_str().unwrap_or_default();
     assert!(status == 502 && ["unreachable", "peer_lost"].contains(&code), "{status} {text}");
-    set(&clean());
+}
+
+/// Once it is back, the same request is served.
+fn check_serves(fleet: &Fleet, expected: &Value) {
     let begun = Instant::now();
-    let found = loop {
-        let (status, text) = ask(fleet);
+    loop {
+        let (status, text) = fleet.router.post("/v1/completions", &body(4, 230));
         if status == 200 {
-            break ids((status, text));
+            assert_eq!(&ids((status, text)), expected);
+            return;
         }
         assert!(begun.elapsed() < PATIENCE, "the wire is back, and yet {status} {text}");
         thread::sleep(Duration::from_millis(200));
-    };
-    assert_eq!(found, expected);
+    }
+}
+
+fn check_workers(mut fleet: Fleet) {
+    check_answers(&fleet);
+    let expected = ids(fleet.router.post("/v1/completions", &body(4, 230)));
+    for is_whole in [false, true] {
+        check_fails(&fleet, &cut(4, is_whole));
+        check_serves(&fleet, &expected);
+    }
+    // Served while what was sent before lands in nobody's pages.
+    check_fails(&fleet, &held());
+    let begun = Instant::now();
+    while begun.elapsed() < 2 * Duration::from_micros(held().lateness) {
+        check_serves(&fleet, &expected);
+    }
     fleet.check_idle();
 }
 
@@ -160,10 +185,7 @@ fn check_cut(fleet: &mut Fleet, is_whole: bool) {
 #[ignore = "needs another guest"]
 fn workers_on_two_hosts_with_prefill_there() {
     if there_is_another() {
-        let mut fleet = fleet(true);
-        check_answers(&fleet);
-        check_cut(&mut fleet, false);
-        check_cut(&mut fleet, true);
+        check_workers(fleet(true));
     }
 }
 
@@ -171,9 +193,6 @@ fn workers_on_two_hosts_with_prefill_there() {
 #[ignore = "needs another guest"]
 fn workers_on_two_hosts_with_decode_there() {
     if there_is_another() {
-        let mut fleet = fleet(false);
-        check_answers(&fleet);
-        check_cut(&mut fleet, false);
-        check_cut(&mut fleet, true);
+        check_workers(fleet(false));
     }
 }

@@ -51,6 +51,7 @@ fn all_holds_on_soft_roce_in_a_guest() {
     }
 }
 
+/// A minute where nothing else runs.
 #[test]
 fn all_holds_between_two_guests_over_a_wire_that_loses() {
     if !there_are_guests() {
@@ -66,15 +67,18 @@ fn all_holds_between_two_guests_over_a_wire_that_loses() {
         .map(Running)
         .expect("a script can be run");
     let leads = format!("{}=1", far::LEADS);
-    let output =
-        guest(&["--net", &leading, "--env", &leads], &["--ignored", "--test-threads", "1", "between::"])
-            .output()
-            .expect("a script can be run");
+    let output = guest(
+        &["--net", &leading, "--env", &leads],
+        &["--ignored", "--test-threads", "1", "--nocapture", "between::"],
+    )
+    .output()
+    .expect("a script can be run");
     drop(agent);
     check(&output);
-    let [clean, lossy, cut] = ["clean", "lossy", "cut"].map(|name| relay.counts(name));
-    eprintln!("packets of RoCE: clean {clean:?}, lossy {lossy:?}, cut {cut:?}");
+    let [clean, lossy, held, cut] = ["clean", "lossy", "held", "cut"].map(|name| relay.counts(name));
+    eprintln!("packets of RoCE: clean {clean:?}, lossy {lossy:?}, held {held:?}, cut {cut:?}");
     assert!(clean.sent > 0 && clean.lost + clean.late + clean.cut == 0);
+    assert!(held.late > 0, "nothing was held back");
     assert!(lossy.lost > 0 && lossy.late > 0, "nothing was lost or late");
     assert!(cut.cut > 0 && cut.sent > cut.cut, "nothing was under way where the link was cut");
 }

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::MODEL;
@@ -24,7 +25,10 @@ struct Network {
 
 impl Network {
     fn new() -> Option<Network> {
-        let network = Network { tag: format!("bt{}", std::process::id()) };
+        // Tests may be threads of one process.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let network = Network { tag: format!("bt{}n{number}", std::process::id()) };
         let hub = network.name("hub");
         let made = ip(&["netns", "add", &hub])
             && ip(&["-n", &hub, "link", "add", "switch", "type", "bridge"])

@@ -4,14 +4,12 @@
 
 use crate::far::{self, FAR, LEADS, NEAR};
 use crate::fleet::Fleet;
-use crate::process::PATIENCE;
 use crate::relay::{RULES, Rule};
-use crate::workers::{arguments, body, ids, start};
+use crate::workers::{arguments, await_served, body, ids, start};
 use serde_json::Value;
 use std::env;
 use std::net::UdpSocket;
 use std::process::{Command, Output};
-use std::thread;
 use std::time::{Duration, Instant};
 
 fn there_is_another() -> bool {
@@ -151,32 +149,18 @@ fn check_fails(fleet: &Fleet, rule: &Rule) {
     assert!(status == 502 && ["unreachable", "peer_lost"].contains(&code), "{status} {text}");
 }
 
-/// Once it is back, the same request is served.
-fn check_serves(fleet: &Fleet, expected: &Value) {
-    let begun = Instant::now();
-    loop {
-        let (status, text) = fleet.router.post("/v1/completions", &body(4, 230));
-        if status == 200 {
-            assert_eq!(&ids((status, text)), expected);
-            return;
-        }
-        assert!(begun.elapsed() < PATIENCE, "the wire is back, and yet {status} {text}");
-        thread::sleep(Duration::from_millis(200));
-    }
-}
-
 fn check_workers(mut fleet: Fleet) {
     check_answers(&fleet);
     let expected = ids(fleet.router.post("/v1/completions", &body(4, 230)));
     for is_whole in [false, true] {
         check_fails(&fleet, &cut(4, is_whole));
-        check_serves(&fleet, &expected);
+        assert_eq!(await_served(&fleet, &body(4, 230)), expected);
     }
     // Served while what was sent before lands in nobody's pages.
     check_fails(&fleet, &held());
     let begun = Instant::now();
     while begun.elapsed() < 2 * Duration::from_micros(held().lateness) {
-        check_serves(&fleet, &expected);
+        assert_eq!(await_served(&fleet, &body(4, 230)), expected);
     }
     fleet.check_idle();
 }

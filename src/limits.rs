@@ -86,6 +86,10 @@ pub const NET_BUFFER_KEPT: usize = 16 << 10;
 pub const NET_ACCEPT_TURN: usize = 64;
 /// Readiness events taken from the kernel at once.
 pub const NET_READY_MAX: usize = 1024;
+/// How long the host at the other end of a connection that was dialled may answer nothing, not even by its
+/// kernel, which a busy or stopped process leaves alone. More than a lost packet, a switch that starts anew or a
+/// machine that is moved takes.
+pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time a closing connection has to take its last bytes and close its end.
 pub const NET_LINGER: Duration = Duration::from_secs(5);
 /// Wait before accepting again where the process is out of descriptors.

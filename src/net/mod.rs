@@ -13,6 +13,7 @@ mod connection;
 pub mod descriptors;
 mod reactor;
 mod signals;
+mod silence;
 mod stream;
 mod table;
 mod timer;

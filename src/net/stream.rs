@@ -1,6 +1,7 @@
 //! TCP and unix sockets behind one face.
 
-use super::descriptors;
+use super::{descriptors, silence};
+use crate::limits::NET_HOST_SILENCE_MAX;
 use mio::event::Source;
 use mio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use mio::{Interest, Registry, Token};
@@ -111,6 +112,7 @@ impl Stream {
         }
         if let Stream::Tcp(stream) = self {
             stream.set_nodelay(true)?;
+            silence::limit(stream.as_fd(), NET_HOST_SILENCE_MAX)?;
         }
         Ok(true)
     }

@@ -5,11 +5,14 @@
 //! `BATON_REQUIRE_NAMESPACES` is set.
 #![allow(unsafe_code)]
 
-use crate::process::{Process, post};
+use crate::fleet::Fleet;
+use crate::process::{PATIENCE, Process, post};
 use serde_json::{Value, json};
 use std::fs::File;
 use std::os::fd::AsRawFd;
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::MODEL;
 const HOSTS: [(&str, &str); 4] =
@@ -22,7 +25,10 @@ struct Network {
 
 impl Network {
     fn new() -> Option<Network> {
-        let network = Network { tag: format!("bt{}", std::process::id()) };
+        // Tests may be threads of one process.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let network = Network { tag: format!("bt{}n{number}", std::process::id()) };
         let hub = network.name("hub");
         let made = ip(&["netns", "add", &hub])
             && ip(&["-n", &hub, "link", "add", "switch", "type", "bridge"])
@@ -43,6 +49,12 @@ impl Network {
             && ip(&["-n", &host, "addr", "add", &format!("{address}/24"), "dev", "eth0"])
             && ip(&["-n", &host, "link", "set", "eth0", "up"])
             && ip(&["-n", &host, "link", "set", "lo", "up"])
+    }
+
+    /// Takes a host's port of the switch up or down.
+    fn set_port(&self, host: &str, state: &str) {
+        let index = HOSTS.iter().position(|(name, _)| *name == host).expect("a host of this network");
+        assert!(ip(&["-n", &self.name("hub"), "link", "set", &format!("port{index}"), state]));
     }
 
     /// Moves this thread, and what it starts, to a host.
@@ -120,6 +132,42 @@ fn kv_moves_between_hosts_over_tcp() {
     }
     prefill.await_idle();
     decode.await_idle();
+}
+
+/// A decode worker whose host is gone, with a request on it, closes no connection; its kernel is asked for a sign.
+#[test]
+fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
+    let Some(network) = network() else { return };
+    let prefill = start(&network, "prefill", "10.77.0.1", &["prefill", MODEL]);
+    let decode = ["decode", MODEL, "--bootstrap-allow", "10.77.0.0/24"];
+    let decode = start(&network, "decode", "10.77.0.2", &decode);
+    network.enter("client");
+    let fleet = Fleet::new(vec![prefill], vec![decode]);
+    let body =
+        json!({"prompt": vec![11; 100], "max_tokens": 8, "temperature": 0, "ignore_eos": true}).to_string();
+    let ask = || fleet.router.post("/v1/completions", &body);
+    assert_eq!(ask().0, 200);
+    // A stopped process is no reason, since its host answers.
+    fleet.decode[0].pause();
+    let (router, sent) = (fleet.router.address, body.clone());
+    let tag = network.tag.clone();
+    let asked = std::thread::spawn(move || {
+        std::mem::ManuallyDrop::new(Network { tag }).enter("client");
+        post(router, "/v1/completions", &sent)
+    });
+    std::thread::sleep(Duration::from_millis(500));
+    network.set_port("decode", "down");
+    let (status, answer) = asked.join().unwrap();
+    network.set_port("decode", "up");
+    fleet.decode[0].go_on();
+    assert_eq!(status, 502, "{answer}");
+    assert!(answer.contains("peer_lost"), "{answer}");
+    let begun = Instant::now();
+    while ask().0 != 200 {
+        assert!(begun.elapsed() < PATIENCE, "the host is back");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    fleet.workers().for_each(Process::await_idle);
 }
 
 /// All listen on the same address and port, and yet are three workers.

@@ -23,14 +23,17 @@ pub struct Process {
 
 impl Process {
     /// Starts `baton ARGS` and waits until it is ready.
-    #[allow(clippy::zombie_processes)] // `drop` waits; a panic before it ends the whole test process.
     pub fn start(args: &[&str]) -> Process {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_baton"))
-            .args(args)
-            .stderr(Stdio::piped())
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("the binary was built");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(args);
+        Process::run(command)
+    }
+
+    /// The same with a command that says what `baton` says.
+    #[allow(clippy::zombie_processes)] // `drop` waits; a panic before it ends the whole test process.
+    pub fn run(mut command: Command) -> Process {
+        let mut child =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary was built");
         let (lines, said) = mpsc::channel();
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
         let log = Arc::<Mutex<String>>::default();

@@ -1,16 +1,20 @@
 //! The verbs leaf on a real RDMA device, between two processes: bytes, notices, faults.
 //!
-//! Tests that are marked ignored need a device. The one that is not brings them to one: it runs this very
-//! program in a guest with soft-RoCE (`tools/rdma-guest`). Where the guest's packages cannot be had it says so
-//! and is skipped, or fails where `BATON_REQUIRE_RDMA` is set. On a machine with a NIC: `cargo test --test rdma
+//! Tests that are marked ignored need a device. Those that are not bring them to one: they run this very
+//! program in guests with soft-RoCE (`tools/rdma-guest`). Where the guests' packages cannot be had they say so
+//! and are skipped, or fail where `BATON_REQUIRE_RDMA` is set. On a machine with a NIC: `cargo test --test rdma
 //! -- --ignored --test-threads 1`.
 
+mod between;
+mod far;
 #[path = "../cluster/fleet.rs"]
 mod fleet;
+mod guests;
 mod peer;
 #[path = "../cluster/process.rs"]
 #[allow(dead_code)]
 mod process;
+mod relay;
 mod rig;
 mod workers;
 
@@ -19,9 +23,8 @@ use baton::sys::verbs::{Ended, Fault, Marks, Piece, Remote};
 use peer::Peer;
 use rig::{Node, pattern};
 use std::env;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 
 #[global_allocator]
 static ALLOCATOR: SealingAllocator = SealingAllocator;
@@ -29,33 +32,6 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 /// Work requests of one doorbell.
 const CHAIN: usize = 33;
 const BLOCK: usize = 6 << 10;
-
-#[test]
-fn all_holds_on_soft_roce_in_a_guest() {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("tools");
-    let check = Command::new(tools.join("rdma-packages")).arg("--check").stdout(Stdio::null()).status();
-    if !check.is_ok_and(|status| status.success()) {
-        assert!(env::var_os("BATON_REQUIRE_RDMA").is_none(), "the guest's packages are missing");
-        eprintln!("SKIPPED: the guest's packages are missing (tools/rdma-packages fetches them)");
-        return;
-    }
-    let output = Command::new(tools.join("rdma-guest"))
-        // Half a minute where nothing else runs.
-        .args(["--seconds", "300", "--env", "RUST_BACKTRACE=1", "--with", env!("CARGO_BIN_EXE_baton")])
-        .args(model_files().flat_map(|file| [OsString::from("--with"), file.into()]))
-        .arg(env::current_exe().expect("a path"))
-        .args(["--ignored", "--test-threads", "1"])
-        .output()
-        .expect("a script can be run");
-    let said = String::from_utf8_lossy(&output.stdout);
-    eprintln!("{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "in the guest: {}", output.status);
-    assert!(said.contains("test result: ok. ") && !said.contains(" 0 passed"), "nothing ran in the guest");
-}
-
-fn model_files() -> impl Iterator<Item = PathBuf> {
-    std::fs::read_dir(workers::MODEL).expect("a fixture").map(|entry| entry.expect("a file").path())
-}
 
 /// A KV hand-off in small: blocks from here and there to here and there, and one notice behind them all.
 #[test]

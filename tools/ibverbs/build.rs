@@ -45,14 +45,17 @@ fn number(name: &str) -> String {
 fn main() {
     println!("cargo:rerun-if-changed=../../src/sys/verbs/abi.rs");
     let mut lines = String::from("[\n");
-    for (index, layout) in STRUCTS.iter().chain(HEADS).enumerate().filter(|(_, layout)| layout.name != BY_HAND) {
+    for (index, layout) in
+        STRUCTS.iter().chain(HEADS).enumerate().filter(|(_, layout)| layout.name != BY_HAND)
+    {
         let (name, theirs) = (layout.name, layout.name.split(' ').next_back().expect("a word"));
         if index < STRUCTS.len() {
             let _ = writeln!(lines, "(\"{name}\", {}, size_of::<{theirs}>()),", layout.size);
         }
         for (field, offset) in layout.fields {
             let path = path(name, field);
-            let _ = writeln!(lines, "(\"{name}.{field}\", {offset}, std::mem::offset_of!({theirs}, {path})),");
+            let _ =
+                writeln!(lines, "(\"{name}.{field}\", {offset}, std::mem::offset_of!({theirs}, {path})),");
         }
     }
     for (name, value) in NUMBERS {

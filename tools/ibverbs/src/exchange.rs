@@ -3,8 +3,8 @@
 
 use baton::kv::region::Region;
 use baton::sys::verbs::{
-    self, Access, AddressKind, Capacity, Chain, CompletionQueue, Completions, Device, Domain, Ended, Endpoint,
-    Marks, Piece, QueuePair, Registration, Remote, Route,
+    self, Access, AddressKind, Capacity, Chain, CompletionQueue, Completions, Device, Domain, Ended,
+    Endpoint, Marks, Piece, QueuePair, Registration, Remote, Route,
 };
 use ibverbs::{QueuePairEndpoint, ibv_access_flags, ibv_qp_type, ibv_wc};
 use std::sync::Arc;
@@ -69,9 +69,9 @@ fn together(context: &ibverbs::Context) {
     let queue = context.create_cq(16, 0).expect("a queue");
     let domain = context.alloc_pd().expect("a domain");
     let mut builder = domain.create_qp(&queue, &queue, ibv_qp_type::IBV_QPT_RC);
-    builder.set_gid_index(GID_INDEX).set_access(
-        ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE,
-    );
+    builder
+        .set_gid_index(GID_INDEX)
+        .set_access(ibv_access_flags::IBV_ACCESS_LOCAL_WRITE | ibv_access_flags::IBV_ACCESS_REMOTE_WRITE);
     let theirs = builder.build().expect("a queue pair");
     let at = theirs.endpoint();
     let gid = at.gid.expect("an address");
@@ -100,7 +100,9 @@ fn together(context: &ibverbs::Context) {
     let written = await_ours(&mut completions);
     assert_eq!((written.id, written.outcome), (2, Ok(Ended::Written)));
     let told = await_crate(&queue);
-    assert_eq!((told.wr_id(), told.imm_data()), (RECEIVED, Some(0xba70_0001)), "{told:?}");
+    // The crate gives it as it was on the wire.
+    let immediate = told.imm_data().map(u32::from_be);
+    assert_eq!((told.wr_id(), immediate), (RECEIVED, Some(0xba70_0001)), "{told:?}");
     assert!((0..WORDS).all(|word| memory[word] == word as u64 * 0x9e37_79b9), "not byte for byte");
     println!("exchange: our WRITEs and their immediate with the crate");
 
@@ -140,7 +142,8 @@ fn await_ours(queue: &mut CompletionQueue) -> verbs::Completion {
 fn first_route() -> (Arc<Device>, Route) {
     let info = verbs::list().expect("there are verbs").into_iter().flatten().next().expect("a device");
     let port = info.ports.first().expect("a port");
-    let address = port.addresses.iter().find(|address| address.kind == AddressKind::RoceV2);
-    let route = Route::new(port, address.expect("an address"));
+    let address = port.addresses.iter().find(|address| address.index == GID_INDEX).expect("an address");
+    assert_eq!(address.kind, AddressKind::RoceV2, "{address:?}");
+    let route = Route::new(port, address);
     (Device::open(&info.name).expect("it opens"), route)
 }

@@ -7,7 +7,7 @@ use crate::stdx::parts::Count;
 use crate::stdx::team::Team;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Shared by the sessions of a process; by default nobody beside the caller.
 #[derive(Clone, Default)]
@@ -30,11 +30,11 @@ impl Copiers {
     /// Runs `task` once for each index below `count`, and returns when all have ended.
     pub fn share(&self, count: usize, task: impl Fn(usize) + Sync) {
         match &self.0 {
-            // Only the mover's thread calls, so nobody waits here. A task that panicked has left nothing behind.
-            Some(team) if count > 1 => {
-                let mut team = team.lock().unwrap_or_else(PoisonError::into_inner);
-                team.run(Count(count), |index, ()| task(index));
-            }
+            // Only the mover's thread calls; another would go alone, and not wait.
+            Some(team) if count > 1 => match team.try_lock() {
+                Ok(mut team) => team.run(Count(count), |index, ()| task(index)),
+                Err(_) => (0..count).for_each(task),
+            },
             _ => (0..count).for_each(task),
         }
     }

@@ -5,61 +5,29 @@
 //! either leg cancels the other; after decode's first token prefill's outcome is ignored.
 //! Not here: HTTP framing (`connections`), the hand-off's protocol (`handoff`).
 
+mod figures;
+mod placing;
+
+pub use placing::Placement;
+
 use crate::cause::Cause;
-use crate::config::resolved::BOOTSTRAP_PORT;
 use crate::front::connections::{Answer, Connections, JSON};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
-use crate::front::handoff::{self, Handoff, Source, prompt_of, room_of};
-use crate::front::openai::render::{Renderer, Timings};
-use crate::front::openai::{ApiError, Bootstrap, GenerateRequest, Prompts};
+use crate::front::handoff::{Handoff, Source};
+use crate::front::openai::render::Renderer;
+use crate::front::openai::{ApiError, GenerateRequest, Prompts};
 use crate::front::stages::ChoiceTimes;
 use crate::front::text::{self, Job, Made, Task, Text, TextQueue, prompt_param};
-use crate::ids::{RequestId, Room, WorkerId};
-use crate::limits::REQUEST_TIME_MAX;
+use crate::ids::{RequestId, WorkerId};
 use crate::model::logprobs::Sampled;
-use crate::model::sampler::SamplingParams;
 use crate::net::{ConnId, Reactor};
 use crate::obs::metrics::WorkerMetrics;
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
-use crate::wire::message::Transport;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
-
-/// Which workers of this process a choice's legs go to.
-#[derive(Clone, Debug)]
-pub enum Placement {
-    /// One of each, the hand-off between them.
-    Split {
-        /// Prefill workers.
-        prefill: Vec<WorkerId>,
-        /// Decode workers.
-        decode: Vec<WorkerId>,
-    },
-    /// One worker, no hand-off.
-    Mixed(Vec<WorkerId>),
-    /// This process reads prompts for decode workers elsewhere; a router names the room.
-    Prefill {
-        /// The worker.
-        worker: WorkerId,
-        /// Whether at the bootstrap host 2.2.2.2 nobody waits for the KV.
-        fake_bootstrap: bool,
-    },
-    /// This process takes over from prefill workers elsewhere; a router names them and the room.
-    Decode {
-        /// The worker.
-        worker: WorkerId,
-        /// Whether the bootstrap host 2.2.2.2 is the fake source.
-        fake_bootstrap: bool,
-        /// Whether a request that names no prefill worker has the fake one, too.
-        fake_by_default: bool,
-    },
-}
-
-/// SGLang's name for a prefill worker that is none.
-const FAKE_HOST: &str = "2.2.2.2";
 
 /// What is true of the model and the process for every request.
 #[derive(Clone, Debug)]
@@ -407,135 +375,6 @@ impl Generations {
         Ok(())
     }
 
-    /// Gives one choice to its worker or workers.
-    fn place(
-        &mut self,
-        exchange: u64,
-        choice: usize,
-        sample: usize,
-        ids: &Arc<[u32]>,
-        now: Instant,
-    ) -> Result<(), ApiError> {
-        self.turn += 1;
-        match self.terms.placement.clone() {
-            Placement::Prefill { worker, fake_bootstrap } => {
-                let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
-                let request = self.request(exchange, sample, worker, room, ids, Some(1))?;
-                self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
-            }
-            Placement::Decode { worker, fake_bootstrap, fake_by_default } => {
-                let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
-                let request = self.request(exchange, sample, worker, room, ids, None)?;
-                self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
-            }
-            Placement::Mixed(workers) => {
-                let worker = self.roomiest(&workers)?;
-                let request = self.request(exchange, sample, worker, Room(0), ids, None)?;
-                self.start(exchange, choice, Part::Visible, request, None, None, now);
-            }
-            Placement::Split { prefill, decode } => {
-                let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
-                let room = room_of(random());
-                let reader = self.request(exchange, sample, source, room, ids, Some(1))?;
-                let writer = match self.request(exchange, sample, destination, room, ids, None) {
-                    Ok(writer) => writer,
-                    Err(error) => {
-                        let slot = Slot { id: reader.slot, generation: reader.generation };
-                        self.handoff.released(source, slot);
-                        return Err(error);
-                    }
-                };
-                let partners = (reader.id, writer.id);
-                self.start(exchange, choice, Part::Prefill, reader, None, Some(partners.1), now);
-                let from = Source::Local(source);
-                self.start(exchange, choice, Part::Visible, writer, Some(&from), Some(partners.0), now);
-            }
-        }
-        Ok(())
-    }
-
-    /// Where the two legs of a choice meet: as the router said, or nowhere. [`FAKE_HOST`] names nowhere where
-    /// that is honoured.
-    fn meeting(
-        &self,
-        exchange: u64,
-        choice: usize,
-        fake_bootstrap: bool,
-        fake_by_default: bool,
-    ) -> Result<(Room, Source), ApiError> {
-        let live = self.live.get(&exchange);
-        if live.is_some_and(|live| live.trial) {
-            return Ok((room_of(random()), Source::Fake));
-        }
-        let met = live.and_then(|live| live.request.bootstrap.as_ref()?.get(choice).cloned());
-        let Bootstrap { host, port, room } = met.ok_or_else(|| {
-            ApiError::invalid(
-                "bootstrap_room",
-                "is needed: this worker takes part in a hand-off and serves no request alone",
-            )
-        })?;
-        let port = port.unwrap_or(BOOTSTRAP_PORT);
-        let source = match host {
-            Some(host) if fake_bootstrap && host == FAKE_HOST => Source::Fake,
-            Some(host) => Source::remote(&host, port),
-            None if fake_by_default => Source::Fake,
-            None => Source::remote("localhost", port),
-        };
-        Ok((room, source))
-    }
-
-    /// The worker with most free slots; of equals, in turn.
-    fn roomiest(&self, workers: &[WorkerId]) -> Result<WorkerId, ApiError> {
-        let start = self.turn % workers.len();
-        let in_turn = workers[start..].iter().chain(&workers[..start]);
-        let best = in_turn.copied().reduce(|best, next| {
-            let free = |worker| self.handoff.worker(worker).free_slots();
-            if free(next) > free(best) { next } else { best }
-        });
-        best.filter(|&worker| self.handoff.worker(worker).free_slots() > 0)
-            .ok_or_else(|| ApiError::overloaded(1))
-    }
-
-    /// A request with a slot of `worker` and everything allocated that it will ever need.
-    #[allow(clippy::too_many_arguments)] // One place where a request is made; each has its own type.
-    fn request(
-        &mut self,
-        exchange: u64,
-        sample: usize,
-        worker: WorkerId,
-        room: Room,
-        ids: &Arc<[u32]>,
-        max_new: Option<u32>,
-    ) -> Result<Box<Request>, ApiError> {
-        let Some(live) = self.live.get(&exchange) else { return Err(ApiError::new(500, "internal", "lost")) };
-        let asked = &live.request;
-        let deadline = live.arrived + REQUEST_TIME_MAX;
-        let home = self.handoff.worker_mut(worker);
-        let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
-        let room_left = home.tokens().min(self.terms.context).saturating_sub(ids.len()).max(1) as u32;
-        let max_new = max_new.unwrap_or_else(|| asked.max_tokens.unwrap_or(room_left));
-        let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
-        let ending = if asked.ignore_eos { &[][..] } else { &self.terms.eos };
-        self.next_request += 1;
-        Ok(Box::new(Request {
-            id: RequestId(self.next_request),
-            worker,
-            room,
-            slot: slot.id,
-            generation: slot.generation,
-            prompt: ids.to_vec(),
-            output: Vec::with_capacity(max_new as usize),
-            pages: Vec::with_capacity(pages),
-            sampling: sampling(asked, sample),
-            top_logprobs: asked.logprobs.unwrap_or(0),
-            max_new,
-            stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
-            ignore_eos: asked.ignore_eos,
-            deadline,
-            stamps: Stamps::new(live.arrived),
-        }))
-    }
-
     #[allow(clippy::too_many_arguments)]
     fn start(
         &mut self,
@@ -637,52 +476,6 @@ impl Generations {
         }
     }
 
-    /// What `/metrics` says of a leg's end.
-    fn count(&self, leg: &Leg, outcome: Outcome) {
-        let metrics = &self.metrics[leg.worker.index()];
-        match outcome {
-            Outcome::Stop => metrics.finished_stop.inc(),
-            Outcome::Length | Outcome::HandedOver => metrics.finished_length.inc(),
-            Outcome::Failed(cause) => {
-                let ended = self.live.get(&leg.exchange);
-                // A choice that a stop string ended was told to stop; that is no failure.
-                match ended.is_some_and(|live| live.timings[leg.choice].ended.is_some()) {
-                    true => metrics.finished_stop.inc(),
-                    false => metrics.failed(cause),
-                }
-            }
-        }
-    }
-
-    /// Records where the time of a choice went.
-    fn record(&self, leg: &Leg, now: Instant) {
-        let Some(live) = self.live.get(&leg.exchange) else { return };
-        let metrics = &self.metrics[leg.worker.index()];
-        metrics.ended(now.saturating_duration_since(live.arrived));
-        let times = &live.timings[leg.choice];
-        if let Some(stages) = times.stages() {
-            metrics.first_token(&stages);
-            match self.carried(leg) {
-                Some((bytes, transport)) if times.were_handed_over() && transport != Transport::Fake => {
-                    metrics.transferred(bytes, stages.handover);
-                }
-                _ => {}
-            }
-        }
-    }
-
-    /// Bytes of KV that came for a decode leg, and how.
-    fn carried(&self, leg: &Leg) -> Option<(u64, Transport)> {
-        let worker = self.handoff.worker(leg.worker);
-        let tenant = worker.tenant(leg.slot)?;
-        let layout = worker.layout();
-        Some((u64::from(layout.pages_for(tenant.prompt.tokens)) * layout.page_bytes(), tenant.transport?))
-    }
-
-    fn prompt_tokens(&self, leg: &Leg) -> u32 {
-        self.handoff.worker(leg.worker).tenant(leg.slot).map_or(0, |tenant| tenant.prompt.tokens)
-    }
-
     fn end_choice(&mut self, leg: &Leg, outcome: Outcome, cached: u32, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         live.timings[leg.choice].ended.get_or_insert(way.now);
@@ -754,20 +547,6 @@ impl Generations {
             self.handoff.worker_mut(partner.worker).abort(partner.slot, cause);
         }
     }
-
-    fn first_timings(&self, live: &Live) -> Timings {
-        let first =
-            live.legs.iter().filter_map(|leg| self.legs.get(leg)).find(|leg| leg.part != Part::Prefill);
-        first.map(|leg| self.timings(leg)).unwrap_or_default()
-    }
-
-    /// Where the time of a choice went, from the stamps of its legs.
-    fn timings(&self, leg: &Leg) -> Timings {
-        let Some(live) = self.live.get(&leg.exchange) else { return Timings::default() };
-        let prompt = self.prompt_tokens(leg);
-        let generated = live.exchange.as_ref().map_or(0, |exchange| exchange.generated(leg.choice));
-        live.timings[leg.choice].timings((prompt, generated), self.carried(leg))
-    }
 }
 
 impl Way<'_> {
@@ -779,23 +558,6 @@ impl Way<'_> {
     /// Answers whole.
     pub fn answer(&mut self, conn: ConnId, answer: &Answer<'_>) {
         self.connections.answer(self.reactor, conn, answer, self.now);
-    }
-}
-
-/// Sampling of one sample: the n samples of a seeded request differ, and the same seed gives the same n.
-fn sampling(request: &GenerateRequest, sample: usize) -> SamplingParams {
-    let asked = &request.sampling;
-    let seed = asked.seed.unwrap_or_else(random);
-    SamplingParams {
-        temperature: asked.temperature,
-        top_p: asked.top_p,
-        top_k: asked.top_k.unwrap_or(0),
-        min_p: asked.min_p,
-        presence_penalty: asked.presence_penalty,
-        frequency_penalty: asked.frequency_penalty,
-        repetition_penalty: asked.repetition_penalty,
-        // An odd constant (2^64 over the golden ratio) keeps the samples' seeds apart.
-        seed: seed.wrapping_add((sample as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
     }
 }
 
@@ -821,9 +583,4 @@ fn error_of(cause: Cause) -> ApiError {
     };
     let error = ApiError::new(cause.http_status(), cause.name(), message);
     ApiError { retry_after: (cause.http_status() == 429).then_some(1), ..error }
-}
-
-/// 64 bits for rooms and seeds.
-fn random() -> u64 {
-    u64::from_le_bytes(handoff::random())
 }

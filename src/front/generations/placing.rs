@@ -1,0 +1,201 @@
+//! Which workers a choice goes to, and what they are asked.
+//!
+//! Thread: `ctl`. Takes slots; nothing else is changed before [`Generations::start`].
+
+use super::{Generations, Part};
+use crate::config::resolved::BOOTSTRAP_PORT;
+use crate::front::handoff::{self, Source, prompt_of, room_of};
+use crate::front::openai::{ApiError, Bootstrap, GenerateRequest};
+use crate::ids::{RequestId, Room, WorkerId};
+use crate::limits::REQUEST_TIME_MAX;
+use crate::model::sampler::SamplingParams;
+use crate::sched::request::{Request, Stamps};
+use crate::transfer::manager::rooms::Slot;
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Which workers of this process a choice's legs go to.
+#[derive(Clone, Debug)]
+pub enum Placement {
+    /// One of each, the hand-off between them.
+    Split {
+        /// Prefill workers.
+        prefill: Vec<WorkerId>,
+        /// Decode workers.
+        decode: Vec<WorkerId>,
+    },
+    /// One worker, no hand-off.
+    Mixed(Vec<WorkerId>),
+    /// This process reads prompts for decode workers elsewhere; a router names the room.
+    Prefill {
+        /// The worker.
+        worker: WorkerId,
+        /// Whether at the bootstrap host 2.2.2.2 nobody waits for the KV.
+        fake_bootstrap: bool,
+    },
+    /// This process takes over from prefill workers elsewhere; a router names them and the room.
+    Decode {
+        /// The worker.
+        worker: WorkerId,
+        /// Whether the bootstrap host 2.2.2.2 is the fake source.
+        fake_bootstrap: bool,
+        /// Whether a request that names no prefill worker has the fake one, too.
+        fake_by_default: bool,
+    },
+}
+
+/// SGLang's name for a prefill worker that is none.
+const FAKE_HOST: &str = "2.2.2.2";
+
+impl Generations {
+    /// Gives one choice to its worker or workers.
+    pub(super) fn place(
+        &mut self,
+        exchange: u64,
+        choice: usize,
+        sample: usize,
+        ids: &Arc<[u32]>,
+        now: Instant,
+    ) -> Result<(), ApiError> {
+        self.turn += 1;
+        match self.terms.placement.clone() {
+            Placement::Prefill { worker, fake_bootstrap } => {
+                let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
+                let request = self.request(exchange, sample, worker, room, ids, Some(1))?;
+                self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
+            }
+            Placement::Decode { worker, fake_bootstrap, fake_by_default } => {
+                let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
+                let request = self.request(exchange, sample, worker, room, ids, None)?;
+                self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
+            }
+            Placement::Mixed(workers) => {
+                let worker = self.roomiest(&workers)?;
+                let request = self.request(exchange, sample, worker, Room(0), ids, None)?;
+                self.start(exchange, choice, Part::Visible, request, None, None, now);
+            }
+            Placement::Split { prefill, decode } => {
+                let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
+                let room = room_of(random());
+                let reader = self.request(exchange, sample, source, room, ids, Some(1))?;
+                let writer = match self.request(exchange, sample, destination, room, ids, None) {
+                    Ok(writer) => writer,
+                    Err(error) => {
+                        let slot = Slot { id: reader.slot, generation: reader.generation };
+                        self.handoff.released(source, slot);
+                        return Err(error);
+                    }
+                };
+                let partners = (reader.id, writer.id);
+                self.start(exchange, choice, Part::Prefill, reader, None, Some(partners.1), now);
+                let from = Source::Local(source);
+                self.start(exchange, choice, Part::Visible, writer, Some(&from), Some(partners.0), now);
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the two legs of a choice meet: as the router said, or nowhere. [`FAKE_HOST`] names nowhere where
+    /// that is honoured.
+    fn meeting(
+        &self,
+        exchange: u64,
+        choice: usize,
+        fake_bootstrap: bool,
+        fake_by_default: bool,
+    ) -> Result<(Room, Source), ApiError> {
+        let live = self.live.get(&exchange);
+        if live.is_some_and(|live| live.trial) {
+            return Ok((room_of(random()), Source::Fake));
+        }
+        let met = live.and_then(|live| live.request.bootstrap.as_ref()?.get(choice).cloned());
+        let Bootstrap { host, port, room } = met.ok_or_else(|| {
+            ApiError::invalid(
+                "bootstrap_room",
+                "is needed: this worker takes part in a hand-off and serves no request alone",
+            )
+        })?;
+        let port = port.unwrap_or(BOOTSTRAP_PORT);
+        let source = match host {
+            Some(host) if fake_bootstrap && host == FAKE_HOST => Source::Fake,
+            Some(host) => Source::remote(&host, port),
+            None if fake_by_default => Source::Fake,
+            None => Source::remote("localhost", port),
+        };
+        Ok((room, source))
+    }
+
+    /// The worker with most free slots; of equals, in turn.
+    fn roomiest(&self, workers: &[WorkerId]) -> Result<WorkerId, ApiError> {
+        let start = self.turn % workers.len();
+        let in_turn = workers[start..].iter().chain(&workers[..start]);
+        let best = in_turn.copied().reduce(|best, next| {
+            let free = |worker| self.handoff.worker(worker).free_slots();
+            if free(next) > free(best) { next } else { best }
+        });
+        best.filter(|&worker| self.handoff.worker(worker).free_slots() > 0)
+            .ok_or_else(|| ApiError::overloaded(1))
+    }
+
+    /// A request with a slot of `worker` and everything allocated that it will ever need.
+    #[allow(clippy::too_many_arguments)] // One place where a request is made; each has its own type.
+    fn request(
+        &mut self,
+        exchange: u64,
+        sample: usize,
+        worker: WorkerId,
+        room: Room,
+        ids: &Arc<[u32]>,
+        max_new: Option<u32>,
+    ) -> Result<Box<Request>, ApiError> {
+        let Some(live) = self.live.get(&exchange) else { return Err(ApiError::new(500, "internal", "lost")) };
+        let asked = &live.request;
+        let deadline = live.arrived + REQUEST_TIME_MAX;
+        let home = self.handoff.worker_mut(worker);
+        let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
+        let room_left = home.tokens().min(self.terms.context).saturating_sub(ids.len()).max(1) as u32;
+        let max_new = max_new.unwrap_or_else(|| asked.max_tokens.unwrap_or(room_left));
+        let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
+        let ending = if asked.ignore_eos { &[][..] } else { &self.terms.eos };
+        self.next_request += 1;
+        Ok(Box::new(Request {
+            id: RequestId(self.next_request),
+            worker,
+            room,
+            slot: slot.id,
+            generation: slot.generation,
+            prompt: ids.to_vec(),
+            output: Vec::with_capacity(max_new as usize),
+            pages: Vec::with_capacity(pages),
+            sampling: sampling(asked, sample),
+            top_logprobs: asked.logprobs.unwrap_or(0),
+            max_new,
+            stop_tokens: ending.iter().chain(&asked.stop_token_ids).copied().collect(),
+            ignore_eos: asked.ignore_eos,
+            deadline,
+            stamps: Stamps::new(live.arrived),
+        }))
+    }
+}
+
+/// Sampling of one sample: the n samples of a seeded request differ, and the same seed gives the same n.
+fn sampling(request: &GenerateRequest, sample: usize) -> SamplingParams {
+    let asked = &request.sampling;
+    let seed = asked.seed.unwrap_or_else(random);
+    SamplingParams {
+        temperature: asked.temperature,
+        top_p: asked.top_p,
+        top_k: asked.top_k.unwrap_or(0),
+        min_p: asked.min_p,
+        presence_penalty: asked.presence_penalty,
+        frequency_penalty: asked.frequency_penalty,
+        repetition_penalty: asked.repetition_penalty,
+        // An odd constant (2^64 over the golden ratio) keeps the samples' seeds apart.
+        seed: seed.wrapping_add((sample as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+    }
+}
+
+/// 64 bits for rooms and seeds.
+fn random() -> u64 {
+    u64::from_le_bytes(handoff::random())
+}

@@ -1,0 +1,201 @@
+//! Rooms in every order of their two legs.
+
+use super::*;
+use crate::transfer::command::SessionId;
+
+const ROOM: Room = Room(0);
+const OURS: Slot = Slot { id: SlotId(3), generation: Generation(7) };
+const PROMPT: Prompt = Prompt { tokens: 40, hash: [1; 16] };
+
+fn wanted(slot: u32) -> Wanted<u8> {
+    let target = Target { session: SessionId(0), slot: SlotId(slot), generation: Generation(1), room: ROOM };
+    Wanted { link: 9, target, prompt: PROMPT, pages: Arc::default() }
+}
+
+fn theirs(slot: u32) -> Slot {
+    Slot { id: SlotId(slot), generation: Generation(1) }
+}
+
+#[test]
+fn the_two_legs_meet_in_either_order() {
+    let now = Instant::now();
+    let met = Met { slot: OURS, wanted: wanted(5) };
+    let mut rooms = Rooms::default();
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Waits);
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Meets(met.clone()));
+    let mut rooms = Rooms::default();
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Kept);
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Meets(met));
+    assert_eq!(rooms.done(ROOM, 9, theirs(5)), Some(OURS));
+    assert_eq!(rooms.done(ROOM, 8, theirs(5)), None);
+    assert_eq!(rooms.done(ROOM, 9, theirs(6)), None);
+}
+
+#[test]
+fn another_prompt_fails_on_both_sides() {
+    let now = Instant::now();
+    let other = Prompt { tokens: 41, ..PROMPT };
+    let mut rooms = Rooms::default();
+    assert_eq!(rooms.enter(ROOM, OURS, other, now), Entered::Waits);
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Differs(OURS));
+    let mut rooms = Rooms::default();
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Kept);
+    assert_eq!(rooms.enter(ROOM, OURS, other, now), Entered::Differs(wanted(5)));
+}
+
+#[test]
+fn an_open_room_is_never_overwritten() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, wanted(5), now);
+    let second = Slot { id: SlotId(4), generation: Generation(1) };
+    assert_eq!(rooms.enter(ROOM, second, PROMPT, now), Entered::Refused(Cause::Refused));
+    assert_eq!(rooms.arrive(ROOM, wanted(6), now), Arrived::Refused(Cause::Refused));
+    assert_eq!(rooms.partner(OURS), Some((ROOM, wanted(5))));
+}
+
+#[test]
+fn an_abort_is_answered_after_the_withdrawal_and_once() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, wanted(5), now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(6), now), Aborted::Stale);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Fail(OURS));
+    assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, wanted(5))));
+    assert_eq!(rooms.withdrawn(OURS, now), None);
+    rooms.leave(OURS, true, now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer);
+    assert_eq!(rooms.open(), 0);
+}
+
+#[test]
+fn an_abort_before_the_request_leaves_a_tombstone_that_ends() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.arrive(ROOM, wanted(5), now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Answer);
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
+    assert_eq!(rooms.arrive(ROOM, wanted(5), now), Arrived::Refused(Cause::OtherLeg));
+    rooms.expire(now + TOMBSTONE_LIFE, |_, _| ());
+    let later = now + TOMBSTONE_LIFE;
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, later), Entered::Waits);
+}
+
+#[test]
+fn unclaimed_destinations_are_bounded_in_number_and_time() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    for room in 0..EARLY_DESTINATIONS_MAX as u64 {
+        assert_eq!(rooms.arrive(Room(room), wanted(5), now), Arrived::Kept);
+    }
+    let more = Room(EARLY_DESTINATIONS_MAX as u64);
+    assert_eq!(rooms.arrive(more, wanted(5), now), Arrived::Refused(Cause::Overloaded));
+    let mut unclaimed = 0;
+    rooms.expire(now + EARLY_DESTINATION_LIFE, |_, _| unclaimed += 1);
+    assert_eq!(unclaimed, EARLY_DESTINATIONS_MAX);
+    assert_eq!(rooms.arrive(more, wanted(5), now), Arrived::Kept);
+}
+
+#[test]
+fn a_dead_link_takes_its_rooms_along() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.arrive(Room(1), wanted(5), now);
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, wanted(5), now);
+    let mut failed = Vec::new();
+    rooms.unlink(8, |slot| failed.push(slot));
+    assert!(failed.is_empty());
+    rooms.unlink(9, |slot| failed.push(slot));
+    assert_eq!(failed, [OURS]);
+    assert_eq!(rooms.enter(Room(1), Slot { id: SlotId(9), ..OURS }, PROMPT, now), Entered::Waits);
+}
+
+/// Of a source that writes by itself; another's pages come back without its word.
+fn written(slot: u32) -> Wanted<u8> {
+    Wanted { pages: [PageId(3)].into(), ..wanted(slot) }
+}
+
+#[test]
+fn who_asks_while_writes_are_under_way_is_answered_when_they_have_ended() {
+    let now = Instant::now();
+    let theirs = Slot { id: SlotId(5), generation: written(5).target.generation };
+    // The request is over first, then comes the Abort; or the other way round.
+    for abort_first in [true, false] {
+        let mut rooms = Rooms::default();
+        let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+        let _ = rooms.arrive(ROOM, written(5), now);
+        if abort_first {
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Fail(OURS));
+        }
+        rooms.leave(OURS, false, now);
+        if !abort_first {
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Waits);
+        }
+        assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
+        assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, written(5))));
+        assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
+        assert_eq!(rooms.withdrawn(OURS, now), None);
+        assert_eq!(rooms.open(), 0);
+    }
+}
+
+#[test]
+fn what_has_ended_before_the_request_is_quiet_at_once() {
+    let now = Instant::now();
+    let theirs = Slot { id: SlotId(5), generation: written(5).target.generation };
+    for withdrawn in [true, false] {
+        let mut rooms = Rooms::default();
+        let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+        let _ = rooms.arrive(ROOM, written(5), now);
+        if withdrawn {
+            assert_eq!(rooms.withdrawn(OURS, now), None, "nobody has asked");
+            assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
+        }
+        rooms.leave(OURS, !withdrawn, now);
+        assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer);
+    }
+}
+
+#[test]
+fn nobody_can_ask_for_what_was_draining_on_a_dead_link() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, written(5), now);
+    rooms.leave(OURS, false, now);
+    rooms.unlink(9, |slot| panic!("{slot:?} is over"));
+    assert_eq!(rooms.open(), 0);
+    assert_eq!(rooms.withdrawn(OURS, now), None);
+}
+
+#[test]
+fn the_movers_word_is_for_one_use_of_a_slot() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, written(5), now);
+    rooms.leave(OURS, false, now);
+    // Without a lease the slot is free before the mover has taken its Cancel.
+    let next = Slot { generation: Generation(OURS.generation.0 + 1), ..OURS };
+    assert_eq!(rooms.enter(Room(1), next, PROMPT, now), Entered::Waits);
+    assert_eq!(rooms.abort(ROOM, 9, theirs(5), now), Aborted::Waits);
+    assert_eq!(rooms.withdrawn(OURS, now), Some((ROOM, written(5))));
+    rooms.leave(next, false, now);
+    assert_eq!(rooms.open(), 0);
+}
+
+#[test]
+fn no_room_waits_for_a_mover_that_has_lost_its_session() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, written(5), now);
+    rooms.unlink(9, |_| ());
+    assert_eq!(rooms.partner(OURS), None);
+    assert_eq!(rooms.withdrawn(OURS, now), None);
+    rooms.leave(OURS, false, now);
+    assert_eq!(rooms.open(), 0);
+}

@@ -86,7 +86,8 @@ fn the_table_has_a_line_for_each_row() {
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
     assert_eq!(lines.len(), 3, "{lines:?}");
     assert!(lines[0].ends_with("ratio") && lines[1].starts_with("tiny-2k"), "{lines:?}");
-    assert_eq!(text(&output.stderr), "");
+    // A machine with a NIC has nothing to say, and one line more.
+    assert!(text(&output.stderr).starts_with("rdma is left out: "), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -79,9 +79,9 @@ impl ChoiceTimes {
         let join_ms = ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined));
         if let Some(Elsewhere { queue, prefill }) = self.elsewhere() {
             return Timings {
-                queue_ms: queue.as_secs_f64() * 1e3,
+                queue_ms: millis(queue),
                 prefill_tokens: prompt,
-                prefill_ms: prefill.as_secs_f64() * 1e3,
+                prefill_ms: millis(prefill),
                 kv_wait_ms: ms(decode.and_then(|at| at.admitted), decode.and_then(|at| at.filled)),
                 handover_bytes: carried.map(|(bytes, _)| bytes),
                 transport: carried.map(|(_, transport)| transport.name()),
@@ -116,5 +116,10 @@ impl ChoiceTimes {
 }
 
 fn ms(from: Option<Instant>, to: Option<Instant>) -> Option<f64> {
-    from.zip(to).map(|(from, to)| to.saturating_duration_since(from).as_secs_f64() * 1e3)
+    from.zip(to).map(|(from, to)| millis(to.saturating_duration_since(from)))
+}
+
+/// To the microsecond: what is below nobody's clocks agree on.
+fn millis(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
 }

@@ -105,6 +105,9 @@ impl Drop for Follower {
 }
 
 fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
+    if let Some(left_out) = &plan.left_out {
+        eprintln!("{left_out}");
+    }
     let rows = &plan.rows;
     let mut shown = Progress::new(rows.len());
     let (mut done, mut failures) = (Vec::new(), 0);

@@ -43,6 +43,8 @@ pub struct Plan {
     pub json: bool,
     /// Where they go as a page as well.
     pub report: Option<PathBuf>,
+    /// What of "all" is left out, and why.
+    pub left_out: Option<String>,
 }
 
 impl Plan {
@@ -62,8 +64,12 @@ impl Plan {
         }
         let mut transports = choose("--transport", &flags.transport, &TRANSPORTS, |name| name)?;
         // All of this machine.
-        if flags.transport == "all" {
-            transports.retain(|&name| name != "rdma" || Nic::choose(&[], &[]).is_ok());
+        let mut left_out = None;
+        if flags.transport == "all"
+            && let Err(why) = Nic::choose(&[], &[])
+        {
+            transports.retain(|&name| name != "rdma");
+            left_out = Some(format!("rdma is left out: {why}"));
         }
         let mut layouts = choose("--layout", &flags.layout, &Layouts::ALL, |kind| kind.name())?;
         // One that both sides have.
@@ -107,7 +113,7 @@ impl Plan {
             }
         }
         let duration = Duration::from_secs_f64(flags.duration);
-        Ok(Plan { place, rows, duration, json: flags.json, report: flags.report.clone() })
+        Ok(Plan { place, rows, duration, json: flags.json, report: flags.report.clone(), left_out })
     }
 }
 

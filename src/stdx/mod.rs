@@ -2,6 +2,7 @@
 
 pub mod bell;
 pub mod parts;
+pub mod phase;
 pub mod seal;
 pub mod sync;
 pub mod team;

@@ -7,27 +7,23 @@
 #![allow(unsafe_code)]
 
 use super::parts::{Chunks, Parts};
+use super::phase::{Joined, Phase};
 use super::seal::seal_thread;
 use std::cell::UnsafeCell;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*, fence};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::*, fence};
 use std::thread::{self, JoinHandle, Thread};
 
 /// Turns of waiting before parking: some 50 µs, longer than the serial pieces between two phases
 /// of a decode step, far shorter than a scheduler's slice.
 const SPINS: u32 = 2000;
 
-/// Phases are numbered; the number stands above the count of helpers at work and the closed bit.
-const PHASE: u64 = 1 << 32;
-const CLOSED: u64 = 1 << 31;
-
 /// A phase's work for one thread, named by its number. The lifetime is erased: see [`Team::phase`].
 type Job = *const (dyn Fn(usize) + Sync);
 
 struct Shared {
-    /// `number << 32 | closed | helpers at work`.
-    state: AtomicU64,
+    phase: Phase,
     job: UnsafeCell<Option<Job>>,
     /// The caller is parked until the last helper leaves.
     caller_waits: AtomicBool,
@@ -56,7 +52,7 @@ impl Team {
     pub fn new(name: &str, threads: usize, pin: Option<&[usize]>) -> io::Result<Team> {
         let helpers = threads.saturating_sub(1);
         let shared = Arc::new(Shared {
-            state: AtomicU64::new(CLOSED),
+            phase: Phase::new(),
             job: UnsafeCell::new(None),
             caller_waits: AtomicBool::new(false),
             caller: UnsafeCell::new(None),
@@ -153,8 +149,7 @@ impl Team {
                 *caller = Some(thread::current());
             }
         }
-        let number = shared.state.load(Relaxed) & !(PHASE - 1);
-        shared.state.store(number.wrapping_add(PHASE), SeqCst);
+        shared.phase.open();
         let closing = Close(shared);
         self.wake();
         // SAFETY: just made from a live reference.
@@ -186,42 +181,25 @@ impl Drop for Team {
 
 impl Shared {
     fn close(&self) {
-        let mut state = self.state.fetch_or(CLOSED, AcqRel) | CLOSED;
+        self.phase.close();
         for _ in 0..SPINS {
-            if state & (CLOSED - 1) == 0 {
+            if self.phase.is_empty() {
                 return;
             }
             std::hint::spin_loop();
-            state = self.state.load(Acquire);
         }
         self.caller_waits.store(true, SeqCst);
-        while self.state.load(SeqCst) & (CLOSED - 1) != 0 {
+        while !self.phase.is_empty() {
             thread::park();
         }
         self.caller_waits.store(false, Relaxed);
-    }
-
-    /// Joins the open phase, if it is not the one numbered `last`. Returns its number.
-    fn join(&self, last: u64) -> Option<u64> {
-        let mut state = self.state.load(Acquire);
-        loop {
-            let number = state & !(PHASE - 1);
-            if state & CLOSED != 0 || number == last {
-                return None;
-            }
-            match self.state.compare_exchange_weak(state, state + 1, AcqRel, Acquire) {
-                Ok(_) => return Some(number),
-                Err(now) => state = now,
-            }
-        }
     }
 
     fn leave(&self) {
         // The thread is cloned before: once the count is zero the caller may replace it.
         // SAFETY: a joined helper may read what the caller wrote before opening the phase.
         let caller = unsafe { &*self.caller.get() }.clone();
-        let state = self.state.fetch_sub(1, SeqCst) - 1;
-        if state & (PHASE - 1) == CLOSED
+        if self.phase.leave()
             && self.caller_waits.load(SeqCst)
             && let Some(caller) = caller
         {
@@ -242,9 +220,9 @@ fn help(shared: &Shared, worker: usize) {
             self.0.leave();
         }
     }
-    let mut last = 0;
-    while let Some(number) = wait(shared, worker, last) {
-        last = number;
+    let mut last = Joined::default();
+    while let Some(joined) = wait(shared, worker, last) {
+        last = joined;
         let _leaving = Leave(shared);
         // SAFETY: joined, so the caller keeps the job alive until we leave.
         if let Some(job) = unsafe { *shared.job.get() } {
@@ -255,12 +233,12 @@ fn help(shared: &Shared, worker: usize) {
 }
 
 /// Waits for a phase and joins it; `None` at the end.
-fn wait(shared: &Shared, worker: usize, last: u64) -> Option<u64> {
+fn wait(shared: &Shared, worker: usize, last: Joined) -> Option<Joined> {
     let asleep = &shared.asleep[worker - 1];
     loop {
         for _ in 0..SPINS {
-            if let Some(number) = shared.join(last) {
-                return Some(number);
+            if let Some(joined) = shared.phase.join(last) {
+                return Some(joined);
             }
             if shared.stop.load(Relaxed) {
                 return None;
@@ -269,7 +247,7 @@ fn wait(shared: &Shared, worker: usize, last: u64) -> Option<u64> {
         }
         asleep.store(true, Relaxed);
         fence(SeqCst);
-        let joined = shared.join(last);
+        let joined = shared.phase.join(last);
         if joined.is_none() && !shared.stop.load(SeqCst) {
             thread::park();
         }

@@ -24,6 +24,7 @@
  *   NO_SECOND_LOOK       the word is looked at behind the copy                   ShmDestination::copy
  *   NO_READER_FENCE      ... and not before its end
  *   NO_OFFERED_WORD      ... and compared with the offer's, not with an earlier look
+ *   NO_ALL_LEFT          ... by when every thread that copies has left             Copiers::share
  *   NO_STORE_FENCE       copies are stored before Success shows                  copy::store_fence
  *   NO_END_BEFORE        the lease's end, with the record, comes before Success  DestinationMover::succeed
  */
@@ -68,6 +69,12 @@ chan d_ends = [2] of { bit };               /* leases back; with the record? */
 byte d_page[2], late_page;                  /* late: the second page's store is not seen yet */
 /* Destination's mover. */
 byte dm_room, dm_done; bit d_stop;
+/* A thread that copies beside it: nothing to do, a page to copy that either may take, at work, has left. */
+#define IDLE 0
+#define OPEN 1
+#define JOINED 2
+#define LEFT 3
+byte helper;
 
 #define d_live (!d_saw_cut)
 #define s_live (!s_saw_cut)
@@ -196,11 +203,18 @@ end:
 #ifdef NO_OFFERED_WORD
             expected = word;
 #endif
+            helper = OPEN;
             copy(0);
 #ifdef NO_READER_FENCE
             valid = (word == expected);
 #endif
-            copy(1);
+            if
+            :: atomic { helper == OPEN -> helper = IDLE }; copy(1)
+#ifdef NO_ALL_LEFT
+            :: helper == JOINED
+#endif
+            :: helper == LEFT -> helper = IDLE
+            fi;
 #ifdef NO_SECOND_LOOK
             valid = 1;
 #elif !defined(NO_READER_FENCE)
@@ -220,6 +234,15 @@ end:
                 d_step { if :: d_room == r && open(d_state) -> d_state = FAILED :: else fi }
             fi
         fi
+    od
+}
+
+active proctype Helper() {
+end:
+    do
+    :: atomic { helper == OPEN -> helper = JOINED };
+        copy(1);
+        helper = LEFT
     od
 }
 

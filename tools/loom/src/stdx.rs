@@ -2,6 +2,8 @@
 
 #[path = "../../../src/stdx/bell.rs"]
 pub mod bell;
+#[path = "../../../src/stdx/phase.rs"]
+pub mod phase;
 
 /// In the place of the product's module, which gives those of `std`.
 pub mod sync {

@@ -5,6 +5,7 @@
 
 mod bell;
 mod pages;
+mod phase;
 mod ring;
 mod rings;
 mod sleep;
@@ -24,6 +25,10 @@ pub const ALL: &[(&str, fn(&str))] = &[
     ("ring-whole", |name| check(name, ring::entries_come_whole_and_in_order)),
     ("ring-park", |name| check(name, ring::a_parked_reader_is_woken)),
     ("pages-lease", |name| check(name, pages::a_copy_that_counts_is_of_the_rooms_pages)),
+    ("pages-helper", |name| {
+        check(name, phase::what_a_helper_has_copied_counts_only_where_the_word_is_the_rooms)
+    }),
+    ("phase", |name| check(name, phase::a_job_is_there_for_who_joins_and_done_when_all_have_left)),
     ("rings-success", |name| check(name, rings::success_shows_behind_the_lease_end)),
     ("rings-once", |name| check(name, rings::a_lease_ends_once)),
     ("rings-woken", |name| check(name, rings::both_threads_are_woken)),

@@ -5,42 +5,60 @@ use crate::ids::{PageId, SlotId};
 use crate::kv::region::Region;
 use crate::stdx::sync::Ordering;
 use crate::transfer::pages::{PageLists, PeerPageLists};
-use loom::thread;
+use loom::thread::{self, JoinHandle};
 use std::sync::Arc;
 
-const SLOT: SlotId = SlotId(0);
+pub const SLOT: SlotId = SlotId(0);
 
-/// A destination copies while the source's mover takes the pages back and, told by it, the scheduler fills them,
-/// and the slot's list, for another room. Bytes and list may come mixed; then the word says so.
-pub fn a_copy_that_counts_is_of_the_rooms_pages() {
-    let lists = Arc::new(PageLists::new(1, 1).unwrap());
-    let pool = Region::new(c"pool", 16).unwrap();
-    lists.store(SLOT, &[PageId(0)]);
-    pool.word(0).store(7, Ordering::Relaxed);
-    let shown = PeerPageLists::map(lists.descriptor(), lists.shape()).unwrap();
-    let word = lists.lease_word(SLOT);
-    let (ends, ended) = channel::bounded(1);
-    let mover = thread::spawn({
-        let lists = lists.clone();
-        move || {
-            lists.bump(SLOT);
-            ends.try_send(()).unwrap();
-        }
-    });
-    let scheduler = thread::spawn({
-        let pool = pool.clone();
-        move || {
-            if ended.try_recv().is_ok() {
-                lists.store(SLOT, &[PageId(1)]);
-                pool.word(0).store(8, Ordering::Relaxed);
+/// A slot whose page 0 holds 7, while the source's mover takes the pages back and, told by it, the scheduler fills them,
+/// and the slot's list, for another room.
+pub struct Taken {
+    /// What the destination sees.
+    pub shown: PeerPageLists,
+    pub pool: Region,
+    /// The offer's.
+    pub word: u64,
+    pub threads: [JoinHandle<()>; 2],
+}
+
+impl Taken {
+    pub fn begin() -> Taken {
+        let lists = Arc::new(PageLists::new(1, 1).unwrap());
+        let pool = Region::new(c"pool", 16).unwrap();
+        lists.store(SLOT, &[PageId(0)]);
+        pool.word(0).store(7, Ordering::Relaxed);
+        let shown = PeerPageLists::map(lists.descriptor(), lists.shape()).unwrap();
+        let word = lists.lease_word(SLOT);
+        let (ends, ended) = channel::bounded(1);
+        let mover = thread::spawn({
+            let lists = lists.clone();
+            move || {
+                lists.bump(SLOT);
+                ends.try_send(()).unwrap();
             }
-        }
-    });
+        });
+        let scheduler = thread::spawn({
+            let pool = pool.clone();
+            move || {
+                if ended.try_recv().is_ok() {
+                    lists.store(SLOT, &[PageId(1)]);
+                    pool.word(0).store(8, Ordering::Relaxed);
+                }
+            }
+        });
+        Taken { shown, pool, word, threads: [mover, scheduler] }
+    }
+}
+
+/// Bytes and list may come mixed; then the word says so.
+pub fn a_copy_that_counts_is_of_the_rooms_pages() {
+    let Taken { shown, pool, word, threads } = Taken::begin();
     let page = shown.page(SLOT, 0);
     let copied = pool.word(page.index() * 8).load(Ordering::Relaxed);
     if shown.still_leased(SLOT, word) {
         assert_eq!((page, copied), (PageId(0), 7), "a copy of another room's pages counts");
     }
-    mover.join().unwrap();
-    scheduler.join().unwrap();
+    for thread in threads {
+        thread.join().unwrap();
+    }
 }

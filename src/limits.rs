@@ -56,7 +56,7 @@ pub const ZMTP_BUFFER_KEPT: usize = 64 << 10;
 
 /// Bytes of a text in a message: a field's name or value, for the other side's log.
 pub const MESSAGE_TEXT_MAX: usize = 256;
-/// Ranks of a worker; tensor parallelism beyond a rack is not useful. Bounds the plans that a peer can ask for.
+/// Ranks of a worker; tensor parallelism beyond a rack is not useful.
 pub const RANKS_MAX: usize = 64;
 /// Pages of one Destination: a million tokens in pages of one.
 pub const PAGES_MAX: usize = 1 << 20;
@@ -87,7 +87,8 @@ pub const NET_ACCEPT_TURN: usize = 64;
 /// Readiness events taken from the kernel at once.
 pub const NET_READY_MAX: usize = 1024;
 /// How long the host at the other end of a connection that was dialled may answer nothing, not even by its
-/// kernel, which a busy or stopped process leaves alone. More than a lost packet, a switch that starts anew or a
+/// kernel, or take no byte of what waits for it. A busy or stopped process is no reason unless so much waits that
+/// both kernels are full. More than a lost packet, a switch that starts anew or a
 /// machine that is moved takes.
 pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time a closing connection has to take its last bytes and close its end.
@@ -235,6 +236,12 @@ pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
 pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
 /// How long an engine's progress counter may stand still: many times the longest layer of a forward pass.
 pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);
+
+// transfer::plan
+/// Pieces of a tile (a head's K or V of a token in a layer, for one rank), of which a session's plan is made: what a
+/// peer's layout can ask of `ctl`, 16 MiB while they are sorted and at worst twice as much kept. A model of 128 layers
+/// and 8 KV heads in pages of 256 tokens has half as many.
+pub const PLAN_PIECES_MAX: u64 = 1 << 20;
 
 // transfer::transport
 /// Lanes of a session: the status word has a bit for each.

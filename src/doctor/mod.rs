@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 
 /// Less memory than this does not hold a small model, its KV and the rest of the system.
 const MEMORY_WANTED: u64 = 2 << 30;
-/// The KV pool that a worker has by default.
-const LOCKED_WANTED: u64 = 1 << 30;
+/// The KV pools that both workers of a process have by default, and what is registered beside them.
+const LOCKED_WANTED: u64 = (2 << 30) + (64 << 20);
 /// A connection each for some thousand clients.
 const OPEN_FILES_WANTED: u64 = 4096;
 /// Where the loader looks, beside `LD_LIBRARY_PATH`.
@@ -90,7 +90,9 @@ impl fmt::Display for Finding {
             Verdict::Poor => "poor",
             Verdict::Bad => "BAD",
         };
-        write!(f, "{mark:4}  {:13} {}", self.topic, self.found)?;
+        // Some of it is what another host says, which is no business of a terminal's.
+        let found = self.found.replace(char::is_control, "?");
+        write!(f, "{mark:4}  {:13} {found}", self.topic)?;
         match &self.advice {
             Some(advice) => write!(f, "\n{:21}-> {advice}", ""),
             None => Ok(()),
@@ -103,9 +105,7 @@ pub fn examine(surroundings: &Surroundings, kernels: &[&str], nics: &Result<Stri
     let host = Host::at("/");
     let mut findings = host.examine(surroundings, kernels);
     findings.insert(3, shared_memory());
-    let devices = host.names("sys/class/infiniband");
-    findings.push(host.locked_memory(!devices.is_empty()));
-    findings.extend(rdma::findings(verbs::list(), &devices));
+    findings.extend(rdma::findings(verbs::list(), &host.devices()));
     findings.push(transfer::here(nics));
     findings
 }
@@ -145,6 +145,7 @@ impl Host {
             self.memory(),
             self.kernels(kernels),
             self.huge_pages(),
+            self.locked_memory(),
             self.open_files(),
             self.cuda(),
         ]
@@ -244,15 +245,20 @@ impl Host {
         }
     }
 
+    /// RDMA devices that the kernel has.
+    fn devices(&self) -> Vec<String> {
+        self.names("sys/class/infiniband")
+    }
+
     /// What is registered with a NIC is locked: the KV pool.
-    fn locked_memory(&self, has_nics: bool) -> Finding {
+    fn locked_memory(&self) -> Finding {
         const TOPIC: &str = "locked memory";
         let (limit, found) = match self.limit("Max locked memory") {
             Some(u64::MAX) => (u64::MAX, "without limit".to_owned()),
             Some(bytes) => (bytes, format!("{} KiB", bytes >> 10)),
             None => (u64::MAX, "limit unknown".to_owned()),
         };
-        if !has_nics {
+        if self.devices().is_empty() {
             return Finding::good(TOPIC, format!("{found}; only RDMA locks memory, and there is no NIC"));
         }
         if limit >= LOCKED_WANTED || self.may_lock() {
@@ -432,6 +438,29 @@ mod tests {
             assert!(finding.found.contains(part), "{finding}");
             assert!(finding.verdict == Verdict::Poor && finding.advice.is_some(), "{finding}");
         }
+    }
+
+    #[test]
+    fn a_nic_wants_memory_that_may_be_locked() {
+        let locked = |name, device: bool, limit: &str, capabilities: &str| {
+            let limits =
+                format!("Max locked memory         {limit}              {limit}              bytes\n");
+            let status = format!("Name:\tbaton\nCapEff:\t{capabilities}\n");
+            let mut files = vec![("proc/self/limits", &limits[..]), ("proc/self/status", &status[..])];
+            if device {
+                files.push(("sys/class/infiniband/mlx5_0/node_guid", "1\n"));
+            }
+            Machine::new(name, &files).finding("locked memory", &[])
+        };
+        let none = "0000000000000000";
+        assert_eq!(locked("no-nic", false, "65536", none).verdict, Verdict::Good);
+        let little = locked("little", true, "65536", none);
+        assert_eq!((little.verdict, little.advice.is_some()), (Verdict::Poor, true));
+        assert!(little.found.starts_with("64 KiB, and a NIC locks"), "{little}");
+        assert_eq!(locked("unlimited", true, "unlimited", none).verdict, Verdict::Good);
+        // CAP_IPC_LOCK alone, and all but it.
+        assert_eq!(locked("may", true, "65536", "0000000000004000").verdict, Verdict::Good);
+        assert_eq!(locked("may-not", true, "65536", "000001ffffffbfff").verdict, Verdict::Poor);
     }
 
     #[test]

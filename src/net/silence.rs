@@ -7,7 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;
 
 /// Has the kernel close a TCP connection whose other end acknowledges nothing for so long, whether bytes are
-/// under way or the connection is quiet.
+/// under way or the connection is quiet; or takes nothing of what waits for it, which counts as the same.
 pub(super) fn limit(socket: BorrowedFd<'_>, longest: Duration) -> io::Result<()> {
     // Asked for the first time after a third of it, then each fifth.
     let (idle, interval) = (longest.as_secs() / 3, longest.as_secs() / 5);

@@ -18,9 +18,6 @@ use crate::wire::message::{Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 
-/// CPUs from which copies over shm have two lanes.
-const COPY_CPUS_MIN: usize = 8;
-
 /// A model in memory and what follows from it.
 pub struct Loaded {
     /// Configuration, tokenizer and template; the weights' mappings.
@@ -45,7 +42,7 @@ pub struct Loaded {
     pub nics: Vec<Nic>,
     /// Whether threads have cores of their own, on which to spin.
     pub spin: bool,
-    /// Threads that copy what comes over shm, the mover among them.
+    /// Threads that copy what comes to decode workers over shm, the mover among them.
     pub copy_lanes: usize,
 }
 
@@ -111,9 +108,11 @@ impl Loaded {
         );
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
         let slots = (worker.max_running_requests + worker.max_queued_requests) as usize;
-        // Two draw what one core cannot from memory, for the moment of a copy; on a small machine both cores are
-        // better left to those who compute.
-        let copy_lanes = if worker.cores.cpus.len() >= COPY_CPUS_MIN { 2 } else { 1 };
+        // Two draw what one core cannot from memory, for the moment of a copy. Who has joined one is waited for, so
+        // only where the threads that compute leave a CPU for it, beside those of `ctl` and the mover.
+        let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+        let usable = worker.cores.cpus.len().min(parallelism);
+        let copy_lanes = if usable >= worker.cores.threads + 3 { 2 } else { 1 };
         let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
         Ok(Loaded {
             files,

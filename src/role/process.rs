@@ -60,7 +60,6 @@ const ENGINE_SPINS: u32 = 2000;
 pub struct Process {
     members: Vec<Member>,
     workers: Vec<Box<dyn SchedWorker>>,
-    copiers: Copiers,
     mover: Mover,
     waiter: Waiter,
     engine_commands: (channel::Sender<Command>, channel::Receiver<Command>),
@@ -84,12 +83,9 @@ impl Process {
         }));
         let waiter =
             Waiter::new(loaded.spin).map_err(|error| RoleError::Io("cannot park the mover", error))?;
-        let copiers = Copiers::new(loaded.copy_lanes);
-        let copiers = copiers.map_err(|error| RoleError::Io("cannot start a thread", error))?;
         Ok(Process {
             members: Vec::new(),
             workers: Vec::new(),
-            copiers,
             mover: Mover { sources: Vec::new(), destinations: Vec::new() },
             waiter,
             engine_commands: channel::bounded(loaded.slots * 4 + 64),
@@ -112,7 +108,7 @@ impl Process {
             pages: loaded.pages,
             lists: Arc::new(PageLists::new(loaded.slots, pages_of_context).map_err(io)?),
             tally: Arc::default(),
-            copiers: self.copiers.clone(),
+            copiers: Copiers::default(),
         })
     }
 
@@ -196,7 +192,9 @@ impl Process {
 
     /// A decode worker.
     pub fn add_decode(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
-        let (id, memory, status, mut worker) = self.worker(loaded)?;
+        let (id, mut memory, status, mut worker) = self.worker(loaded)?;
+        memory.copiers = Copiers::new(loaded.copy_lanes)
+            .map_err(|error| RoleError::Io("cannot start a thread that copies", error))?;
         worker.rails = self.rails(loaded, &memory)?;
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();

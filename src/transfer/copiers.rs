@@ -1,7 +1,7 @@
 //! The threads that copy beside the mover: lanes of shm.
 //!
-//! Threads: `copy-i`, called by the mover's, which takes part and waits for those who joined; one that is late or
-//! asleep delays nobody. They own nothing, and nothing of a copy outlives the call.
+//! Threads: `copy-i`, called by the mover's, which takes part and waits for those who joined; one that joins late, or
+//! not at all, delays nobody. They own nothing, and nothing of a copy outlives the call.
 
 use crate::stdx::parts::Count;
 use crate::stdx::team::Team;

@@ -61,7 +61,8 @@ impl<'a> Pull<'a> {
     fn copy(&self, run: Run, next: Run) {
         let (from, to) = (self.from.base().as_ptr(), self.to.base().as_ptr());
         // SAFETY: both runs were found inside their mappings when they were added; the mappings are different
-        // ones; the pages written are leased to this transfer, whose thread is this one.
+        // ones; the pages written are leased to this transfer, and of its runs no two, of one thread or of several,
+        // meet at the destination: they are shares of one walk over pages and heads of ours that do not.
         unsafe {
             let next = Next {
                 source: from.add(next.source as usize),

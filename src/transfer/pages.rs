@@ -112,7 +112,8 @@ impl PeerPageLists {
     /// Whether what was read of the slot's list and pages was the room's, whose offer said `word`: it is still
     /// leased. The fence orders what was read before the look at the word; it is of the kind that [`PageLists::bump`]
     /// has, since Acquire would need a Release fence in the very thread that writes the pages next, and those are
-    /// others than the one that took them back.
+    /// others than the one that took them back. What other threads have read counts where that happened before this
+    /// call.
     #[inline]
     pub fn still_leased(&self, slot: SlotId, word: u64) -> bool {
         fence(Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! What moving KV took, summed over all transfers of a worker: written by `move`, read by anybody. And how many
+//! What moving KV took, summed over all transfers of a worker: written by `move` and `copy-i`, read by anybody. And how many
 //! sessions had which transport.
 
 use crate::transfer::manager::choice::Choice;

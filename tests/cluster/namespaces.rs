@@ -147,7 +147,7 @@ fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
         json!({"prompt": vec![11; 100], "max_tokens": 8, "temperature": 0, "ignore_eos": true}).to_string();
     let ask = || fleet.router.post("/v1/completions", &body);
     assert_eq!(ask().0, 200);
-    // A stopped process is no reason, since its host answers.
+    // So small a request fits into the kernels, so that its stopped process is no reason.
     fleet.decode[0].pause();
     let (router, sent) = (fleet.router.address, body.clone());
     let tag = network.tag.clone();

@@ -24,8 +24,9 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 const SESSION: SessionId = SessionId(0);
 const OTHER: SessionId = SessionId(1);
 /// Every way for bytes, streams also in small parts.
-const KINDS: [Kind; 9] = [
+const KINDS: [Kind; 10] = [
     Kind::Shm,
+    Kind::ShmLanes(2),
     Kind::Tcp(1),
     Kind::Tcp(3),
     Kind::Wide(2),
@@ -289,12 +290,13 @@ fn a_session_may_be_closed_at_every_point_from_either_side() {
                 };
                 assert!(ended, "a closed session holds nothing");
                 let other = if at == At::Source { At::Destination } else { At::Source };
-                if kind == Kind::Shm {
+                let has_streams = !matches!(kind, Kind::Shm | Kind::ShmLanes(_));
+                if !has_streams {
                     // Who has no stream hears it from the control plane.
                     rig.close(SESSION, other);
                 }
                 rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
-                if kind != Kind::Shm {
+                if has_streams {
                     rig.until("the other side sees it", |rig| rig.lost(other));
                 }
                 rig.reuse(handoff);

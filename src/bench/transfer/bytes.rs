@@ -19,10 +19,11 @@ pub fn fill(region: &Region, layout: &KvLayout, page: PageId) {
     });
 }
 
-/// Whether these pages of a destination hold, on every rank, what the source's hold.
+/// Whether these pages of a destination hold, on every rank, what the source's hold, and the rest of what
+/// [`touch`] has left still nothing.
 ///
 /// # Errors
-/// Which word does not.
+/// Which word does not, or how many there are beside them.
 pub fn verify(region: &Region, layout: &KvLayout, from: &[PageId], to: &[PageId]) -> Result<(), String> {
     for (&from, &to) in from.iter().zip(to) {
         let mut wrong = None;
@@ -36,7 +37,11 @@ pub fn verify(region: &Region, layout: &KvLayout, from: &[PageId], to: &[PageId]
         });
         wrong.map_or(Ok(()), Err)?;
     }
-    Ok(())
+    let is_set = |at: usize| region.word(at).load(Ordering::Relaxed) != 0;
+    let mut named = 0;
+    to.iter().for_each(|&page| for_each_word(layout, page, |at, _, _| named += usize::from(is_set(at))));
+    let all = (0..region.len()).step_by(8).filter(|&at| is_set(at)).count();
+    if all == named { Ok(()) } else { Err(format!("{} words were written beside the pages", all - named)) }
 }
 
 /// A word of a token's head, which is the same on every rank that holds it.

@@ -86,7 +86,7 @@ impl CopyLimit {
         let at = u64::from(run) * self.bytes.next_multiple_of(4096) % rooms / 64 * 64;
         let begun = self.flag.as_ref().map_or_else(monotonic_ns, Flag::wait);
         // Several shares each, so that no thread waits long for another.
-        let shares = if self.lanes > 1 { 8 * self.lanes } else { 1 };
+        let shares = if self.lanes > 1 && self.flag.is_none() { 8 * self.lanes } else { 1 };
         let share = self.bytes.div_ceil(shares).next_multiple_of(64);
         self.copiers.share(shares as usize, |index| {
             let first = (share * index as u64).min(self.bytes);

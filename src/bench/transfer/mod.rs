@@ -105,7 +105,7 @@ impl Drop for Follower {
 }
 
 fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
-    if let Some(left_out) = &plan.left_out {
+    for left_out in &plan.left_out {
         eprintln!("{left_out}");
     }
     let rows = &plan.rows;

@@ -1,6 +1,6 @@
 //! What a command line asks the bench for: which rows, for how long, with whom.
 
-use super::case::{Case, Layouts, Spread};
+use super::case::{Case, LayoutKind, Layouts, Spread};
 use super::talk::Row;
 use crate::config::error::ConfigError;
 use crate::config::flags::{ShapeFlags, TransferBenchFlags};
@@ -44,7 +44,7 @@ pub struct Plan {
     /// Where they go as a page as well.
     pub report: Option<PathBuf>,
     /// What of "all" is left out, and why.
-    pub left_out: Option<String>,
+    pub left_out: Vec<String>,
 }
 
 impl Plan {
@@ -64,12 +64,12 @@ impl Plan {
         }
         let mut transports = choose("--transport", &flags.transport, &TRANSPORTS, |name| name)?;
         // All of this machine.
-        let mut left_out = None;
+        let mut left_out = Vec::new();
         if flags.transport == "all"
             && let Err(why) = Nic::choose(&[], &[])
         {
             transports.retain(|&name| name != "rdma");
-            left_out = Some(format!("rdma is left out: {why}"));
+            left_out.push(format!("rdma is left out: {why}"));
         }
         let mut layouts = choose("--layout", &flags.layout, &Layouts::ALL, |kind| kind.name())?;
         // One that both sides have.
@@ -90,7 +90,14 @@ impl Plan {
             }
         };
         let mut rows = Vec::new();
+        let all_cases = flags.shape.pages.is_none() && ["all", "small"].contains(&flags.case.as_str());
         for case in &cases {
+            let ranks = [flags.src_tp, flags.dst_tp];
+            let uneven = ranks.into_iter().find_map(|ranks| case.layout(LayoutKind::PageMajor, ranks).err());
+            if let Some(why) = uneven.filter(|_| all_cases) {
+                left_out.push(format!("{} is left out: {}", case.name, why.0));
+                continue;
+            }
             for &layouts in &layouts {
                 for &transport in &transports {
                     let row = Row {
@@ -186,6 +193,14 @@ mod tests {
         assert_eq!(all.place, Place::Local);
         assert_eq!(all.rows.len(), Case::known().len() * 2 * 2);
         assert_eq!(plan("--case small --transport shm --layout page-major").unwrap().rows.len(), 4);
+        let of_two = plan("--case small --transport shm --layout page-major --dst-tp 2").unwrap();
+        assert_eq!(of_two.rows.len(), 3);
+        assert!(
+            of_two
+                .left_out
+                .iter()
+                .any(|why| why == "smol-128 is left out: 3 KV heads of smol-128 on 2 ranks")
+        );
     }
 
     #[test]

@@ -48,7 +48,7 @@ pub struct Figures {
     pub clock_error: u64,
 }
 
-/// The line of `--json`; `api.md` has its fields.
+/// The line of `--json`, whose fields stay as they are; more may come.
 #[derive(Serialize)]
 struct Line<'a> {
     case: &'a str,

@@ -16,7 +16,6 @@ use crate::ids::{PageId, Peer, RequestId, Room, WorkerId};
 use crate::kv::lease::{Lease, MoverRight};
 use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
-use crate::limits::LANES_MAX;
 use crate::model::sampler::SamplingParams;
 use crate::net::{Event, ListenerId, Reactor};
 use crate::role::host_id;
@@ -121,9 +120,6 @@ impl Parts {
     fn new(row: &Row, end: End, talk: TcpStream) -> Result<Parts, String> {
         let transport = transport_of(&row.transport)?;
         row.check().map_err(|error| error.0)?;
-        if !(1..=LANES_MAX).contains(&usize::from(row.lanes)) {
-            return Err(format!("{} lanes: not 1 to {LANES_MAX}", row.lanes));
-        }
         let mut reactor = Reactor::new().map_err(text)?;
         let talk = Talk(reactor.adopt(talk).map_err(text)?);
         let waker = reactor.waker();

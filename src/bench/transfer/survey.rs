@@ -35,9 +35,14 @@ impl Survey {
     /// Nobody answers there, or something else does.
     pub fn ask(peer: &str) -> Result<Survey, String> {
         let text = |error: std::io::Error| error.to_string();
-        let mut addresses = peer.to_socket_addrs().map_err(text)?;
-        let address = addresses.next().ok_or("the name has no address")?;
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE).map_err(text)?;
+        let mut connected = Err("the name has no address".to_string());
+        for address in peer.to_socket_addrs().map_err(text)? {
+            connected = TcpStream::connect_timeout(&address, PATIENCE).map_err(text);
+            if connected.is_ok() {
+                break;
+            }
+        }
+        let mut stream = connected?;
         stream.set_read_timeout(Some(PATIENCE)).map_err(text)?;
         let mut line = serde_json::to_vec(&Say::Survey).expect("only strings are keys");
         line.push(b'\n');

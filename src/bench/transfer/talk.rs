@@ -5,11 +5,15 @@ use super::case::{Case, CaseError, End, Layouts};
 use super::limit::VerbsEnds;
 use super::survey::Survey;
 use crate::kv::layout::KvLayout;
+use crate::limits::{LANES_MAX, RANKS_MAX};
 use crate::net::{ConnId, Reactor};
 use serde::{Deserialize, Serialize};
 
 /// A line longer than this is nonsense.
 pub const LINE_MAX: usize = 64 << 10;
+
+/// Most local pieces of an rdma work request that can be asked for.
+pub const PIECES_MAX: usize = 16;
 
 /// A row, as the source wants it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -56,6 +60,14 @@ impl Row {
     /// Why there is not.
     pub fn check(&self) -> Result<(), CaseError> {
         self.case.check()?;
+        let within = |what: &str, value: u64, most: usize| match (1..=most as u64).contains(&value) {
+            true => Ok(()),
+            false => Err(CaseError(format!("{value} {what}: not 1 to {most}"))),
+        };
+        within("ranks", self.source_ranks.into(), RANKS_MAX)?;
+        within("ranks", self.destination_ranks.into(), RANKS_MAX)?;
+        within("lanes", self.lanes.into(), LANES_MAX)?;
+        within("pieces", self.pieces.into(), PIECES_MAX)?;
         self.layout(End::Source)?;
         self.layout(End::Destination)?;
         self.moved().check()?;
@@ -128,6 +140,36 @@ impl Talk {
             Ok(Say::Failed { why }) => Err(format!("the other process: {why}")),
             Ok(said) => Ok(Some(said)),
             Err(error) => Err(format!("the other process says nonsense: {error}")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_row_of_a_stranger_is_held_to_the_bounds() {
+        let case = Case { kv_heads: 1, item_bytes: 32, ..Case::known().remove(0) };
+        let good = Row {
+            case,
+            layouts: Layouts::ALL[0],
+            source_ranks: 1,
+            destination_ranks: 64,
+            transport: "shm".into(),
+            lanes: 1,
+            pieces: 16,
+            busy_poll: false,
+        };
+        assert_eq!(good.check(), Ok(()));
+        for (bad, said) in [
+            (Row { source_ranks: 0, ..good.clone() }, "0 ranks"),
+            (Row { destination_ranks: 1 << 24, ..good.clone() }, "16777216 ranks: not 1 to 64"),
+            (Row { lanes: 0, ..good.clone() }, "0 lanes"),
+            (Row { lanes: 33, ..good.clone() }, "33 lanes"),
+            (Row { pieces: 17, ..good.clone() }, "17 pieces"),
+        ] {
+            assert!(bad.check().unwrap_err().0.starts_with(said), "{bad:?}");
         }
     }
 }

@@ -474,8 +474,7 @@ where
             effects.refused(source, &mismatch);
             return self.down(source, now, Cause::Incompatible, effects);
         }
-        let pool = welcome.ranks.first().map_or(0, |rank| rank.regions.kv);
-        match self.identity.plan_from(&welcome.kv, pool) {
+        match self.identity.plan_from(welcome) {
             Ok((layout, template)) => {
                 let transport = welcome.transport;
                 let offers = |way: &Transport| offered.offers(*way);

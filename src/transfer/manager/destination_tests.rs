@@ -130,7 +130,7 @@ impl DestinationEffects<u32, u32> for Effects {
     }
 
     fn refused(&mut self, _: &u32, mismatch: &Mismatch) {
-        assert_eq!(mismatch.reason, Refusal::Transport, "{mismatch}");
+        assert!(["transport", "processes of a worker"].contains(&&mismatch.field[..]), "{mismatch}");
         self.refused += 1;
     }
 }
@@ -360,6 +360,34 @@ fn a_transport_that_fails_at_the_source_leads_to_an_announce_without_it_until_no
     let Worker { manager, effects, now, .. } = &mut worker;
     manager.link_up(&1, 1, *now, effects);
     assert_eq!(effects.offered, [Transport::Shm, Transport::Tcp]);
+}
+
+#[test]
+fn a_source_of_several_processes_is_a_mismatch() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_up(&1, 1, *now, effects);
+    let session = effects.announced.pop().unwrap();
+    let Message::Welcome(mut several) = welcome(Transport::Shm, session) else { unreachable!() };
+    several.ranks.push(rank());
+    manager.receive(1, &Message::Welcome(several), *now, effects);
+    assert_eq!((effects.bound.len(), effects.refused, &effects.failed[..]), (0, 1, &[slot][..]));
+}
+
+#[test]
+fn an_announce_of_several_processes_is_a_mismatch() {
+    let ours = identity();
+    let announce = |ranks: Vec<Rank>| Announce {
+        session: SessionGeneration(1),
+        fingerprint: ours.fingerprint,
+        kv: ours.kv_claim(),
+        aux: ours.aux_claim(),
+        ranks,
+    };
+    assert!(ours.accept(&announce(vec![rank()])).is_ok());
+    let error = ours.accept(&announce(vec![rank(), rank()])).unwrap_err();
+    assert_eq!((error.field.as_str(), error.destination.as_str()), ("processes of a worker", "2"));
 }
 
 #[test]

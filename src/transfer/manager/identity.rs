@@ -4,8 +4,11 @@ use crate::kv::layout::{KvDtype, KvLayout};
 use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::plan::Template;
 use crate::wire::message::{
-    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, Refusal, RegionLengths,
+    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, Rank, Refusal, RegionLengths, Welcome,
 };
+
+/// Told where a worker has several.
+const PROCESSES: &str = "processes of a worker";
 
 /// This worker's half of the comparison.
 #[derive(Clone, Debug)]
@@ -94,12 +97,9 @@ impl Identity {
                 return Err(differ(Refusal::AuxLayout, field, &ours.to_string(), &theirs.to_string()));
             }
         }
-        // Ranks of one process lie in one memory, and are one part; those of several are not for this version.
-        let [rank] = &announce.ranks[..] else {
-            let parts = announce.ranks.len().to_string();
-            return Err(differ(Refusal::KvLayout, "processes of a worker", "1", &parts));
-        };
-        let pool = rank.regions.kv;
+        let one = "1".to_string();
+        let pool = only(&announce.ranks)
+            .map_err(|many| differ(Refusal::KvLayout, PROCESSES, &one, &many.to_string()))?;
         let destination = layout_of(&announce.kv, pool).ok_or_else(|| {
             differ(
                 Refusal::KvLayout,
@@ -112,13 +112,12 @@ impl Identity {
         Ok((destination, template))
     }
 
-    /// The plan from a source's layout to this destination's.
-    pub fn plan_from(
-        &self,
-        source: &KvLayoutClaim,
-        pool_bytes: u64,
-    ) -> Result<(KvLayout, Template), Mismatch> {
-        let layout = layout_of(source, pool_bytes).ok_or_else(|| {
+    /// The plan from the layout of a source that answers to this destination's.
+    pub fn plan_from(&self, welcome: &Welcome) -> Result<(KvLayout, Template), Mismatch> {
+        let one = "1".to_string();
+        let pool = only(&welcome.ranks)
+            .map_err(|many| differ(Refusal::KvLayout, PROCESSES, &many.to_string(), &one))?;
+        let layout = layout_of(&welcome.kv, pool).ok_or_else(|| {
             differ(
                 Refusal::KvLayout,
                 "KV layout",
@@ -133,6 +132,15 @@ impl Identity {
     fn plan(&self, source: &KvLayout, destination: &KvLayout) -> Result<Template, Mismatch> {
         Template::new(source, destination)
             .map_err(|error| differ(Refusal::KvLayout, error.field, &error.source, &error.destination))
+    }
+}
+
+/// Bytes of the pool of a worker's only process. Ranks of one process lie in one memory; workers of several processes
+/// are not for this version.
+fn only(processes: &[Rank]) -> Result<u64, usize> {
+    match processes {
+        [one] => Ok(one.regions.kv),
+        several => Err(several.len()),
     }
 }
 

@@ -19,6 +19,7 @@ pub use walk::{Pieces, Runs};
 
 use crate::ids::PageId;
 use crate::kv::layout::KvLayout;
+use crate::limits::PLAN_PIECES_MAX;
 use fragment::{Fragment, Order};
 use std::ops::Range;
 
@@ -99,7 +100,10 @@ impl Template {
         Template::of_layers(source, destination, 0..source.layers)
     }
 
-    /// The same for these layers only; there are at least as many.
+    /// The same for these layers only.
+    ///
+    /// # Panics
+    /// There are not as many.
     pub fn of_layers(
         source: &KvLayout,
         destination: &KvLayout,
@@ -118,7 +122,17 @@ impl Template {
                 return Err(LayoutMismatch { field, source, destination });
             }
         }
+        assert!(layers.start <= layers.end && layers.end <= source.layers, "layers that there are");
         let tile = gcd(source.page_size, destination.page_size);
+        let heads = u64::from(destination.ranks) * u64::from(destination.kv_heads);
+        let pieces = heads.saturating_mul(2 * u64::from(layers.end - layers.start) * u64::from(tile));
+        if pieces > PLAN_PIECES_MAX {
+            return Err(LayoutMismatch {
+                field: "pieces of a plan",
+                source: format!("at most {PLAN_PIECES_MAX}"),
+                destination: pieces.to_string(),
+            });
+        }
         let fragments = fragment::of_tile(source, destination, layers, tile);
         Ok(Template {
             tile,

@@ -287,3 +287,12 @@ fn a_difference_names_its_field() {
     let error = Template::new(&ours, &theirs).unwrap_err();
     assert_eq!(error, different("kv_dtype", "f16", "f32"));
 }
+
+#[test]
+fn a_plan_of_too_many_pieces_is_refused() {
+    let shape = Shape { layers: 128, kv_heads: 8, head_dim: 1 };
+    let (ours, theirs) = (layout(false, 256, 1, shape), layout(true, 256, 64, shape));
+    assert!(Template::new(&ours, &layout(true, 256, 8, shape)).is_ok());
+    let error = Template::new(&ours, &theirs).unwrap_err();
+    assert_eq!((error.field, error.destination.as_str()), ("pieces of a plan", "4194304"));
+}

@@ -238,7 +238,7 @@ impl DestinationHalf for ShmDestination {
         Ok(due > 0 || self.offers.look()?)
     }
 
-    /// This thread is the one that writes: between two steps nothing lands.
+    /// This thread writes, and whom it has asked to has left by the end of a step: between two nothing lands.
     fn revoke(&mut self, _slot: SlotId) {}
 
     fn expect(&mut self, _notice: &Notice, _landings: &mut dyn Landings) {}
@@ -293,6 +293,7 @@ impl ShmDestination {
         }
         let bytes = self.template.bytes(tokens.clone());
         let tasks = if memory.copiers.are_several() { (bytes / TASK_BYTES).max(1) as usize } else { 1 };
+        // Shares of one stream, so that no two tasks write the same bytes.
         memory.copiers.share(tasks, |task| {
             let (mut pull, mut copies) = (Pull::new(&self.pool, &memory.region), 0);
             let runs = self.template.runs(

@@ -24,7 +24,7 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 const SESSION: SessionId = SessionId(0);
 const OTHER: SessionId = SessionId(1);
 /// Every way for bytes, streams also in small parts.
-const KINDS: [Kind; 10] = [
+const KINDS: [Kind; 12] = [
     Kind::Shm,
     Kind::ShmLanes(2),
     Kind::Tcp(1),
@@ -35,6 +35,8 @@ const KINDS: [Kind; 10] = [
     Kind::Rdma(1),
     Kind::Rdma(3),
     Kind::Rails(3),
+    Kind::Slabs(5000, 2100),
+    Kind::Slabs(2048, 1 << 40),
 ];
 /// The ways with a state in between that a step can end in.
 const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
@@ -42,7 +44,7 @@ const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 1
 #[test]
 fn bytes_arrive_whole_for_every_pair_of_layouts() {
     for kind in KINDS {
-        for (from, to) in [(16, 16), (16, 4), (4, 16), (8, 1), (1, 8), (16, 6)] {
+        for (from, to) in [(16, 16), (16, 4), (4, 16), (8, 1), (1, 8), (16, 6), (6, 16)] {
             for (from, to) in [
                 (page_major(from), page_major(to)),
                 (page_major(from), layer_major(to)),
@@ -447,7 +449,7 @@ const SPOILT: [(&str, fn(&mut Post), bool); 10] = [
 /// Of a source that writes by itself only the room's name is seen: what it writes within its grant is its word.
 #[test]
 fn a_wrong_post_harms_its_own_session_at_most() {
-    for kind in KINDS.into_iter().filter(|kind| !matches!(kind, Kind::Rdma(_) | Kind::Rails(_))) {
+    for kind in KINDS.into_iter().filter(|kind| !kind.is_rdma()) {
         for (what, spoil, heard) in SPOILT {
             let mut rig = Rig::new(kind);
             rig.open(kind);
@@ -845,6 +847,19 @@ fn a_nic_that_breaks_is_left_out() {
     }
     assert_eq!(lanes(&rig), 2 * NICS, "none is trusted, all are tried");
     next_room_works(&mut rig, SESSION);
+}
+
+/// Regions too small for the pool are one NIC's misfortune, and the worker's only where all have them.
+#[test]
+fn a_nic_that_takes_the_pool_in_too_small_regions_only_is_left_out() {
+    let rig = Rig::new(Kind::Fake);
+    let pool = rig.source.memory.region.len() as u64;
+    let nics = way::nics_over(&rig.source.memory, &[1 << 40, pool / 64 - 1]).unwrap();
+    assert_eq!(nics.refused.len(), 1);
+    let refused = &nics.refused[0];
+    assert!(refused.contains(&format!("{} bytes", pool / 64 - 1)) && refused.contains("64"), "{refused}");
+    let alone = way::nics_over(&rig.source.memory, &[pool / 64 - 1]).unwrap_err();
+    assert!(refused.ends_with(&alone.to_string()), "{alone}");
 }
 
 /// Another session over the same NICs.

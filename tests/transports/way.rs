@@ -36,9 +36,18 @@ pub enum Kind {
     Rdma(usize),
     /// So many NICs on each side, with two lanes each.
     Rails(usize),
+    /// Two NICs on each side, which take regions of so many bytes at the source and at the destination.
+    Slabs(u64, u64),
     /// Queue pairs whose source was told of memory that is not the destination's.
     Astray,
     Fake,
+}
+
+impl Kind {
+    /// The source writes by itself.
+    pub fn is_rdma(self) -> bool {
+        matches!(self, Kind::Rdma(_) | Kind::Rails(_) | Kind::Slabs(..) | Kind::Astray)
+    }
 }
 
 /// What lies between the ends of a session.
@@ -86,6 +95,10 @@ impl Way {
             Kind::Relayed(lanes, bytes) => Way::tcp(rig, session, template, pairs(lanes, pair), Some(bytes)),
             Kind::Rdma(lanes) => {
                 let (nics, fabric) = nics(rig, 1, lanes);
+                Way::rdma(rig, session, template, &nics, fabric)
+            }
+            Kind::Slabs(from, to) => {
+                let (nics, fabric) = nics_of(rig, 2, 2, [from, to]);
                 Way::rdma(rig, session, template, &nics, fabric)
             }
             Kind::Astray => {
@@ -249,14 +262,31 @@ pub fn read_some(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
 
 /// Both sides' NICs, so many each.
 fn nics(rig: &Rig, count: usize, lanes: usize) -> ([Arc<Nics>; 2], Fabric) {
+    nics_of(rig, count, lanes, [1 << 40; 2])
+}
+
+/// The same with regions of at most so many bytes.
+fn nics_of(rig: &Rig, count: usize, lanes: usize, regions: [u64; 2]) -> ([Arc<Nics>; 2], Fabric) {
     let fabric = Fabric::new();
     let settings = Settings { lanes, requests: 12, pieces: 3 };
     let nic = |number| Nic { device: fabric.device(), route: fabric.route(), number, chosen: String::new() };
-    let side = |memory: &Memory| {
+    let side = |memory: &Memory, region_max: u64| {
+        fabric.limit_regions(region_max);
         let nics: Vec<Nic> = (0..count as u16).map(nic).collect();
         Arc::new(Nics::new(&nics, memory, SLOTS, 512, settings).unwrap())
     };
-    ([side(&rig.source.memory), side(&rig.destination.memory)], fabric)
+    ([side(&rig.source.memory, regions[0]), side(&rig.destination.memory, regions[1])], fabric)
+}
+
+/// A worker's NICs, which take regions of so many bytes.
+pub fn nics_over(memory: &Memory, region_max: &[u64]) -> std::io::Result<Nics> {
+    let fabric = Fabric::new();
+    let nic = |(number, &bytes)| {
+        fabric.limit_regions(bytes);
+        Nic { device: fabric.device(), route: fabric.route(), number, chosen: String::new() }
+    };
+    let nics: Vec<Nic> = (0..).zip(region_max).map(nic).collect();
+    Nics::new(&nics, memory, SLOTS, 512, Settings::default())
 }
 
 pub fn template(rig: &Rig) -> Template {

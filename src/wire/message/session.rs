@@ -264,13 +264,13 @@ pub struct QueuePairName {
 }
 
 /// One NIC of a rank.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Pod, Zeroable)]
+#[derive(Clone, Copy, PartialEq, Eq, Pod, Zeroable)]
 #[repr(C)]
 pub struct RailGrant {
     /// Of the port.
     pub gid: [u8; 16],
-    /// Opens the pool.
-    pub kv_key: u32,
+    /// Bytes of the pool that one key opens, a power of two; together they open all of it.
+    pub slab_bytes: u64,
     /// Opens the records.
     pub records_key: u32,
     /// Of the port, on InfiniBand.
@@ -279,8 +279,42 @@ pub struct RailGrant {
     pub mtu: u16,
     /// The destination's number of its own NIC; the source's answer names the one it is connected to.
     pub number: u16,
+    /// Keys below, 1 to [`RailGrant::SLABS_MAX`].
+    pub slabs: u16,
     /// Zero.
-    pub pad: u16,
+    pub pad: u32,
+    /// By slab, those that there are.
+    pub keys: [u32; RailGrant::SLABS_MAX],
+}
+
+impl RailGrant {
+    /// Most slabs of a pool: at the least that devices take, 1 GiB, more than a rank's memory mostly is.
+    pub const SLABS_MAX: usize = 64;
+
+    /// The same with a key for each slab of `bytes`, in order; those that do not fit are left out.
+    pub fn with_keys(self, bytes: u64, keys: impl Iterator<Item = u32>) -> RailGrant {
+        let mut grant = RailGrant { slab_bytes: bytes, slabs: 0, ..self };
+        for (place, key) in grant.keys.iter_mut().zip(keys) {
+            *place = key;
+            grant.slabs += 1;
+        }
+        grant
+    }
+
+    /// What opens the pool, slab by slab.
+    pub fn slab_keys(&self) -> &[u32] {
+        &self.keys[..usize::from(self.slabs)]
+    }
+
+    /// `pool`: bytes that the keys must open.
+    fn check(&self, pool: u64) -> Result<(), MessageError> {
+        within("rdma slabs", self.slabs, 1..=RailGrant::SLABS_MAX as u64)?;
+        let opened = u128::from(self.slab_bytes) * u128::from(self.slabs);
+        if !self.slab_bytes.is_power_of_two() || opened < pool.into() {
+            return Err(MessageError::Value { what: "bytes of an rdma slab", value: self.slab_bytes });
+        }
+        Ok(())
+    }
 }
 
 /// How to write into a rank's memory, and who does.
@@ -332,9 +366,10 @@ impl RdmaGrant {
             .map(move |place| (&self.nics[place], &self.pairs[place * lanes..][..lanes]))
     }
 
-    fn check(&self) -> Result<(), MessageError> {
+    fn check(&self, pool: u64) -> Result<(), MessageError> {
         within("rdma NICs", self.rails, 1..=RdmaGrant::RAILS_MAX as u64)?;
-        within("rdma lanes", self.lanes, 1..=(RdmaGrant::LANES_MAX / usize::from(self.rails)) as u64)
+        within("rdma lanes", self.lanes, 1..=(RdmaGrant::LANES_MAX / usize::from(self.rails)) as u64)?;
+        self.rails().try_for_each(|(nic, _)| nic.check(pool))
     }
 }
 
@@ -414,7 +449,7 @@ impl Rank {
         };
         let rdma = offers(Transport::Rdma).then_some(body.rdma);
         if let Some(rdma) = &rdma {
-            rdma.check()?;
+            rdma.check(body.regions.kv)?;
         }
         let fake = offers(Transport::Fake);
         Ok(Rank { regions: body.regions, lanes: body.lanes, shm, rdma, tcp, fake })

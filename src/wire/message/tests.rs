@@ -26,8 +26,12 @@ fn layout() -> KvLayoutClaim {
 fn rdma() -> RdmaGrant {
     let mut grant = RdmaGrant::empty(1 << 40, 1 << 41);
     for number in [0, 2] {
-        let rail = RailGrant { gid: [5; 16], kv_key: 6, records_key: 7, lid: 8, mtu: 1024, number, pad: 0 };
-        grant.push(rail, &[9, 10].map(|number| QueuePairName { number, sequence: 11 }));
+        let rail =
+            RailGrant { gid: [5; 16], records_key: 7, lid: 8, mtu: 1024, number, ..Zeroable::zeroed() };
+        grant.push(
+            rail.with_keys(1 << 29, [6, 12].into_iter()),
+            &[9, 10].map(|number| QueuePairName { number, sequence: 11 }),
+        );
     }
     grant
 }
@@ -157,6 +161,45 @@ fn the_fuzz_corpus_holds_every_kind() {
             std::fs::write(&path, &seed).unwrap();
         }
         assert!(std::fs::read(&path).is_ok_and(|stored| stored == seed), "{} is stale", path.display());
+    }
+}
+
+#[test]
+fn keys_open_all_of_a_pool_or_are_refused() {
+    let announced = |kv: u64, slab_bytes: u64, keys: usize, said: u16| {
+        let mut grant = RdmaGrant::empty(1 << 40, 1 << 41);
+        let rail = RailGrant::zeroed().with_keys(slab_bytes, (0..).take(keys));
+        for rail in [rail, RailGrant { slabs: said, ..rail }] {
+            grant.push(rail, &[QueuePairName { number: 1, sequence: 2 }]);
+        }
+        let own = Rank { regions: RegionLengths { kv, ..rank().regions }, rdma: Some(grant), ..rank() };
+        let announce = Announce {
+            session: SessionGeneration(4),
+            fingerprint: Zeroable::zeroed(),
+            kv: layout(),
+            aux: Zeroable::zeroed(),
+            ranks: vec![own],
+        };
+        let out = encoded(&Message::Announce(Box::new(announce)));
+        match Message::decode(out.parts(), None) {
+            Ok(Some(Message::Announce(announce))) => {
+                let rdma = announce.ranks[0].rdma.unwrap();
+                Ok(rdma.rails().map(|(nic, _)| nic.slab_keys().len()).collect::<Vec<_>>())
+            }
+            other => Err(other.unwrap_err()),
+        }
+    };
+    let refused = |what, value| Err(MessageError::Value { what, value });
+    let (slabs, bytes) = ("rdma slabs", "bytes of an rdma slab");
+    assert_eq!(announced(4 << 20, 1 << 20, 4, 4), Ok(vec![4, 4]));
+    assert_eq!(announced((4 << 20) + 1, 1 << 20, 4, 4), refused(bytes, 1 << 20));
+    assert_eq!(announced(4 << 20, 1 << 20, 4, 3), refused(bytes, 1 << 20), "the second NIC's");
+    assert_eq!(announced(u64::MAX, 1 << 58, 100, 64), Ok(vec![64, 64]), "what does not fit is left out");
+    assert_eq!(announced(1, 1 << 20, 4, 0), refused(slabs, 0));
+    assert_eq!(announced(1, 1 << 20, 4, 65), refused(slabs, 65));
+    assert_eq!(announced(1, 1 << 20, 4, u16::MAX), refused(slabs, u16::MAX.into()));
+    for wrong in [0, 3 << 20, u64::MAX] {
+        assert_eq!(announced(1, wrong, 4, 4), refused(bytes, wrong));
     }
 }
 

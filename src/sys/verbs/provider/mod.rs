@@ -17,7 +17,7 @@ use super::completion::Fault;
 use super::device::Device;
 use super::endpoint::Route;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use wire::Wire;
 
@@ -47,12 +47,15 @@ pub struct Counts {
 pub(super) struct Shared {
     wire: Mutex<Wire>,
     pace: AtomicU8,
+    /// Bytes of a region, of devices that are opened from now on.
+    region_max: AtomicU64,
 }
 
 impl Fabric {
     /// An empty one, that waits to be stepped.
     pub fn new() -> Fabric {
-        Fabric(Arc::new(Shared { wire: Mutex::default(), pace: AtomicU8::new(Pace::Stepped as u8) }))
+        let pace = AtomicU8::new(Pace::Stepped as u8);
+        Fabric(Arc::new(Shared { wire: Mutex::default(), pace, region_max: AtomicU64::new(1 << 40) }))
     }
 
     /// A device on it. Two of them are as two hosts, in one process.
@@ -70,6 +73,11 @@ impl Fabric {
         let info = self.device().info().expect("it answers always");
         let port = &info.ports[0];
         Route::new(port, &port.addresses[0])
+    }
+
+    /// Devices that are opened from now on take regions of at most so many bytes.
+    pub fn limit_regions(&self, bytes: u64) {
+        self.0.region_max.store(bytes, Ordering::Relaxed);
     }
 
     /// Sets when work is carried out.

@@ -54,6 +54,7 @@ const INLINE_MAX: u32 = 256;
 struct OpenDevice {
     head: Context,
     shared: Arc<Shared>,
+    region_max: u64,
 }
 
 #[repr(C)]
@@ -96,9 +97,16 @@ fn refused<T>(error: c_int) -> *mut T {
 
 /// # Safety
 /// An open device of this provider.
-unsafe fn shared<'a>(context: *mut Context) -> &'a Arc<Shared> {
+unsafe fn device<'a>(context: *mut Context) -> &'a OpenDevice {
     // SAFETY: by the caller; callers keep the device open as long as they use it.
-    unsafe { &(*context.cast::<OpenDevice>()).shared }
+    unsafe { &*context.cast::<OpenDevice>() }
+}
+
+/// # Safety
+/// As for [`device`].
+unsafe fn shared<'a>(context: *mut Context) -> &'a Arc<Shared> {
+    // SAFETY: by the caller.
+    unsafe { &device(context).shared }
 }
 
 /// Fabrics are found by their handles, not by listing.
@@ -130,7 +138,8 @@ unsafe extern "C" fn open_device(device: *mut ListedDevice) -> *mut Context {
         _compat_create_ah: [none; 5],
     };
     let head = Context { device, ops, cmd_fd: -1, async_fd: -1, num_comp_vectors: 1 };
-    made(OpenDevice { head, shared })
+    let region_max = shared.region_max.load(Ordering::Relaxed);
+    made(OpenDevice { head, shared, region_max })
 }
 
 unsafe extern "C" fn close_device(context: *mut Context) -> c_int {
@@ -139,11 +148,11 @@ unsafe extern "C" fn close_device(context: *mut Context) -> c_int {
     0
 }
 
-unsafe extern "C" fn query_device(_context: *mut Context, attr: *mut DeviceAttr) -> c_int {
-    // SAFETY: the caller's place; zeros are values.
+unsafe extern "C" fn query_device(context: *mut Context, attr: *mut DeviceAttr) -> c_int {
+    // SAFETY: an open device, and the caller's place; zeros are values.
     unsafe {
         attr.write_bytes(0, 1);
-        (*attr).max_mr_size = 1 << 40;
+        (*attr).max_mr_size = device(context).region_max;
         (*attr).max_qp_wr = REQUESTS_MAX as c_int;
         (*attr).max_sge = PIECES_MAX as c_int;
         (*attr).phys_port_cnt = 1;
@@ -199,7 +208,11 @@ unsafe extern "C" fn reg_mr(
     // SAFETY: a domain that lives.
     let context = unsafe { (*pd).context };
     // SAFETY: its device.
-    let mut wire = unsafe { shared(context) }.wire();
+    let device = unsafe { device(context) };
+    if length as u64 > device.region_max {
+        return refused(libc::EINVAL);
+    }
+    let mut wire = device.shared.wire();
     let remote_write = access & abi::ACCESS_REMOTE_WRITE != 0;
     let registered = Registered { domain: pd.addr(), address: iova, len: length as u64, remote_write };
     wire.last_number += 1;

@@ -11,6 +11,7 @@
 mod destination;
 mod nic;
 mod rails;
+mod slabs;
 mod source;
 
 pub use destination::{RdmaDestination, RdmaOffer};

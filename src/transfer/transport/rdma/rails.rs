@@ -6,6 +6,7 @@
 //!
 //! Thread: `ctl` makes queue pairs; `move` tells how sessions fare.
 
+use super::slabs::Slabs;
 use super::{Nic, RECORD_STRIDE, SLOTS_MAX};
 use crate::ids::SlotId;
 use crate::kv::region::Region;
@@ -18,7 +19,9 @@ use crate::transfer::aux::AuxRecord;
 use crate::transfer::pages::PageLists;
 use crate::transfer::transport::Memory;
 use crate::wire::message::{QueuePairName, RailGrant, RdmaGrant};
+use bytemuck::Zeroable;
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -61,7 +64,9 @@ pub(super) struct Rail {
     name: String,
     domain: Arc<Domain>,
     route: Route,
-    pub(super) kv: Arc<Registration>,
+    /// The pool's, slab by slab.
+    pub(super) kv: Box<[Arc<Registration>]>,
+    pub(super) slabs: Slabs,
     pub(super) records: Arc<Registration>,
     /// Sessions that broke on it, one after another.
     broken: AtomicU32,
@@ -85,7 +90,7 @@ impl Rails {
     /// pages at a destination.
     ///
     /// # Errors
-    /// All devices refuse, or have no room for the pool in one region.
+    /// All devices refuse, or take the pool in too small regions only.
     pub fn new(
         nics: &[Nic],
         memory: &Memory,
@@ -108,7 +113,7 @@ impl Rails {
         let record_region = Arc::new(Region::new(c"baton-records", slots * RECORD_STRIDE)?);
         let (mut rails, mut refused, mut why) = (Vec::new(), Vec::new(), None);
         for nic in nics {
-            match Rail::new(nic, memory, &record_region) {
+            match Rail::new(nic, memory, &record_region, slots) {
                 Ok(rail) => rails.push(rail),
                 Err(error) => {
                     refused.push(format!("{}: {error}", nic.device.name()));
@@ -195,19 +200,19 @@ impl Rails {
     /// What peers are told of memory and queue pairs, each NIC by a number.
     pub(super) fn grant<'a>(&self, opened: impl Iterator<Item = (u16, &'a Opened)>) -> RdmaGrant {
         let first = &self.rails[0];
-        let mut grant = RdmaGrant::empty(first.kv.address(), first.records.address());
+        let mut grant = RdmaGrant::empty(first.kv[0].address(), first.records.address());
         for (number, opened) in opened {
-            let Rail { route, kv, records, .. } = &self.rails[opened.rail];
+            let Rail { route, kv, slabs, records, .. } = &self.rails[opened.rail];
             let rail = RailGrant {
                 gid: route.gid,
-                kv_key: kv.remote_key(),
                 records_key: records.remote_key(),
                 lid: route.lid,
                 mtu: route.mtu,
                 number,
-                pad: 0,
+                ..RailGrant::zeroed()
             };
-            grant.push(rail, &opened.names);
+            let keys = kv.iter().map(|slab| slab.remote_key());
+            grant.push(rail.with_keys(slabs.bytes(), keys), &opened.names);
         }
         grant
     }
@@ -217,19 +222,26 @@ impl Rails {
 const SPARE_RECEIVES: u32 = 8;
 
 impl Rail {
-    fn new(nic: &Nic, memory: &Memory, record_region: &Arc<Region>) -> io::Result<Rail> {
+    fn new(nic: &Nic, memory: &Memory, record_region: &Arc<Region>, slots: usize) -> io::Result<Rail> {
         let domain = Domain::new(&nic.device)?;
         let remote = Access { remote_write: true, relaxed_ordering: true };
-        let kv = Registration::new(&domain, &memory.region, 0..memory.region.len(), remote)?;
+        let bytes = memory.region.len() as u64;
+        let slabs = Slabs::cut(bytes, nic.device.info()?.max_region).map_err(io::Error::other)?;
+        let register = |slab: Range<u64>| {
+            let slab = slab.start as usize..slab.end as usize;
+            Ok(Arc::new(Registration::new(&domain, &memory.region, slab, remote)?))
+        };
+        let kv = slabs.ranges(bytes).map(register).collect::<io::Result<_>>()?;
         // A record is read once its immediate has come, behind which it may not lie.
         let ordered = Access { remote_write: true, relaxed_ordering: false };
-        let records = Registration::new(&domain, record_region, 0..record_region.len(), ordered)?;
+        let records = Registration::new(&domain, record_region, 0..slots * RECORD_STRIDE, ordered)?;
         Ok(Rail {
             number: nic.number,
             name: nic.device.name().into(),
             domain,
             route: nic.route,
-            kv: Arc::new(kv),
+            kv,
+            slabs,
             records: Arc::new(records),
             broken: AtomicU32::new(0),
             barred: AtomicU64::new(0),

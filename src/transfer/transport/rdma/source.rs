@@ -1,9 +1,11 @@
 //! The writing half: plans become chains of work requests, completions become room for more.
 //!
 //! One chain, one doorbell, one completion; a chain is of one slot. Consecutive runs that one stretch of the
-//! destination takes in go into one work request, gathered from several pieces.
+//! destination takes in go into one work request, gathered from several pieces; none crosses an edge of either side's
+//! slabs, since a key is good for one.
 
 use super::rails::{Opened, Rails};
+use super::slabs::Slabs;
 use super::{RECORD_STRIDE, immediate};
 use crate::cause::Cause;
 use crate::ids::SlotId;
@@ -27,9 +29,6 @@ const TAKEN_MAX: usize = 32;
 const REQUEST_BYTES_MAX: u64 = 1 << 20;
 /// Most local pieces of a work request, whatever the device could.
 const PIECES_MAX: usize = 16;
-/// Of a chain's registrations.
-const KV: usize = 0;
-const RECORDS: usize = 1;
 
 /// The source's half of a session.
 #[derive(Debug)]
@@ -62,8 +61,13 @@ struct Lane {
     pair: QueuePair,
     /// Our NIC, by its place; and what opens the destination's memory to its partner.
     rail: usize,
-    kv_key: u32,
+    kv_keys: Box<[u32]>,
+    kv_slabs: Slabs,
     records_key: u32,
+    /// Of our pool's slabs, which come first among its registrations; behind them are the records.
+    slabs: Slabs,
+    /// Either pool has several.
+    cuts: bool,
     chain: Chain,
     /// Slots with something to post, and from where in their chunk.
     queue: VecDeque<(SlotId, u64)>,
@@ -121,20 +125,27 @@ impl RdmaSource {
         share(self.template.bytes(tokens), lane, self.lanes.len())
     }
 
-    /// Posts one chain of a lane, if there is something and room.
-    fn post_chain(&mut self, index: usize, memory: &Memory) -> Result<bool, Lost> {
+    /// Posts one chain of a lane, if there is something and room. `CUT`: there are edges to look for, which would cost
+    /// all others some time.
+    fn post_chain<const CUT: bool>(&mut self, index: usize, memory: &Memory) -> Result<bool, Lost> {
         let Some(&(slot, at)) = self.lanes[index].queue.front() else { return Ok(false) };
         let share = self.share(slot, index);
         let lane = &mut self.lanes[index];
         // The immediate takes one as well.
         let most = (lane.room as usize).min(CHAIN_MAX);
         let Some(job) = self.jobs[slot.index()].as_mut().filter(|_| most >= 2) else { return Ok(false) };
-        let mut filling = Filling {
+        let mut filling = Filling::<CUT> {
             chain: &mut lane.chain,
-            kv: Remote { address: self.kv_address, key: lane.kv_key },
+            source: lane.slabs,
+            destination: Pool {
+                address: self.kv_address,
+                key: lane.kv_keys[0],
+                slabs: lane.kv_slabs,
+                keys: &lane.kv_keys,
+            },
             most: most - 1,
             open: None,
-            pieces: [Piece { registration: KV, offset: 0, len: 0 }; PIECES_MAX],
+            pieces: [Piece { registration: 0, offset: 0, len: 0 }; PIECES_MAX],
             pieces_max: self.pieces_max,
         };
         let tokens = job.post.tokens.clone();
@@ -148,11 +159,12 @@ impl RdmaSource {
         'full: for run in runs {
             let mut done = 0;
             while done < run.bytes {
-                let part = Run {
+                let mut part = Run {
                     source: run.source + done,
                     destination: run.destination + done,
-                    bytes: (run.bytes - done).min(REQUEST_BYTES_MAX),
+                    bytes: run.bytes - done,
                 };
+                part.bytes = filling.part(&part);
                 if !filling.add(&part) {
                     break 'full;
                 }
@@ -170,18 +182,13 @@ impl RdmaSource {
             let offset = target.slot.index() * RECORD_STRIDE;
             let to =
                 Remote { address: self.records_address.wrapping_add(offset as u64), key: lane.records_key };
+            let (len, registration) = (size_of_val(aux), lane.chain.registrations().len() - 1);
+            let record = Piece { registration, offset: at, len: len as u32 };
             if index == 0 {
-                let len = size_of_val(aux);
                 self.rails.record_region.store(at, aux, len);
-                lane.chain.write(
-                    0,
-                    &[Piece { registration: RECORDS, offset: at, len: len as u32 }],
-                    to,
-                    marks,
-                );
-            } else {
-                lane.chain.write(0, &[], to, marks);
             }
+            // The other lanes only tell.
+            lane.chain.write(0, if index == 0 { std::slice::from_ref(&record) } else { &[] }, to, marks);
         }
         if ends {
             lane.queue.pop_front();
@@ -268,7 +275,12 @@ impl SourceHalf for RdmaSource {
     fn step(&mut self, memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
         let mut moved = self.reap(completed)?;
         for index in 0..self.lanes.len() {
-            while self.post_chain(index, memory)? {
+            let cuts = self.lanes[index].cuts;
+            while if cuts {
+                self.post_chain::<true>(index, memory)
+            } else {
+                self.post_chain::<false>(index, memory)
+            }? {
                 moved = true;
             }
         }
@@ -304,16 +316,16 @@ impl Lane {
     fn new(pair: QueuePair, rails: &Rails, place: usize, partner: &RailGrant, pieces_max: usize) -> Lane {
         let rail = rails.rail(place);
         let room = pair.capacity().requests.min(rails.settings().requests);
+        let registrations = [&rail.kv, std::slice::from_ref(&rail.records)].concat();
         Lane {
-            chain: Chain::new(
-                &[rail.kv.clone(), rail.records.clone()],
-                CHAIN_MAX.min(room as usize),
-                pieces_max,
-            ),
+            chain: Chain::new(&registrations, CHAIN_MAX.min(room as usize), pieces_max),
             pair,
             rail: place,
-            kv_key: partner.kv_key,
+            kv_keys: partner.slab_keys().into(),
+            kv_slabs: Slabs::of(partner.slab_bytes),
             records_key: partner.records_key,
+            slabs: rail.slabs,
+            cuts: rail.kv.len() > 1 || partner.slab_keys().len() > 1,
             queue: VecDeque::with_capacity(rails.slots()),
             chains: VecDeque::with_capacity(room as usize),
             room,
@@ -342,11 +354,35 @@ fn cause_of(fault: Fault) -> Cause {
     }
 }
 
-/// A chain that is being filled, run by run.
-struct Filling<'a> {
+/// The destination's pool, as a lane's NIC may write it.
+#[derive(Clone, Copy)]
+struct Pool<'a> {
+    address: u64,
+    /// Of the first slab, mostly the only one.
+    key: u32,
+    slabs: Slabs,
+    keys: &'a [u32],
+}
+
+impl Pool<'_> {
+    /// `CUT`: there are several slabs.
+    #[inline(always)]
+    fn at<const CUT: bool>(&self, offset: u64) -> Remote {
+        let address = self.address.wrapping_add(offset);
+        if !CUT {
+            return Remote { address, key: self.key };
+        }
+        // The grant was checked to open the whole pool; the last key opens nothing beyond its own slab.
+        let slab = self.slabs.slab(offset).min(self.keys.len() - 1);
+        Remote { address, key: self.keys[slab] }
+    }
+}
+
+/// A chain that is being filled, run by run; `CUT`: cut wherever either pool's slabs end.
+struct Filling<'a, const CUT: bool> {
     chain: &'a mut Chain,
-    /// Where the destination's pool begins.
-    kv: Remote,
+    source: Slabs,
+    destination: Pool<'a>,
     most: usize,
     /// Where the request at hand goes, its bytes and its pieces so far.
     open: Option<(u64, u64, usize)>,
@@ -354,12 +390,28 @@ struct Filling<'a> {
     pieces_max: usize,
 }
 
-impl Filling<'_> {
+impl<const CUT: bool> Filling<'_, CUT> {
+    /// Bytes of a run that one request takes.
+    #[inline(always)]
+    fn part(&self, run: &Run) -> u64 {
+        let bytes = run.bytes.min(REQUEST_BYTES_MAX);
+        if !CUT {
+            return bytes;
+        }
+        bytes.min(self.source.left(run.source)).min(self.destination.slabs.left(run.destination))
+    }
+
     /// False: no room for it.
+    #[inline(always)]
     fn add(&mut self, run: &Run) -> bool {
-        let piece = Piece { registration: KV, offset: run.source as usize, len: run.bytes as u32 };
+        let (slab, offset) = match CUT {
+            true => (self.source.slab(run.source), self.source.within(run.source)),
+            false => (0, run.source),
+        };
+        let piece = Piece { registration: slab, offset: offset as usize, len: run.bytes as u32 };
         if let Some((to, bytes, count)) = &mut self.open
             && *to + *bytes == run.destination
+            && (!CUT || self.destination.slabs.within(run.destination) != 0)
             && *bytes + run.bytes <= REQUEST_BYTES_MAX
             && *count < self.pieces_max
         {
@@ -376,10 +428,10 @@ impl Filling<'_> {
         true
     }
 
+    #[inline(always)]
     fn close(&mut self) {
         if let Some((to, _, count)) = self.open.take() {
-            let to = Remote { address: self.kv.address.wrapping_add(to), ..self.kv };
-            self.chain.write(0, &self.pieces[..count], to, Marks::default());
+            self.chain.write(0, &self.pieces[..count], self.destination.at::<CUT>(to), Marks::default());
         }
     }
 }

@@ -39,7 +39,7 @@ pub const RDMA_BARRED: Duration = Duration::from_secs(60);
 
 /// Bytes of a message: a Destination names a million pages with 4 bytes each.
 pub const ZMTP_MESSAGE_MAX: usize = (4 << 20) + (64 << 10);
-/// Parts of a message: an Announce has one for each rank, and a few of its own.
+/// Parts of a message: an Announce has one for each process of a worker, and a few of its own.
 pub const ZMTP_PARTS_MAX: usize = 128;
 /// Bytes waiting for a peer: two of the largest messages; a peer further behind is stuck.
 pub const ZMTP_QUEUED_MAX: usize = 2 * ZMTP_MESSAGE_MAX;

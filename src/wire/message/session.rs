@@ -383,7 +383,7 @@ impl fmt::Debug for RdmaGrant {
     }
 }
 
-/// One rank of the sender: its regions and the ways into them.
+/// One process of the sender, with the ranks it holds: its regions and the ways into them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Rank {
     /// Its regions.

@@ -47,6 +47,10 @@ pub struct Loaded {
     pub spin: bool,
     /// Threads that copy what comes over shm, the mover among them.
     pub copy_lanes: usize,
+    /// Whether NICs have threads of their own that post and reap.
+    pub split: bool,
+    /// CPUs that threads of NICs may be pinned to: those that no compute thread is, but for the mover's and `ctl`'s.
+    pub data_cpus: Vec<usize>,
 }
 
 impl Loaded {
@@ -115,6 +119,8 @@ impl Loaded {
         // better left to those who compute.
         let copy_lanes = if worker.cores.cpus.len() >= COPY_CPUS_MIN { 2 } else { 1 };
         let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
+        let free = worker.cores.cpus.get(worker.cores.threads + 2..).filter(|_| pinned);
+        let data_cpus = free.unwrap_or_default().to_vec();
         Ok(Loaded {
             files,
             forward,
@@ -128,6 +134,8 @@ impl Loaded {
             nics: Vec::new(),
             spin,
             copy_lanes,
+            split: worker.cores.data_threads == resolved::DataThreads::Split,
+            data_cpus,
         })
     }
 

@@ -3,6 +3,7 @@
 
 use super::case::{Case, CaseError, End, Layouts};
 use super::limit::VerbsEnds;
+use crate::config::resolved::DataThreads;
 use crate::kv::layout::KvLayout;
 use crate::net::{ConnId, Reactor};
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,8 @@ pub struct Row {
     pub pieces: u32,
     /// Nobody parks.
     pub busy_poll: bool,
+    /// Who posts and reaps over rdma.
+    pub data_threads: DataThreads,
 }
 
 impl Row {

@@ -4,6 +4,7 @@
 //! does not try a reader behind a writer that has itself read before it wrote, where the reader came first.
 
 mod bell;
+mod flight;
 mod pages;
 mod ring;
 mod rings;
@@ -24,6 +25,9 @@ pub const ALL: &[(&str, fn(&str))] = &[
     ("ring-whole", |name| check(name, ring::entries_come_whole_and_in_order)),
     ("ring-park", |name| check(name, ring::a_parked_reader_is_woken)),
     ("pages-lease", |name| check(name, pages::a_copy_that_counts_is_of_the_rooms_pages)),
+    ("flight-over", |name| check(name, flight::a_slot_is_over_once_and_for_all)),
+    ("flight-room", |name| check(name, flight::an_entry_is_written_again_when_it_was_reaped)),
+    ("flight-woken", |name| check(name, flight::room_wakes_a_poster_that_sleeps)),
     ("rings-success", |name| check(name, rings::success_shows_behind_the_lease_end)),
     ("rings-once", |name| check(name, rings::a_lease_ends_once)),
     ("rings-woken", |name| check(name, rings::both_threads_are_woken)),

@@ -763,6 +763,31 @@ fn a_source_that_writes_may_cancel_at_every_point() {
     }
 }
 
+/// Of a chunk that takes more work requests than lanes have room for, some are posted, some wait.
+#[test]
+fn what_is_half_posted_may_be_withdrawn() {
+    for kind in WRITTEN {
+        for points in 0..60 {
+            let mut rig = Rig::with_layouts(kind, layer_major(1), page_major(16));
+            let handoff = rig.begin(SESSION, 1, 64);
+            rig.chunk(&handoff, 0..64);
+            run_on(&mut rig, points);
+            assert_ne!(rig.states(&handoff)[1], State::Success, "{kind:?}: room for all of it");
+            assert!(rig.fail(&handoff, At::Source, Cause::Deadline));
+            rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
+            rig.reuse_source(&handoff);
+            rig.fail(&handoff, At::Destination, Cause::Deadline);
+            rig.until("the destination's lease ends", |rig| rig.holds_no_lease(&handoff));
+            rig.reuse(&handoff);
+            for _ in 0..7 {
+                rig.turn();
+            }
+            rig.release(&handoff);
+            next_room_works(&mut rig, SESSION);
+        }
+    }
+}
+
 fn run_on(rig: &mut Rig, points: usize) {
     for _ in 0..points {
         rig.point();

@@ -2,12 +2,14 @@
 //!
 //! One thread plans, fills chains, rings doorbells, takes completions and gives their room back, against a provider
 //! that writes a 64-byte entry for each work request, as a NIC's does, and completes at once. Beside it, in turn, the
-//! leaf alone: the same chains filled from a list made before. Layer-major on both sides with pages in no order, so
+//! same split: this thread posts, another one reaps, as `post-n` and `poll-n` do; and the leaf alone: the same chains
+//! filled from a list made before. Layer-major on both sides with pages in no order, so
 //! that each page of each buffer is a work request: 56 buffers of 2 KiB a page, 1024 pages. Medians over repeats.
 
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::kv::region::Region;
+use baton::stdx::bell::Bell;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::event::WaitSet;
 use baton::sys::verbs::provider::{Fabric, Pace};
@@ -19,10 +21,13 @@ use baton::transfer::command::{SessionId, Target};
 use baton::transfer::copiers::Copiers;
 use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
-use baton::transfer::transport::rdma::{Nic, Rails, RdmaOffer, RdmaSource, Settings};
+use baton::transfer::transport::rdma::{Nic, Poller, Poster, Rails, RdmaOffer, RdmaSource, Settings, Split};
 use baton::transfer::transport::{Memory, Post, SourceHalf};
+use baton::transfer::waiter::Turns;
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
 
 #[global_allocator]
 static ALLOCATOR: SealingAllocator = SealingAllocator;
@@ -36,19 +41,53 @@ const CHAIN: usize = 64;
 
 fn main() {
     let requests = f64::from(PAGES * LAYERS * 2);
-    let (fabric, mut session, memory) = session();
-    fabric.set_pace(Pace::Discarded);
+    let mut fused = Session::new(false);
+    let mut split = Session::new(true);
+    // 0: the poller sleeps; 1: it is to reap; 2: it does; 3: it is to end.
+    let state = Arc::new(AtomicU8::new(0));
+    let poller = split.poller.take().map(|mut poller| {
+        let state = state.clone();
+        thread::spawn(move || {
+            let _seal = seal_thread();
+            loop {
+                match state.load(Ordering::Acquire) {
+                    0 => thread::park(),
+                    1 => state.store(2, Ordering::Release),
+                    2 => drop(poller.step()),
+                    _ => break,
+                }
+            }
+        })
+    });
+    let wake = |now: u8| {
+        state.store(now, Ordering::Release);
+        poller.iter().for_each(|poller| poller.thread().unpark());
+    };
     let (bare_fabric, mut bare) = Bare::new();
     bare_fabric.set_pace(Pace::Discarded);
     let (mut whole, mut leaf) = (Vec::new(), Vec::new());
+    let (mut apart, mut posting) = (Vec::new(), Vec::new());
     for _ in 0..REPEATS {
-        whole.push(hand_over(&mut session, &memory) / requests);
+        whole.push(fused.hand_over().0 / requests);
+        wake(1);
+        while state.load(Ordering::Acquire) != 2 {}
+        let (all, posted) = split.hand_over();
+        wake(0);
+        apart.push(all / requests);
+        posting.push(posted / requests);
         leaf.push(bare.run() / requests);
     }
+    wake(3);
+    poller.map(JoinHandle::join);
     assert_eq!(violations(), 0, "the hot path allocates");
     let ratio = median(whole.iter().zip(&leaf).map(|(whole, leaf)| whole / leaf).collect());
-    println!("{requests} work requests, {} doorbells", memory.tally.counts().doorbells / REPEATS as u64);
+    println!(
+        "{requests} work requests, {} doorbells",
+        fused.memory.tally.counts().doorbells / REPEATS as u64
+    );
     println!("plan, post, reap   {:6.1} ns a work request", median(whole));
+    println!("split, all of it   {:6.1} ns a work request", median(apart));
+    println!("split, the poster  {:6.1} ns a work request", median(posting));
     println!("the leaf alone     {:6.1} ns a work request, ratio {ratio:.2}", median(leaf));
 }
 
@@ -73,36 +112,57 @@ fn pages(factor: u32) -> Vec<PageId> {
     (0..PAGES).map(|index| PageId(index * factor % PAGES)).collect()
 }
 
-fn session() -> (Fabric, RdmaSource, Memory) {
-    let fabric = Fabric::new();
-    let nic = || [Nic { device: fabric.device(), route: fabric.route(), number: 0, chosen: String::new() }];
-    let (source, destination) = (memory(1), memory(1));
-    let settings = Settings::default();
-    let rails =
-        |memory: &Memory| Arc::new(Rails::new(&nic(), memory, 1, PAGES as usize, settings).expect("NICs"));
-    let (from, to) = (rails(&source), rails(&destination));
-    let (offer, wait) = (RdmaOffer::new(&to, || 1).expect("queue pairs"), WaitSet::new().expect("epoll"));
-    let template = Template::new(&source.layout, &destination.layout).expect("they fit");
-    let (half, _) = RdmaSource::new(&from, &offer.grant(), template, &wait, || 2).expect("queue pairs");
-    source.lists.store(SLOT, &pages(401));
-    from.targets.store(SLOT, &pages(613));
-    // It stays: the provider looks nothing up once all is discarded.
-    std::mem::forget((offer, destination));
-    (fabric, half, source)
+/// A source's half, and its poster and poller where the mover is not both.
+struct Session {
+    half: RdmaSource,
+    memory: Memory,
+    poster: Option<Poster>,
+    poller: Option<Poller>,
 }
 
-/// Nanoseconds from the post to the last completion taken.
-fn hand_over(half: &mut RdmaSource, memory: &Memory) -> f64 {
-    let target = Target { session: SessionId(0), slot: SLOT, generation: Generation(1), room: Room(1) };
-    let post = Post { slot: SLOT, target, tokens: 0..PAGES, last: None };
-    let _seal = seal_thread();
-    let begun = Instant::now();
-    half.post(memory, &post).expect("there is room");
-    let mut over = false;
-    while !over {
-        half.step(memory, &mut |_| over = true).expect("nothing fails");
+impl Session {
+    fn new(split: bool) -> Session {
+        let fabric = Fabric::new();
+        let nic =
+            || [Nic { device: fabric.device(), route: fabric.route(), number: 0, chosen: String::new() }];
+        let (source, destination) = (memory(1), memory(1));
+        let settings = Settings::default();
+        let rails = |memory: &Memory| Rails::new(&nic(), memory, 1, PAGES as usize, settings).expect("NICs");
+        let (mut from, to) = (rails(&source), Arc::new(rails(&destination)));
+        let bell = Arc::new(Bell::new(|| ()));
+        let threads = if split { from.split(&bell, true).expect("descriptors").pop() } else { None };
+        let (poster, poller) = threads.map(|made: Split| (made.poster.0, made.poller.0)).unzip();
+        let (offer, wait) = (RdmaOffer::new(&to, || 1).expect("queue pairs"), WaitSet::new().expect("epoll"));
+        let template = Template::new(&source.layout, &destination.layout).expect("they fit");
+        let from = Arc::new(from);
+        let (half, _) = RdmaSource::new(&from, &offer.grant(), template, &wait, || 2).expect("queue pairs");
+        source.lists.store(SLOT, &pages(401));
+        from.targets.store(SLOT, &pages(613));
+        fabric.set_pace(Pace::Discarded);
+        // It stays: the provider looks nothing up once all is discarded.
+        std::mem::forget((offer, destination, fabric));
+        Session { half, memory: source, poster, poller }
     }
-    begun.elapsed().as_nanos() as f64
+
+    /// Nanoseconds from the post to the last completion taken; and those of them that a poster posted for.
+    fn hand_over(&mut self) -> (f64, f64) {
+        let target = Target { session: SessionId(0), slot: SLOT, generation: Generation(1), room: Room(1) };
+        let post = Post { slot: SLOT, target, tokens: 0..PAGES, last: None };
+        let _seal = seal_thread();
+        let begun = Instant::now();
+        self.half.post(&self.memory, &post).expect("there is room");
+        let (mut over, mut posting) = (false, Duration::ZERO);
+        while !over {
+            if let Some(poster) = &mut self.poster {
+                let turned = Instant::now();
+                if poster.step() {
+                    posting += turned.elapsed();
+                }
+            }
+            self.half.step(&self.memory, &mut |_| over = true).expect("nothing fails");
+        }
+        (begun.elapsed().as_nanos() as f64, posting.as_nanos() as f64)
+    }
 }
 
 /// The verbs leaf without plan, slots and lanes.
@@ -148,7 +208,7 @@ impl Bare {
                 let piece = Piece { registration: 0, offset, len: ITEM };
                 self.chain.write(0, &[piece], Remote { address: 1 << 40 | to, key: 7 }, Marks::default());
             }
-            self.chain.signal_last();
+            self.chain.signal_last(0);
             self.pair.post(&mut self.chain).expect("there is room");
             while self.completions.poll(&mut self.taken).expect("nothing fails") == 0 {}
         }

@@ -29,6 +29,7 @@ use baton::transfer::pages::PageLists;
 use baton::transfer::rings::{Bells, Rings};
 use baton::transfer::status::{State, StatusTable};
 use baton::transfer::transport::Memory;
+use baton::transfer::waiter::Turns;
 use baton::wire::message::{Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
 use std::sync::Arc;

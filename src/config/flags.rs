@@ -3,7 +3,7 @@
 //! Ranges of single values are checked here, by clap; what depends on several is `resolve`'s.
 //! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
 
-use super::resolved::{KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
+use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
 use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host};
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
@@ -145,6 +145,9 @@ pub struct TransferBenchFlags {
     /// Have no thread park: each process turns all of its work in one that spins
     #[arg(long)]
     pub busy_poll: bool,
+    /// Who posts and reaps what goes over rdma: the source's mover (fused), or two threads for each NIC (split)
+    #[arg(long, value_enum, default_value_t, conflicts_with = "busy_poll")]
+    pub data_threads: DataThreads,
     /// One JSON object a row instead of a table
     #[arg(long)]
     pub json: bool,
@@ -286,6 +289,10 @@ pub(super) struct CoreFlags {
     /// Spin for a moment before sleeping when idle, also where threads outnumber cores
     #[arg(long)]
     pub(super) busy_poll: bool,
+    /// Who posts and reaps what a prefill worker writes over rdma; fused: the thread that moves all KV; split: two
+    /// threads for each NIC
+    #[arg(long, value_enum, default_value_t)]
+    pub(super) data_threads: DataThreads,
 }
 
 #[derive(Args, Debug)]

@@ -176,7 +176,13 @@ impl Resolver<'_> {
             self.warnings
                 .push(format!("--threads {threads}: only {usable} can run at once here; more are slower"));
         }
-        Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll: flags.busy_poll })
+        Ok(CoreConfig {
+            cpus,
+            cpus_are_chosen,
+            threads,
+            busy_poll: flags.busy_poll,
+            data_threads: flags.data_threads,
+        })
     }
 
     fn handoff(

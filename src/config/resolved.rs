@@ -5,7 +5,7 @@
 use super::secret::Secret;
 use super::values::{ByteSize, Cidr, WorkerUrl};
 use clap::ValueEnum;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -180,6 +180,8 @@ pub struct CoreConfig {
     pub threads: usize,
     /// Whether idle loops spin for a moment before they sleep, also where threads outnumber cores.
     pub busy_poll: bool,
+    /// Who posts and reaps over rdma.
+    pub data_threads: DataThreads,
 }
 
 /// The workers of `baton serve`.
@@ -256,6 +258,17 @@ pub enum KvDtype {
     F16,
     /// bfloat16.
     Bf16,
+}
+
+/// Who posts and reaps what a source writes over rdma.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DataThreads {
+    /// The mover.
+    #[default]
+    Fused,
+    /// Two threads for each NIC.
+    Split,
 }
 
 /// How KV moves from a prefill worker to a decode worker.

@@ -44,6 +44,10 @@ pub struct Loaded {
     pub spin: bool,
     /// Threads that copy what comes to decode workers over shm, the mover among them.
     pub copy_lanes: usize,
+    /// Whether NICs have threads of their own that post and reap.
+    pub split: bool,
+    /// CPUs that threads of NICs may be pinned to: those that no compute thread is, but for the mover's and `ctl`'s.
+    pub data_cpus: Vec<usize>,
 }
 
 impl Loaded {
@@ -114,6 +118,8 @@ impl Loaded {
         let usable = worker.cores.cpus.len().min(parallelism);
         let copy_lanes = if usable >= worker.cores.threads + 3 { 2 } else { 1 };
         let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
+        let free = worker.cores.cpus.get(worker.cores.threads + 2..).filter(|_| pinned);
+        let data_cpus = free.unwrap_or_default().to_vec();
         Ok(Loaded {
             files,
             forward,
@@ -127,6 +133,8 @@ impl Loaded {
             nics: Vec::new(),
             spin,
             copy_lanes,
+            split: worker.cores.data_threads == resolved::DataThreads::Split,
+            data_cpus,
         })
     }
 

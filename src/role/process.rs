@@ -36,14 +36,15 @@ use crate::sys::event::WaitSet;
 use crate::transfer::copiers::Copiers;
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::source::SourceManager;
+use crate::transfer::mover::Mover;
 use crate::transfer::mover::destination::DestinationMover;
 use crate::transfer::mover::source::SourceMover;
-use crate::transfer::mover::{Mover, Waiter};
 use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{Rails, Settings};
+use crate::transfer::transport::rdma::{DataThreads, Rails, Settings, cores_near};
+use crate::transfer::waiter::Waiter;
 use crate::wire::message::Transport;
 use crossbeam_channel as channel;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +63,9 @@ pub struct Process {
     workers: Vec<Box<dyn SchedWorker>>,
     mover: Mover,
     waiter: Waiter,
+    data: DataThreads,
+    /// Not yet given to any of them.
+    data_cpus: Vec<usize>,
     engine_commands: (channel::Sender<Command>, channel::Receiver<Command>),
     engine_bell: Arc<Bell>,
     engine_thread: Arc<OnceLock<Thread>>,
@@ -88,6 +92,8 @@ impl Process {
             workers: Vec::new(),
             mover: Mover { sources: Vec::new(), destinations: Vec::new() },
             waiter,
+            data: DataThreads::default(),
+            data_cpus: loaded.data_cpus.clone(),
             engine_commands: channel::bounded(loaded.slots * 4 + 64),
             engine_bell,
             engine_thread,
@@ -123,7 +129,7 @@ impl Process {
     }
 
     /// Its memory on the NICs. Without, the worker goes on where other transports are offered, too.
-    fn rails(&self, loaded: &Loaded, memory: &Memory) -> Result<Option<Arc<Rails>>, RoleError> {
+    fn rails(&self, loaded: &Loaded, memory: &Memory) -> Result<Option<Rails>, RoleError> {
         if loaded.nics.is_empty() {
             return Ok(None);
         }
@@ -133,7 +139,7 @@ impl Process {
                 for why in &rails.refused {
                     event!(Warn, "ctl", "a NIC is not used: KV memory cannot be registered", why = why);
                 }
-                Ok(Some(Arc::new(rails)))
+                Ok(Some(rails))
             }
             Err(error) if loaded.transports == [Transport::Rdma] => {
                 Err(RoleError::Io("cannot register KV memory with the NIC", error))
@@ -143,6 +149,17 @@ impl Process {
                 Ok(None)
             }
         }
+    }
+
+    /// Starts what posts and reaps on a source's NICs, near them where CPUs are left.
+    fn split(&mut self, rails: &mut Rails, spin: bool) -> std::io::Result<()> {
+        for split in rails.split(&self.waiter.bell, spin)? {
+            let near = cores_near(&split.nic, &self.data_cpus);
+            let cpus = near.first_chunk::<2>().copied();
+            self.data_cpus.retain(|cpu| cpus.is_none_or(|taken| !taken.contains(cpu)));
+            self.data.start(split, cpus)?;
+        }
+        Ok(())
     }
 
     fn rings<C>(&self, status: &Arc<StatusTable>, memory: &Memory) -> Rings<C> {
@@ -173,7 +190,11 @@ impl Process {
     /// A prefill worker.
     pub fn add_prefill(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
-        worker.rails = self.rails(loaded, &memory)?;
+        let mut rails = self.rails(loaded, &memory)?;
+        if let Some(rails) = rails.as_mut().filter(|_| loaded.split) {
+            self.split(rails, loaded.spin).map_err(|error| RoleError::Io("cannot start a thread", error))?;
+        }
+        worker.rails = rails.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.sources.push(SourceMover::new(links, memory.clone(), SESSIONS_MAX, right));
@@ -195,7 +216,7 @@ impl Process {
         let (id, mut memory, status, mut worker) = self.worker(loaded)?;
         memory.copiers = Copiers::new(loaded.copy_lanes)
             .map_err(|error| RoleError::Io("cannot start a thread that copies", error))?;
-        worker.rails = self.rails(loaded, &memory)?;
+        worker.rails = self.rails(loaded, &memory)?.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.destinations.push(DestinationMover::new(links, memory.clone(), SESSIONS_MAX, right));
@@ -250,11 +271,11 @@ impl Process {
         let mover_bell = self.waiter.bell.clone();
         let wait = self.waiter.set.clone();
         {
-            let (mover, waiter, stop) = (self.mover, self.waiter, stop.clone());
+            let (mut mover, waiter, stop) = (self.mover, self.waiter, stop.clone());
             threads.push(
                 thread::Builder::new()
                     .name("move-0".into())
-                    .spawn(move || mover.run(&waiter, &stop))
+                    .spawn(move || waiter.run(&mut mover, &stop))
                     .map_err(io)?,
             );
         }
@@ -284,7 +305,8 @@ impl Process {
             Instant::now(),
         )
         .map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
-        Ok(Running { service, stop, bells: vec![self.engine_bell, mover_bell], wait, threads })
+        let bells = vec![self.engine_bell, mover_bell];
+        Ok(Running { service, stop, bells, wait, threads, _data: self.data })
     }
 }
 
@@ -297,6 +319,8 @@ pub struct Running {
     /// Where the mover parks.
     pub wait: Arc<WaitSet>,
     threads: Vec<JoinHandle<()>>,
+    /// Behind the mover, whose sessions they serve.
+    _data: DataThreads,
 }
 
 impl Running {

@@ -13,3 +13,4 @@ pub mod rings;
 pub mod status;
 pub mod tally;
 pub mod transport;
+pub mod waiter;

@@ -95,7 +95,7 @@ fn several_pieces_become_one_run() {
         let marks = Marks { immediate: (run + 1 == CHAIN).then_some(7), ..Marks::default() };
         chain.write(run as u64, &pieces, peer.at(run * PIECES * 1000), marks);
     }
-    chain.signal_last();
+    chain.signal_last(0);
     node.pair.post(&mut chain).expect("there is room");
     assert_eq!(node.await_sent().outcome, Ok(Ended::Written));
     assert_eq!(peer.await_notice(), Ok(7));
@@ -210,7 +210,7 @@ fn nothing_is_allocated_from_filling_to_completion() {
             let pieces = [piece(i * 4096), piece(i * 2048)];
             chain.write(i as u64, &pieces, to, Marks::default());
         }
-        chain.signal_last();
+        chain.signal_last(0);
         node.pair.post(&mut chain).expect("there is room");
         node.pair.post_receive(round).expect("there is room");
         let completion = node.await_sent();
@@ -232,11 +232,17 @@ fn nothing_is_allocated_from_filling_to_completion() {
 fn kv_is_handed_over_between_two_processes() {
     let arguments =
         ["bench", "transfer", "--case", "small", "--transport", "rdma", "--duration", "0", "--json"];
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_baton")).args(arguments).output().expect("the binary was built");
-    let (said, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{said}{errors}");
-    assert_eq!(said.lines().filter(|row| row.contains("\"verified\":true")).count(), 8, "{said}");
+    for threads in ["fused", "split"] {
+        let mut bench = Command::new(env!("CARGO_BIN_EXE_baton"));
+        let output = bench.args(arguments).args(["--data-threads", threads]).output();
+        let output = output.expect("the binary was built");
+        let (said, errors) =
+            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        assert!(output.status.success(), "{said}{errors}");
+        let verified = said.lines().filter(|row| row.contains("\"verified\":true"));
+        let told = verified.filter(|row| row.contains(&format!("\"data_threads\":\"{threads}\"")));
+        assert_eq!(told.count(), 8, "{said}");
+    }
 }
 
 #[test]

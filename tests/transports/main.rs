@@ -24,7 +24,7 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 const SESSION: SessionId = SessionId(0);
 const OTHER: SessionId = SessionId(1);
 /// Every way for bytes, streams also in small parts.
-const KINDS: [Kind; 12] = [
+const KINDS: [Kind; 15] = [
     Kind::Shm,
     Kind::ShmLanes(2),
     Kind::Tcp(1),
@@ -35,11 +35,17 @@ const KINDS: [Kind; 12] = [
     Kind::Rdma(1),
     Kind::Rdma(3),
     Kind::Rails(3),
+    Kind::Split(1),
+    Kind::Split(3),
+    Kind::Threads(2),
     Kind::Slabs(5000, 2100),
     Kind::Slabs(2048, 1 << 40),
 ];
 /// The ways with a state in between that a step can end in.
 const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
+
+/// Those of sources that write by themselves, posted by the mover or by others.
+const WRITTEN: [Kind; 5] = [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2), Kind::Split(1), Kind::Split(2)];
 
 #[test]
 fn bytes_arrive_whole_for_every_pair_of_layouts() {
@@ -552,7 +558,7 @@ fn a_destination_that_speaks_loses_the_session() {
 /// has looked into the ring and then reads the stream.
 #[test]
 fn a_frame_that_overtakes_its_grant_is_not_lost() {
-    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(1), Kind::Rdma(3)] {
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(1), Kind::Rdma(3), Kind::Split(1)] {
         let mut rig = Rig::new(kind);
         let handoff = rig.begin_overtaken(SESSION, 1, 40);
         rig.until_success(&handoff);
@@ -631,7 +637,7 @@ fn lanes_end_one_by_one_in_the_status_word() {
 /// The one test that seals, as the count is the process's.
 #[test]
 fn movers_neither_allocate_nor_free_while_bytes_move() {
-    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(2), Kind::Rails(2)] {
+    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(2), Kind::Rails(2), Kind::Split(2)] {
         let mut rig = Rig::new(kind);
         for room in 0..20 {
             let handoff = rig.begin(SESSION, room, 40);
@@ -639,6 +645,8 @@ fn movers_neither_allocate_nor_free_while_bytes_move() {
             for _ in 0..30 {
                 let seal = seal_thread();
                 rig.source_mover.step();
+                rig.ways[0].step_posters();
+                rig.ways[0].step_pollers();
                 rig.destination_mover.step();
                 drop(seal);
                 rig.step_ways();
@@ -687,7 +695,7 @@ fn streams_wake_a_parked_mover_and_let_an_idle_one_sleep() {
 /// The destination of a source that writes by itself.
 #[test]
 fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
-    for kind in [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2)] {
+    for kind in WRITTEN {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Destination, Cause::ClientGone);
             rig.step_destination();
@@ -709,9 +717,35 @@ fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
     }
 }
 
+/// With the leases nothing is left that would read the pages, or write to where they went.
+#[test]
+fn queue_pairs_are_gone_when_their_sources_leases_have_ended_at_every_point() {
+    for kind in WRITTEN {
+        at_every_point(kind, |rig, handoff| {
+            rig.close(SESSION, At::Source);
+            rig.step_source();
+            assert!(rig.holds_no_lease(handoff) || !rig.source.leased.contains_key(&handoff.from.0));
+            let rails = rig.ways[0].rails.as_ref().unwrap();
+            for &pair in &rails.pairs {
+                let counts = rails.fabric.counts(pair);
+                assert_eq!((counts.doorbells, counts.requests), (0, 0), "a queue pair is there");
+            }
+            rig.close(SESSION, At::Destination);
+            rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
+            rig.reuse(handoff);
+            rig.reuse_source(handoff);
+            for _ in 0..7 {
+                rig.turn();
+            }
+            rig.release(handoff);
+            rig.open_at(0, kind)
+        });
+    }
+}
+
 #[test]
 fn a_source_that_writes_may_cancel_at_every_point() {
-    for kind in [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2)] {
+    for kind in WRITTEN {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Source, Cause::Deadline);
             rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
@@ -731,6 +765,31 @@ fn a_source_that_writes_may_cancel_at_every_point() {
     }
 }
 
+/// Of a chunk that takes more work requests than lanes have room for, some are posted, some wait.
+#[test]
+fn what_is_half_posted_may_be_withdrawn() {
+    for kind in WRITTEN {
+        for points in 0..60 {
+            let mut rig = Rig::with_layouts(kind, layer_major(1), page_major(16));
+            let handoff = rig.begin(SESSION, 1, 64);
+            rig.chunk(&handoff, 0..64);
+            run_on(&mut rig, points);
+            assert_ne!(rig.states(&handoff)[1], State::Success, "{kind:?}: room for all of it");
+            assert!(rig.fail(&handoff, At::Source, Cause::Deadline));
+            rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
+            rig.reuse_source(&handoff);
+            rig.fail(&handoff, At::Destination, Cause::Deadline);
+            rig.until("the destination's lease ends", |rig| rig.holds_no_lease(&handoff));
+            rig.reuse(&handoff);
+            for _ in 0..7 {
+                rig.turn();
+            }
+            rig.release(&handoff);
+            next_room_works(&mut rig, SESSION);
+        }
+    }
+}
+
 fn run_on(rig: &mut Rig, points: usize) {
     for _ in 0..points {
         rig.point();
@@ -740,7 +799,7 @@ fn run_on(rig: &mut Rig, points: usize) {
 /// Packets are on the wire, no answer comes: only a reset makes sure that they land nowhere.
 #[test]
 fn writes_that_were_held_back_land_nowhere_once_the_session_is_reset() {
-    for kind in [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2)] {
+    for kind in WRITTEN {
         for points in 0..12 {
             let mut rig = Rig::new(kind);
             let handoff = rig.begin(SESSION, 1, 40);
@@ -791,8 +850,8 @@ fn a_fault_ends_its_session_and_a_new_one_works() {
         (Fault::NoAnswer, Cause::Unreachable),
         (Fault::LocalProtection, Cause::Internal),
     ];
-    for (fault, cause) in faults {
-        let kind = Kind::Rdma(2);
+    let kinds = [Kind::Rdma(2), Kind::Split(1), Kind::Threads(1)];
+    for ((fault, cause), kind) in faults.into_iter().flat_map(|fault| kinds.map(|kind| (fault, kind))) {
         let mut rig = Rig::new(kind);
         let handoff = rig.begin(SESSION, 1, 40);
         let beside = rig.begin(SESSION, 2, 40);
@@ -817,7 +876,13 @@ fn a_fault_ends_its_session_and_a_new_one_works() {
 #[test]
 fn a_nic_that_breaks_is_left_out() {
     const NICS: usize = 2;
-    let mut rig = Rig::new(Kind::Rails(NICS));
+    for kind in [Kind::Rails(NICS), Kind::Split(NICS), Kind::Threads(NICS)] {
+        leave_a_nic_out::<NICS>(kind);
+    }
+}
+
+fn leave_a_nic_out<const NICS: usize>(kind: Kind) {
+    let mut rig = Rig::new(kind);
     let lanes = |rig: &Rig| rig.ways[0].rails.as_ref().unwrap().pairs.len();
     let mut broken = 0;
     while lanes(&rig) == 2 * NICS {
@@ -865,8 +930,9 @@ fn a_nic_that_takes_the_pool_in_too_small_regions_only_is_left_out() {
 /// Another session over the same NICs.
 fn reopen(rig: &mut Rig) {
     rig.reports.clear();
-    let Some(way::Rails { nics, fabric, .. }) = rig.ways[0].rails.take() else { return };
+    let Some(way::Rails { nics, fabric, posters, .. }) = rig.ways[0].rails.take() else { return };
     rig.ways[0] = Way::rdma(rig, SESSION, way::template(rig), &nics, fabric);
+    rig.ways[0].rails.as_mut().unwrap().posters = posters;
 }
 
 /// Both sides know why: the source by its completion, the destination by what its NIC does to its queue pairs.

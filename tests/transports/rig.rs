@@ -224,14 +224,21 @@ impl Rig {
         }
     }
 
-    /// A third of a turn: the source's mover, the network, the destination's mover.
+    /// Part of a turn: the source's mover, its posters, the network, its pollers, the destination's mover.
     pub fn point(&mut self) -> bool {
         self.points += 1;
-        match self.points % 3 {
+        match self.points % self.turn_points() {
             1 => self.step_source(),
             2 => self.step_ways(),
+            3 => self.ways.iter_mut().fold(false, |moved, way| moved | way.step_pollers()),
+            4 => self.ways.iter_mut().fold(false, |moved, way| moved | way.step_posters()),
             _ => self.step_destination(),
         }
+    }
+
+    /// Posters and pollers may be the source's mover's own.
+    fn turn_points(&self) -> usize {
+        if self.ways.iter().any(Way::is_split) { 5 } else { 3 }
     }
 
     pub fn step_ways(&mut self) -> bool {
@@ -239,7 +246,7 @@ impl Rig {
     }
 
     pub fn turn(&mut self) -> bool {
-        (0..3).fold(false, |moved, _| moved | self.point())
+        (0..self.turn_points()).fold(false, |moved, _| moved | self.point())
     }
 
     pub fn step_source(&mut self) -> bool {

@@ -3,6 +3,7 @@
 
 use crate::rig::{Rig, SLOTS};
 use baton::ids::SessionGeneration;
+use baton::stdx::bell::Bell;
 use baton::sys::event::EventCounter;
 use baton::sys::verbs::provider::Fabric;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
@@ -10,10 +11,13 @@ use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
 use baton::transfer::transport::fake::Fake;
 use baton::transfer::transport::faulty::Faulty;
-use baton::transfer::transport::rdma::{Nic, Rails as Nics, RdmaOffer, RdmaSource, Settings};
+use baton::transfer::transport::rdma::{
+    DataThreads, Nic, Rails as Nics, RdmaOffer, RdmaSource, Settings, Split,
+};
 use baton::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use baton::transfer::transport::tcp::{FRAME_MAX, Preamble, TcpDestination, TcpSource};
 use baton::transfer::transport::{Arrival, DestinationHalf, Memory, SourceHalf};
+use baton::transfer::waiter::Turns;
 use baton::wire::message::Token;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -36,6 +40,10 @@ pub enum Kind {
     Rdma(usize),
     /// So many NICs on each side, with two lanes each.
     Rails(usize),
+    /// So many NICs on each side, with two lanes each; at the source each has a poster and a poller, which are stepped.
+    Split(usize),
+    /// The same with threads that run.
+    Threads(usize),
     /// Two NICs on each side, which take regions of so many bytes at the source and at the destination.
     Slabs(u64, u64),
     /// Queue pairs whose source was told of memory that is not the destination's.
@@ -46,7 +54,8 @@ pub enum Kind {
 impl Kind {
     /// The source writes by itself.
     pub fn is_rdma(self) -> bool {
-        matches!(self, Kind::Rdma(_) | Kind::Rails(_) | Kind::Slabs(..) | Kind::Astray)
+        use Kind::*;
+        matches!(self, Rdma(_) | Rails(_) | Split(_) | Threads(_) | Slabs(..) | Astray)
     }
 }
 
@@ -66,7 +75,15 @@ pub struct Rails {
     pub nics: [Arc<Nics>; 2],
     /// Where the source is told of the destination's pages.
     pub targets: Arc<PageLists>,
+    pub posters: Posters,
     next: usize,
+}
+
+/// Who posts and reaps at the source, where that is not its mover.
+#[derive(Default)]
+pub struct Posters {
+    pub stepped: Vec<Split>,
+    pub running: DataThreads,
 }
 
 pub struct Relay {
@@ -96,6 +113,18 @@ impl Way {
             Kind::Rdma(lanes) => {
                 let (nics, fabric) = nics(rig, 1, lanes);
                 Way::rdma(rig, session, template, &nics, fabric)
+            }
+            Kind::Split(count) | Kind::Threads(count) => {
+                let (mut nics, fabric) = nics(rig, count, 2);
+                let source = Arc::get_mut(&mut nics[0]).unwrap();
+                let stepped = source.split(&Arc::new(Bell::new(|| ())), false).unwrap();
+                let mut posters = Posters { stepped, running: DataThreads::default() };
+                if let Kind::Threads(_) = kind {
+                    posters.stepped.drain(..).for_each(|split| posters.running.start(split, None).unwrap());
+                }
+                let mut way = Way::rdma(rig, session, template, &nics, fabric);
+                way.rails.as_mut().unwrap().posters = posters;
+                way
             }
             Kind::Slabs(from, to) => {
                 let (nics, fabric) = nics_of(rig, 2, 2, [from, to]);
@@ -159,7 +188,8 @@ impl Way {
         open_source(rig, session, source);
         open_destination(rig, session, destination);
         let pairs = told.rails().flat_map(|(_, names)| names).map(|name| name.number).collect();
-        let rails = Some(Rails { fabric, pairs, nics: nics.clone(), targets: from.targets.clone(), next: 0 });
+        let (targets, posters) = (from.targets.clone(), Posters::default());
+        let rails = Some(Rails { fabric, pairs, nics: nics.clone(), targets, posters, next: 0 });
         Way { rails, ..Way::default() }
     }
 
@@ -204,6 +234,21 @@ impl Way {
     pub fn step(&mut self) -> bool {
         let moved = self.relays.iter_mut().fold(false, |moved, relay| moved | relay.step());
         moved | self.rails.as_mut().is_some_and(Rails::step)
+    }
+
+    /// Whether there are posters to step.
+    pub fn is_split(&self) -> bool {
+        self.rails.as_ref().is_some_and(|rails| !rails.posters.stepped.is_empty())
+    }
+
+    pub fn step_posters(&mut self) -> bool {
+        let splits = self.rails.iter_mut().flat_map(|rails| &mut rails.posters.stepped);
+        splits.fold(false, |moved, split| moved | split.poster.0.step())
+    }
+
+    pub fn step_pollers(&mut self) -> bool {
+        let splits = self.rails.iter_mut().flat_map(|rails| &mut rails.posters.stepped);
+        splits.fold(false, |moved, split| moved | split.poller.0.step())
     }
 
     pub fn hold(&mut self, hold: bool) {

@@ -5,6 +5,8 @@
  * both sides at any time, or on one beside a fault. A fault (FAULTS) is a link that is cut, queue pairs that fail on either side, or an answer
  * that is overdue; a new session follows. Each thread's steps are options of its process; others may come between any
  * two of them. A room's number serves as its slots' generation too, a link's as its session's.
+ * What the source's poster does is in steps of its own, which may be long after the mover has told it; where the mover
+ * posts itself they follow at once, as one of the orders.
  *
  * Holds, whatever the order:
  *   bytes land only in pages leased to their room        every landing asserts it
@@ -24,8 +26,11 @@
  *   NO_FRESH_PAIRS        the next session has others                                 RdmaOffer::new
  *   NO_WITHDRAWN_TO_ASK   quiet is said once the mover has withdrawn the slot         Rooms::abort
  *   NO_DRAINING           ... also of a request that is over before that              Rooms::leave
- *   NO_QUEUE_DROPPED      what is queued goes nowhere once Cancel is taken            RdmaSource::withdraw
- *   NO_COMPLETIONS_FIRST  withdrawn is said after the last completion                 RdmaSource::reap
+ *   NO_QUEUE_DROPPED      what is queued goes nowhere once Cancel is taken            Posting::withdraw
+ *   NO_POSTER_COUNTED     a slot is not over while its poster may still post of it    Flight::leave
+ *   NO_JOBS_IN_ORDER      a Cancel comes to the poster before the slot's next post    Seat::tell
+ *   NO_POSTER_EMPTIED     a session's end takes from the poster what it could post    Seat::drop
+ *   NO_COMPLETIONS_FIRST  withdrawn is said after the last completion                 Flight::reap
  *   NO_HELD_TO_COMPLETION the source's lease ends after it too                        SourceMover::complete
  *   NO_CLOSE_ENDS         ... or with the session                                     SourceMover::close
  *   NO_BEGIN_COMPARED     Begin of a slot marked Failed ends its lease                SourceMover::begin
@@ -92,6 +97,7 @@ chan s_ring = [6] of { mtype, byte };
 chan s_reports = [6] of { mtype, byte };
 /* Mover. */
 byte sm_session = 1, sm_room; bit sm_cancelled, sm_complete;
+byte sp_cancel;                             /* in the poster's ring: a Cancel of this room */
 /* By room and lane. A write is queued in the mover, posted, on its way, landed, or gone; then it is completed. */
 #define QUEUED 1
 #define POSTED 2
@@ -458,13 +464,17 @@ inline sm_withdrawn(x) { s_reports!WITHDRAWN,x; sm_end() }
 /* What has not left never does; what has may land still. */
 inline flush(x, l) {
     if
+#ifdef NO_POSTER_EMPTIED
+    :: write[at(x, l)] != FLIES && write[at(x, l)] != QUEUED -> write[at(x, l)] = 0
+#else
     :: write[at(x, l)] != FLIES -> write[at(x, l)] = 0
+#endif
     :: else
     fi
 }
 
 inline sm_close() {
-    sm_session = 0;
+    sm_session = 0; sp_cancel = 0;
     flush(A, 0); flush(A, 1); flush(B, 0); flush(B, 1);
     if
     :: sm_room -> if :: open(s_state) -> s_state = FAILED :: else fi;
@@ -478,7 +488,11 @@ inline sm_close() {
 inline complete(x, l) {
     write[at(x, l)] = 0;
     if
+#ifdef NO_POSTER_COUNTED
+    :: sm_room == x && clean(x) ->
+#else
     :: sm_room == x && clean(x) && !write[at(x, 1 - l)] ->
+#endif
         if
         :: sm_cancelled -> sm_withdrawn(x)
         :: !sm_cancelled && sm_complete -> sm_end(); if :: open(s_state) -> s_state = SUCCESS :: else fi
@@ -535,18 +549,24 @@ end:
             fi
         :: kind == CANCEL && sm_room != r -> s_reports!WITHDRAWN,r
         :: kind == CANCEL && sm_room == r -> sm_cancelled = 1;
-#ifndef NO_QUEUE_DROPPED
-            drop_queued(r, 0); drop_queued(r, 1);
-#endif
             if
-            :: clean(r) -> sm_withdrawn(r)
-            :: else ->
+            :: !write[at(r, 0)] && !write[at(r, 1)] -> sm_withdrawn(r)
+            :: else -> sp_cancel = r;
 #ifdef NO_HELD_TO_COMPLETION
                 sm_end()
 #endif
             fi
         :: else
         fi }
+    /* The poster takes Cancel. */
+    :: d_step { sp_cancel -> r = sp_cancel; sp_cancel = 0;
+#ifndef NO_QUEUE_DROPPED
+        drop_queued(r, 0); drop_queued(r, 1);
+#endif
+#ifdef NO_JOBS_IN_ORDER
+        if :: sm_room == B -> drop_queued(B, 0); drop_queued(B, 1) :: else fi;
+#endif
+        if :: sm_room == r && sm_cancelled && clean(r) -> sm_withdrawn(r) :: else fi }
     /* What is queued is posted as there is room. */
     :: d_step { write[at(A, 0)] == QUEUED -> write[at(A, 0)] = POSTED }
     :: d_step { write[at(A, 1)] == QUEUED -> write[at(A, 1)] = POSTED }
@@ -574,7 +594,11 @@ end:
     :: d_step { write[at(A, 0)] == FLIES -> land(A, 0) }
     :: d_step { write[at(A, 1)] == FLIES -> land(A, 1) }
     /* B's, which follow nobody's, at once. */
+#ifdef NO_JOBS_IN_ORDER
     :: d_step { write[at(B, 0)] == QUEUED -> depart(B, 0); land(B, 0); depart(B, 1); land(B, 1) }
+#else
+    :: d_step { write[at(B, 0)] == QUEUED && !sp_cancel -> depart(B, 0); land(B, 0); depart(B, 1); land(B, 1) }
+#endif
     od
 }
 

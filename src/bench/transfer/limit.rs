@@ -354,7 +354,7 @@ impl VerbsLane {
                 self.chain.write(0, pieces, to, Marks { immediate: last.then_some(0), ..Marks::default() });
                 self.at = if last { OVER } else { self.at + len };
             }
-            self.chain.signal_last();
+            self.chain.signal_last(0);
             let posted = self.pair.post(&mut self.chain);
             posted.map_err(|refused| io::Error::from_raw_os_error(refused.error))?;
             self.room -= self.chain.len() as u32;

@@ -112,6 +112,7 @@ impl Plan {
                         },
                         pieces: flags.pieces.unwrap_or(Settings::default().pieces),
                         busy_poll: flags.busy_poll,
+                        data_threads: flags.data_threads,
                     };
                     let ranks = row.ranks();
                     row.check().map_err(|error| value("--src-tp, --dst-tp", ranks, error.0))?;

@@ -1,6 +1,7 @@
 //! Figures of rows, as a table for people and as JSON for programs.
 
 use super::talk::Row;
+use crate::config::resolved::DataThreads;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::fmt;
@@ -59,6 +60,7 @@ struct Line<'a> {
     lanes: u16,
     pieces: u32,
     busy_poll: bool,
+    data_threads: DataThreads,
     bytes: u64,
     runs: u64,
     p50_us: f64,
@@ -115,6 +117,7 @@ impl Figures {
             lanes: row.lanes,
             pieces: row.pieces,
             busy_poll: row.busy_poll,
+            data_threads: row.data_threads,
             bytes: row.moved().bytes(),
             runs: self.runs(),
             p50_us: rounded(self.p50()),
@@ -208,6 +211,7 @@ mod tests {
             lanes: 1,
             pieces: 16,
             busy_poll: true,
+            data_threads: DataThreads::Fused,
         };
         let mut samples = Samples::new();
         for (ours, bare) in [(3000, 2000), (5000, 2500), (4000, 1000)] {
@@ -220,6 +224,7 @@ mod tests {
             assert!((line[field].as_f64().unwrap() / value - 1.0).abs() < 2e-3, "{field}: {line}");
         };
         assert_eq!(line["case"], "tiny-2k");
+        assert_eq!(line["data_threads"], "fused");
         assert_eq!(line["runs"], 3);
         close("p50_us", 4.0);
         close("p99_us", 5.0);

@@ -6,6 +6,7 @@
 use super::case::End;
 use super::talk::{Row, Say, Talk};
 use crate::cause::Cause;
+use crate::config::resolved;
 use crate::front::directory::Directory;
 use crate::front::handoff::{Handoff, Member, Offer, Role, Source, prompt_of, random};
 use crate::front::lanes::Lanes;
@@ -29,14 +30,15 @@ use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::identity::Identity;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::SourceManager;
+use crate::transfer::mover::Mover;
 use crate::transfer::mover::destination::DestinationMover;
 use crate::transfer::mover::source::SourceMover;
-use crate::transfer::mover::{Mover, Waiter};
 use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::{Status, StatusTable};
 use crate::transfer::transport::Memory;
-use crate::transfer::transport::rdma::{Nic, Rails, Settings};
+use crate::transfer::transport::rdma::{DataThreads, Nic, Rails, Settings};
+use crate::transfer::waiter::{Turns, Waiter};
 use crate::wire::message::{self as wire, Fingerprint, Transport};
 use crossbeam_channel as channel;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -75,6 +77,8 @@ pub struct Side<C> {
     handoff: Handoff,
     bell: Arc<Bell>,
     mover: Turning,
+    /// Behind the mover, whose sessions they serve.
+    _data: DataThreads,
     next_tick: Instant,
 }
 
@@ -93,6 +97,7 @@ struct Parts {
     talk: Talk,
     bell: Arc<Bell>,
     waiter: Waiter,
+    data: DataThreads,
     transport: Transport,
     engine: (channel::Sender<Command>, channel::Receiver<Command>),
 }
@@ -141,6 +146,7 @@ impl Parts {
             talk,
             bell: Arc::new(Bell::new(move || waker.wake())),
             waiter: Waiter::new(true).map_err(text)?,
+            data: DataThreads::default(),
             transport,
             engine: channel::bounded(64),
         })
@@ -170,14 +176,20 @@ impl Parts {
         }
     }
 
-    fn worker(&self, row: &Row) -> Result<Worker, String> {
+    fn worker(&mut self, row: &Row, end: End) -> Result<Worker, String> {
         let ring = Ring::new(self.engine.0.clone(), self.bell.clone());
         let mut worker = Worker::new(WORKER, ring, self.status.clone(), self.memory.clone());
         if self.transport == Transport::Rdma {
             let settings = Settings { lanes: row.lanes.into(), pieces: row.pieces, ..Settings::default() };
             let context = row.case.tokens() as usize;
             let rails = Rails::new(&Nic::choose(&[], &[])?, &self.memory, SLOTS, context, settings);
-            worker.rails = Some(Arc::new(rails.map_err(|error| format!("registering the pool: {error}"))?));
+            let mut rails = rails.map_err(|error| format!("registering the pool: {error}"))?;
+            if (row.data_threads, end) == (resolved::DataThreads::Split, End::Source) {
+                for split in rails.split(&self.waiter.bell, true).map_err(text)? {
+                    self.data.start(split, None).map_err(text)?;
+                }
+            }
+            worker.rails = Some(Arc::new(rails));
         }
         Ok(worker)
     }
@@ -197,7 +209,7 @@ impl Parts {
         data: Option<SocketAddr>,
         peers: Peers,
     ) -> Result<Side<C>, String> {
-        let Parts { memory, reactor, talk, bell, waiter, transport, engine, .. } = self;
+        let Parts { memory, reactor, talk, bell, waiter, data: threads, transport, engine, .. } = self;
         let mut pool = PagePool::new(memory.pages);
         // All pages are in use, so that any may be leased.
         let mut all = Vec::with_capacity(memory.pages as usize);
@@ -224,6 +236,7 @@ impl Parts {
             handoff,
             bell,
             mover,
+            _data: threads,
             next_tick,
         })
     }
@@ -248,7 +261,7 @@ impl Side<SourceCommand> {
             SourceManager::new(parts.identity(), vec![parts.transport], parts.status.clone(), SESSIONS);
         let ring = Ring::new(commands, parts.waiter.bell.clone());
         let role = Role::Prefill { manager: Box::new(manager), mover: ring };
-        let member = Member { worker: parts.worker(row)?, role, reports: Some(reports) };
+        let member = Member { worker: parts.worker(row, End::Source)?, role, reports: Some(reports) };
         let lanes = Lanes::new(None, parts.waiter.set.clone());
         let own = identity(wire::Role::Prefill);
         let peers = Peers::new(own, Some(control), Directory::closed(), passing, lanes, STILL);
@@ -274,7 +287,7 @@ impl Side<DestinationCommand> {
         let ring = Ring::new(commands, parts.waiter.bell.clone());
         let doorbell = parts.waiter.doorbell.duplicate().map_err(text)?;
         let role = Role::Decode { manager: Box::new(manager), mover: ring, doorbell };
-        let member = Member { worker: parts.worker(row)?, role, reports: Some(reports) };
+        let member = Member { worker: parts.worker(row, End::Destination)?, role, reports: Some(reports) };
         let (listener, address) = data.unzip();
         let lanes = Lanes::new(listener, parts.waiter.set.clone());
         let directory = Directory::knowing(Source::Remote(control), control);
@@ -460,10 +473,11 @@ impl<C: Cancel> Side<C> {
 }
 
 impl Turning {
-    fn start(mover: Mover, waiter: Waiter) -> std::io::Result<Turning> {
+    fn start(mut mover: Mover, waiter: Waiter) -> std::io::Result<Turning> {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), waiter.bell.clone());
         let told = stop.clone();
-        let thread = thread::Builder::new().name("move-0".into()).spawn(move || mover.run(&waiter, &told))?;
+        let thread =
+            thread::Builder::new().name("move-0".into()).spawn(move || waiter.run(&mut mover, &told))?;
         Ok(Turning::Thread { stop, bell, thread: Some(thread) })
     }
 }

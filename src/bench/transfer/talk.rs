@@ -4,6 +4,7 @@
 use super::case::{Case, CaseError, End, Layouts};
 use super::limit::VerbsEnds;
 use super::survey::Survey;
+use crate::config::resolved::DataThreads;
 use crate::kv::layout::KvLayout;
 use crate::limits::{LANES_MAX, RANKS_MAX};
 use crate::net::{ConnId, Reactor};
@@ -34,6 +35,8 @@ pub struct Row {
     pub pieces: u32,
     /// Nobody parks.
     pub busy_poll: bool,
+    /// Who posts and reaps over rdma.
+    pub data_threads: DataThreads,
 }
 
 impl Row {
@@ -159,6 +162,7 @@ mod tests {
             transport: "shm".into(),
             lanes: 1,
             pieces: 16,
+            data_threads: DataThreads::Fused,
             busy_poll: false,
         };
         assert_eq!(good.check(), Ok(()));

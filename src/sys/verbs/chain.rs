@@ -138,11 +138,13 @@ impl Chain {
         self.filled += 1;
     }
 
-    /// Asks for a completion of the last one added.
+    /// Asks for a completion of the last one added, by this id.
     #[inline]
-    pub fn signal_last(&mut self) {
+    pub fn signal_last(&mut self, id: u64) {
         if let Some(last) = self.filled.checked_sub(1) {
-            self.request(last).send_flags |= abi::SEND_SIGNALED;
+            let request = self.request(last);
+            request.wr_id = id;
+            request.send_flags |= abi::SEND_SIGNALED;
         }
     }
 

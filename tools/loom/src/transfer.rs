@@ -2,6 +2,8 @@
 
 #[path = "../../../src/transfer/command.rs"]
 pub mod command;
+#[path = "../../../src/transfer/transport/rdma/flight.rs"]
+pub mod flight;
 #[path = "../../../src/transfer/handle.rs"]
 pub mod handle;
 #[path = "../../../src/transfer/mover/mod.rs"]
@@ -15,6 +17,8 @@ pub mod rings;
 #[path = "../../../src/transfer/status.rs"]
 pub mod status;
 pub mod transport;
+#[path = "../../../src/transfer/waiter.rs"]
+pub mod waiter;
 
 /// In the place of the product's record, which nobody here looks into.
 pub mod aux {

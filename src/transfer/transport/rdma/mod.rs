@@ -9,15 +9,21 @@
 //! it is not; any fault ends the session, and nothing of one lands once its queue pairs are reset or gone.
 
 mod destination;
+mod flight;
+mod lane;
 mod nic;
+mod posting;
 mod rails;
+mod reaping;
 mod slabs;
 mod source;
+mod split;
 
 pub use destination::{RdmaDestination, RdmaOffer};
-pub use nic::Nic;
+pub use nic::{Nic, cores_near};
 pub use rails::{Rails, Settings};
 pub use source::RdmaSource;
+pub use split::{DataThreads, Poller, Poster, Split};
 
 use crate::ids::{Generation, SlotId};
 use crate::transfer::aux::AuxRecord;

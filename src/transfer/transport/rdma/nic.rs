@@ -101,6 +101,14 @@ impl Candidate {
     }
 }
 
+/// Those of the cores that are on a device's node; all where it does not say on which it is.
+pub fn cores_near(device: &str, cores: &[usize]) -> Vec<usize> {
+    let sysfs = Path::new("/sys");
+    let node = node_of_device(sysfs, device);
+    let near = |core: &&usize| node.is_none() || node_of_core(sysfs, **core) == node;
+    cores.iter().filter(near).copied().collect()
+}
+
 /// The node that all of the cores are on; none where they are on several, or the machine does not say.
 fn node_of_cores(sysfs: &Path, cores: &[usize]) -> Option<u32> {
     let mut nodes = cores.iter().map(|&core| node_of_core(sysfs, core));

@@ -7,10 +7,12 @@
 //! Thread: `ctl` makes queue pairs; `move` tells how sessions fare.
 
 use super::slabs::Slabs;
+use super::split::{Desk, Split};
 use super::{Nic, RECORD_STRIDE, SLOTS_MAX};
 use crate::ids::SlotId;
 use crate::kv::region::Region;
 use crate::limits::{RDMA_BARRED, RDMA_BREAKS_MAX};
+use crate::stdx::bell::Bell;
 use crate::sys::clock::monotonic_ns;
 use crate::sys::verbs::{
     Access, Capacity, CompletionQueue, Domain, Endpoint, QueuePair, Registration, Route,
@@ -50,6 +52,9 @@ pub struct Rails {
     pub refused: Vec<String>,
     settings: Settings,
     slots: usize,
+    memory: Memory,
+    /// The way to each NIC's threads; none where the mover does their work.
+    desks: Vec<Desk>,
     /// A record for each slot.
     pub(super) record_region: Arc<Region>,
     /// Where at their destinations this worker's slots go, by slot.
@@ -129,9 +134,34 @@ impl Rails {
             refused,
             settings,
             slots,
+            memory: memory.clone(),
+            desks: Vec::new(),
             record_region,
             targets: Arc::new(PageLists::new(slots, context)?),
         })
+    }
+
+    /// Has threads of their own post and reap on each NIC for a source's sessions, which are to run before the first
+    /// session; `mover` is woken when they have something to say. `spin` is off where threads outnumber cores.
+    pub fn split(&mut self, mover: &Arc<Bell>, spin: bool) -> io::Result<Vec<Split>> {
+        let made: Vec<_> =
+            self.rails.iter().map(|rail| Split::new(&rail.name, mover, spin)).collect::<io::Result<_>>()?;
+        let (splits, desks) = made.into_iter().unzip();
+        self.desks = desks;
+        Ok(splits)
+    }
+
+    pub(super) fn is_split(&self) -> bool {
+        !self.desks.is_empty()
+    }
+
+    pub(super) fn desk(&self, place: usize) -> Option<&Desk> {
+        self.desks.get(place)
+    }
+
+    /// The worker's KV, and where its slots' pages are.
+    pub(super) fn memory(&self) -> &Memory {
+        &self.memory
     }
 
     pub(super) fn settings(&self) -> &Settings {

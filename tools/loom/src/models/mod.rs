@@ -4,6 +4,7 @@
 //! does not try a reader behind a writer that has itself read before it wrote, where the reader came first.
 
 mod bell;
+mod flight;
 mod pages;
 mod phase;
 mod ring;
@@ -29,6 +30,9 @@ pub const ALL: &[(&str, fn(&str))] = &[
         check(name, phase::what_a_helper_has_copied_counts_only_where_the_word_is_the_rooms)
     }),
     ("phase", |name| check(name, phase::a_job_is_there_for_who_joins_and_done_when_all_have_left)),
+    ("flight-over", |name| check(name, flight::a_slot_is_over_once_and_for_all)),
+    ("flight-room", |name| check(name, flight::an_entry_is_written_again_when_it_was_reaped)),
+    ("flight-woken", |name| check(name, flight::room_wakes_a_poster_that_sleeps)),
     ("rings-success", |name| check(name, rings::success_shows_behind_the_lease_end)),
     ("rings-once", |name| check(name, rings::a_lease_ends_once)),
     ("rings-woken", |name| check(name, rings::both_threads_are_woken)),

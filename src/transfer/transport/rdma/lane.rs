@@ -1,0 +1,244 @@
+//! A lane: one queue pair that writes, with the chain that is filled for it, run by run.
+//!
+//! Thread: whoever posts on the lane's NIC. Consecutive runs that one stretch of the destination takes in go into one
+//! work request, gathered from several pieces; none crosses an edge of either side's slabs, since a key is good for
+//! one. Not here: what is posted when, and what became of it.
+
+use super::flight::Ticket;
+use super::rails::Rails;
+use super::slabs::Slabs;
+use super::{RECORD_STRIDE, immediate};
+use crate::ids::SlotId;
+use crate::sys::verbs::{Chain, Marks, Piece, QueuePair, Refused, Remote};
+use crate::transfer::aux::AuxRecord;
+use crate::transfer::command::Target;
+use crate::transfer::plan::Run;
+use crate::wire::message::{RailGrant, RdmaGrant};
+use std::collections::VecDeque;
+
+/// Work requests of a chain: enough that a doorbell and a completion cost little, few enough that lanes and slots
+/// take turns.
+pub(super) const CHAIN_MAX: usize = 64;
+/// Bytes of a work request: far below what any device carries in one, and what a large page takes. Nothing is gained
+/// by longer ones, and a chain of them would keep lanes and slots waiting.
+const REQUEST_BYTES_MAX: u64 = 1 << 20;
+/// Most local pieces of a work request, whatever the device could.
+pub(super) const PIECES_MAX: usize = 16;
+
+/// A queue pair and where it may write.
+#[derive(Debug)]
+pub(super) struct Lane {
+    pair: QueuePair,
+    /// Of the session's lanes.
+    pub(super) number: u8,
+    chain: Chain,
+    pieces_max: usize,
+    /// Of our pool, whose slabs come first among the chain's registrations; behind them are the records.
+    slabs: Slabs,
+    /// Either pool has several.
+    cuts: bool,
+    kv: Pool,
+    records: Remote,
+    /// Work requests that can be posted.
+    pub(super) room: u32,
+    /// Slots with something to post, and from where in their chunk.
+    pub(super) queue: VecDeque<(SlotId, u64)>,
+}
+
+/// The destination's pool, as the lane's NIC may write it.
+#[derive(Debug)]
+struct Pool {
+    address: u64,
+    /// Of the first slab, mostly the only one.
+    key: u32,
+    slabs: Slabs,
+    keys: Box<[u32]>,
+}
+
+impl Pool {
+    /// `CUT`: there are several slabs.
+    #[inline(always)]
+    fn at<const CUT: bool>(&self, offset: u64) -> Remote {
+        let address = self.address.wrapping_add(offset);
+        if !CUT {
+            return Remote { address, key: self.key };
+        }
+        // The grant was checked to open the whole pool; the last key opens nothing beyond its own slab.
+        let slab = self.slabs.slab(offset).min(self.keys.len() - 1);
+        Remote { address, key: self.keys[slab] }
+    }
+}
+
+impl Lane {
+    /// A lane with a connected queue pair of our NIC in `place`, which writes what `peer` grants by `partner`.
+    pub(super) fn new(
+        (pair, number): (QueuePair, u8),
+        (rails, place): (&Rails, usize),
+        (peer, partner): (&RdmaGrant, &RailGrant),
+        pieces_max: usize,
+    ) -> Lane {
+        let rail = rails.rail(place);
+        let registrations = [&rail.kv, std::slice::from_ref(&rail.records)].concat();
+        let room = pair.capacity().requests.min(rails.settings().requests);
+        Lane {
+            chain: Chain::new(&registrations, CHAIN_MAX.min(room as usize), pieces_max),
+            room,
+            pair,
+            number,
+            pieces_max,
+            slabs: rail.slabs,
+            cuts: rail.kv.len() > 1 || partner.slab_keys().len() > 1,
+            kv: Pool {
+                address: peer.kv_address,
+                key: partner.slab_keys()[0],
+                slabs: Slabs::of(partner.slab_bytes),
+                keys: partner.slab_keys().into(),
+            },
+            records: Remote { address: peer.records_address, key: partner.records_key },
+            queue: VecDeque::with_capacity(rails.slots()),
+        }
+    }
+
+    /// Fills the chain with up to `most` work requests of a slot's runs; how many bytes those are.
+    #[inline]
+    pub(super) fn fill(&mut self, slot: SlotId, runs: impl Iterator<Item = Run>, most: usize) -> u64 {
+        // Looking for edges where there are none would cost a tenth of all that a work request does.
+        if self.cuts {
+            self.fill_by::<true>(slot, runs, most)
+        } else {
+            self.fill_by::<false>(slot, runs, most)
+        }
+    }
+
+    // By itself, so that what a run needs finds room in registers.
+    #[inline(never)]
+    fn fill_by<const CUT: bool>(
+        &mut self,
+        slot: SlotId,
+        runs: impl Iterator<Item = Run>,
+        most: usize,
+    ) -> u64 {
+        let mut filling = Filling::<CUT> {
+            id: Ticket { slot, lane: self.number, requests: 0 }.id(),
+            chain: &mut self.chain,
+            source: self.slabs,
+            destination: &self.kv,
+            most,
+            open: None,
+            pieces: [Piece { registration: 0, offset: 0, len: 0 }; PIECES_MAX],
+            pieces_max: self.pieces_max,
+        };
+        let mut filled = 0;
+        'full: for run in runs {
+            let mut done = 0;
+            while done < run.bytes {
+                let mut part = Run {
+                    source: run.source + done,
+                    destination: run.destination + done,
+                    bytes: run.bytes - done,
+                };
+                part.bytes = filling.part(&part);
+                if !filling.add(&part) {
+                    break 'full;
+                }
+                done += part.bytes;
+                filled += part.bytes;
+            }
+        }
+        filling.close();
+        filled
+    }
+
+    /// Adds the write that tells the destination of the lane's last bytes, on the first lane with the record.
+    pub(super) fn tell(&mut self, slot: SlotId, target: Target, aux: &AuxRecord, rails: &Rails) {
+        let id = Ticket { slot, lane: self.number, requests: 0 }.id();
+        let marks = Marks { immediate: Some(immediate(target.slot, target.generation)), ..Marks::default() };
+        let (at, offset) = (slot.index() * RECORD_STRIDE, target.slot.index() * RECORD_STRIDE);
+        let to = Remote { address: self.records.address.wrapping_add(offset as u64), ..self.records };
+        let (len, registration) = (size_of_val(aux), self.chain.registrations().len() - 1);
+        let record = Piece { registration, offset: at, len: len as u32 };
+        let first = self.number == 0;
+        if first {
+            rails.record_region.store(at, aux, len);
+        }
+        self.chain.write(id, if first { std::slice::from_ref(&record) } else { &[] }, to, marks);
+    }
+
+    /// Work requests in the chain.
+    pub(super) fn filled(&self) -> usize {
+        self.chain.len()
+    }
+
+    /// Posts the chain with one doorbell, for one completion that says `last`.
+    #[inline]
+    pub(super) fn ring(&mut self, last: Ticket) -> Result<(), Refused> {
+        self.chain.signal_last(last.id());
+        let posted = self.pair.post(&mut self.chain);
+        self.chain.clear();
+        posted
+    }
+}
+
+/// A chain that is being filled, run by run; `CUT`: cut wherever either pool's slabs end.
+struct Filling<'a, const CUT: bool> {
+    chain: &'a mut Chain,
+    id: u64,
+    source: Slabs,
+    destination: &'a Pool,
+    most: usize,
+    /// Where the request at hand goes, its bytes and its pieces so far.
+    open: Option<(u64, u64, usize)>,
+    pieces: [Piece; PIECES_MAX],
+    pieces_max: usize,
+}
+
+impl<const CUT: bool> Filling<'_, CUT> {
+    /// Bytes of a run that one request takes.
+    #[inline(always)]
+    fn part(&self, run: &Run) -> u64 {
+        let bytes = run.bytes.min(REQUEST_BYTES_MAX);
+        if !CUT {
+            return bytes;
+        }
+        bytes.min(self.source.left(run.source)).min(self.destination.slabs.left(run.destination))
+    }
+
+    /// False: no room for it.
+    #[inline(always)]
+    fn add(&mut self, run: &Run) -> bool {
+        let (slab, offset) = match CUT {
+            true => (self.source.slab(run.source), self.source.within(run.source)),
+            false => (0, run.source),
+        };
+        let piece = Piece { registration: slab, offset: offset as usize, len: run.bytes as u32 };
+        if let Some((to, bytes, count)) = &mut self.open
+            && *to + *bytes == run.destination
+            && (!CUT || self.destination.slabs.within(run.destination) != 0)
+            && *bytes + run.bytes <= REQUEST_BYTES_MAX
+            && *count < self.pieces_max
+        {
+            self.pieces[*count] = piece;
+            (*bytes, *count) = (*bytes + run.bytes, *count + 1);
+            return true;
+        }
+        if self.chain.len() + usize::from(self.open.is_some()) == self.most {
+            return false;
+        }
+        self.close();
+        self.pieces[0] = piece;
+        self.open = Some((run.destination, run.bytes, 1));
+        true
+    }
+
+    #[inline(always)]
+    fn close(&mut self) {
+        if let Some((to, _, count)) = self.open.take() {
+            self.chain.write(
+                self.id,
+                &self.pieces[..count],
+                self.destination.at::<CUT>(to),
+                Marks::default(),
+            );
+        }
+    }
+}

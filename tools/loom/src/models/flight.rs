@@ -1,0 +1,144 @@
+//! What a poster and a poller share of a session. The NIC between them is played by a counter that orders nothing: what
+//! the two owe each other they must order themselves.
+
+use crate::ids::SlotId;
+use crate::models::sleep::Sleep;
+use crate::stdx::bell::Bell;
+use crate::stdx::sync::{AtomicU64, Ordering};
+use crate::transfer::flight::{Flight, Ticket};
+use loom::cell::UnsafeCell;
+use loom::sync::Arc;
+use loom::thread;
+
+const SLOT: SlotId = SlotId(0);
+const CHAIN: Ticket = Ticket { slot: SLOT, lane: 0, requests: 1 };
+const CHAINS: u64 = 2;
+
+/// A slot's pages, and who may have them.
+struct Shared {
+    flight: Flight,
+    posted: AtomicU64,
+    reaped: AtomicU64,
+    pages: UnsafeCell<u64>,
+    overs: AtomicU64,
+}
+
+impl Shared {
+    fn new() -> Arc<Shared> {
+        let flight = Flight::new(1, 1);
+        flight.begin(SLOT, 1);
+        let zero = || AtomicU64::new(0);
+        Arc::new(Shared { flight, posted: zero(), reaped: zero(), pages: UnsafeCell::new(0), overs: zero() })
+    }
+
+    fn post(&self) {
+        // SAFETY: loom fails the model where another thread writes meanwhile.
+        #[allow(unsafe_code)]
+        self.pages.with(|pages| assert_eq!(unsafe { *pages }, 0, "posted of pages that are another's"));
+        self.posted.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Takes one completion, if there is any.
+    fn reap(&self) -> bool {
+        let reaped = self.reaped.load(Ordering::Relaxed);
+        if self.posted.load(Ordering::Relaxed) == reaped {
+            return false;
+        }
+        self.reaped.store(reaped + 1, Ordering::Relaxed);
+        if self.flight.reap(CHAIN).unwrap() {
+            self.over();
+        }
+        true
+    }
+
+    /// The pages are another's.
+    fn over(&self) {
+        self.overs.fetch_add(1, Ordering::Relaxed);
+        // SAFETY: as above, also of readers.
+        #[allow(unsafe_code)]
+        self.pages.with_mut(|pages| unsafe { *pages = 1 });
+    }
+}
+
+/// The poster may be done before or behind the last completion.
+pub fn a_slot_is_over_once_and_for_all() {
+    let shared = Shared::new();
+    let poller = thread::spawn({
+        let shared = shared.clone();
+        move || {
+            for _ in 0..CHAINS {
+                shared.reap();
+            }
+        }
+    });
+    for _ in 0..CHAINS {
+        shared.post();
+    }
+    if shared.flight.leave(SLOT, CHAINS) {
+        shared.over();
+    }
+    poller.join().unwrap();
+    while shared.reap() {}
+    assert_eq!(shared.overs.load(Ordering::Relaxed), 1, "over more or less than once");
+}
+
+/// An entry of a work queue is written again only when its completion was taken.
+pub fn an_entry_is_written_again_when_it_was_reaped() {
+    let shared = Shared::new();
+    let entry = Arc::new(UnsafeCell::new(0u64));
+    let poller = thread::spawn({
+        let (shared, entry) = (shared.clone(), entry.clone());
+        move || {
+            if shared.posted.load(Ordering::Acquire) == 1 {
+                // What a provider notes of it when it is polled.
+                // SAFETY: loom fails the model where the poster writes meanwhile.
+                #[allow(unsafe_code)]
+                entry.with(|entry| assert_eq!(unsafe { *entry }, 1));
+                shared.flight.reap(CHAIN).unwrap();
+            }
+        }
+    });
+    let mut room = 1;
+    for _ in 0..CHAINS {
+        if room == 0 {
+            room = shared.flight.take_room(0);
+        }
+        if room == 0 {
+            break;
+        }
+        // SAFETY: as above.
+        #[allow(unsafe_code)]
+        entry.with_mut(|entry| unsafe { *entry += 1 });
+        shared.posted.fetch_add(1, Ordering::Release);
+        room -= 1;
+    }
+    poller.join().unwrap();
+}
+
+/// A poster that has no room sleeps as long as nobody wakes it: where the wake-up is lost, loom finds nobody who could
+/// run.
+pub fn room_wakes_a_poster_that_sleeps() {
+    let shared = Shared::new();
+    let sleep = Sleep::new();
+    let waker = sleep.clone();
+    let bell = Arc::new(Bell::new(move || waker.wake()));
+    shared.post();
+    let poller = thread::spawn({
+        let (shared, bell) = (shared.clone(), bell.clone());
+        move || {
+            assert!(shared.reap());
+            bell.ring();
+        }
+    });
+    let mut room = 0;
+    while room == 0 {
+        bell.announce();
+        room = shared.flight.take_room(0);
+        if room == 0 {
+            sleep.sleep();
+        }
+        bell.dismiss();
+    }
+    shared.post();
+    poller.join().unwrap();
+}

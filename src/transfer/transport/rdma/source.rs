@@ -28,8 +28,8 @@ pub struct RdmaSource {
     flight: Arc<Flight>,
     /// Of each NIC.
     lanes: usize,
-    /// By slot: a post of it is not over.
-    under_way: Box<[bool]>,
+    /// By slot: the first so many NICs have a post of it that is not over.
+    under_way: Box<[u8]>,
 }
 
 /// Who posts and reaps, by NIC.
@@ -85,7 +85,7 @@ impl RdmaSource {
         } else {
             Sides::Fused(sides.map(|(_, sides)| sides).collect())
         };
-        let under_way = vec![false; rails.slots()].into();
+        let under_way = vec![0; rails.slots()].into();
         Ok((RdmaSource { sides, template, flight, lanes, under_way }, told))
     }
 
@@ -104,7 +104,7 @@ impl SourceHalf for RdmaSource {
 
     fn post(&mut self, _memory: &Memory, post: &Post) -> Result<(), Full> {
         let slot = post.slot;
-        if self.under_way[slot.index()] {
+        if self.under_way[slot.index()] > 0 {
             return Err(Full);
         }
         let (bytes, nics) = (self.template.bytes(post.tokens.clone()), self.nics());
@@ -117,7 +117,7 @@ impl SourceHalf for RdmaSource {
             return Ok(());
         }
         self.flight.begin(slot, taking as u64);
-        self.under_way[slot.index()] = true;
+        self.under_way[slot.index()] = taking as u8;
         let own = || {
             let mut post = post.clone();
             if let Some(aux) = &mut post.last {
@@ -135,7 +135,7 @@ impl SourceHalf for RdmaSource {
     fn step(&mut self, _memory: &Memory, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
         let RdmaSource { sides, under_way, .. } = self;
         let mut over = |slot: SlotId| {
-            under_way[slot.index()] = false;
+            under_way[slot.index()] = 0;
             completed(slot);
         };
         let mut moved = false;
@@ -163,19 +163,22 @@ impl SourceHalf for RdmaSource {
 
     fn withdraw(&mut self, slot: SlotId) -> bool {
         let under_way = &mut self.under_way[slot.index()];
-        if !*under_way {
+        if *under_way == 0 {
             return true;
         }
+        let taking = usize::from(*under_way);
         match &mut self.sides {
             Sides::Fused(sides) => {
-                for (posting, _) in sides {
-                    *under_way &= !posting.withdraw(slot);
+                for (posting, _) in &mut sides[..taking] {
+                    if posting.withdraw(slot) {
+                        *under_way = 0;
+                    }
                 }
-                !*under_way
+                *under_way == 0
             }
             // Posters leave it, the last completion ends it: that is said as of any other.
             Sides::Split { seats, .. } => {
-                seats.iter().for_each(|seat| seat.tell(Job::Cancel(slot)));
+                seats[..taking].iter().for_each(|seat| seat.tell(Job::Cancel(slot)));
                 false
             }
         }

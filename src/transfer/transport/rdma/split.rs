@@ -5,7 +5,8 @@
 //! Thread: [`Poster`] and [`Poller`] are one each; a [`Seat`] is the mover's. None of them waits for another, but for a
 //! seat's end: it takes the queue pairs away from the poster, which holds them for a turn at most, and destroys them.
 //! Invariants: a slot's post and its Cancel come in order, so that a poster that has taken Cancel posts nothing more of
-//! it; rings have room for all that can be under way; once a seat is dropped, nothing of its session is read or lands. The two threads neither allocate nor free.
+//! it; rings have room for all that can be under way; once a seat is dropped, nothing of its session is read or lands.
+//! The two threads neither allocate nor free.
 
 use super::posting::Posting;
 use super::reaping::Reaping;
@@ -252,8 +253,8 @@ impl Desk {
         said: &channel::Sender<Said>,
     ) -> io::Result<Seat> {
         while self.left.try_recv().is_ok() {}
-        // Of each slot a post and its Cancel.
-        let (jobs, taken) = channel::bounded(2 * slots);
+        // Of each slot a post and its Cancel, behind the Cancel of a use that was over before it was taken.
+        let (jobs, taken) = channel::bounded(3 * slots);
         let joint = Arc::new(Joint {
             posts: Mutex::new(Some(Posts { posting, jobs: taken })),
             reaping: Mutex::new(Some(reaping)),
@@ -282,7 +283,7 @@ pub(super) struct Seat {
 impl Seat {
     pub(super) fn tell(&self, job: Job) {
         let sent = self.jobs.try_send(job);
-        debug_assert!(sent.is_ok(), "a post and a Cancel of each slot fit");
+        debug_assert!(sent.is_ok(), "a post and two Cancels of each slot fit");
         self.poster.ring();
     }
 }

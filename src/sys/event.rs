@@ -1,5 +1,5 @@
 //! Event counters that cross processes (eventfd) and a set of descriptors to wait on (epoll), for the
-//! threads that move bytes. Thread: `move` waits, anybody signals.
+//! threads that move bytes. Thread: `move`, `post` and `poll` wait, anybody signals.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -224,7 +224,7 @@ impl Rig {
         }
     }
 
-    /// Part of a turn: the source's mover, its posters, the network, its pollers, the destination's mover.
+    /// Part of a turn: the source's mover, the network, its pollers, its posters, the destination's mover.
     pub fn point(&mut self) -> bool {
         self.points += 1;
         match self.points % self.turn_points() {

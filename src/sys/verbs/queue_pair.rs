@@ -251,7 +251,13 @@ fn mtu_code(bytes: u16) -> c_uint {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // SAFETY: made by `new`, ended once. What is posted is forgotten.
-        unsafe { (self.domain.library().destroy_qp)(self.qp) };
+        let failed = unsafe { (self.domain.library().destroy_qp)(self.qp) } != 0;
+        // One that stays may be read from and written through; reset takes it off the memory, too.
+        if failed && self.reset().is_err() {
+            // Whoever drops it is about to give the memory to others, and only the kernel can keep the NIC off it.
+            eprintln!("queue pair {} can neither be destroyed nor reset: the process ends", self.number);
+            std::process::abort();
+        }
     }
 }
 

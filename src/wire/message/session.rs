@@ -347,7 +347,7 @@ impl RdmaGrant {
         RdmaGrant { kv_address, records_address, ..RdmaGrant::zeroed() }
     }
 
-    /// One more NIC, with as many queue pairs as those before it; what does not fit is left out.
+    /// One more NIC, of a number of its own, with as many queue pairs as those before it; what does not fit is left out.
     pub fn push(&mut self, rail: RailGrant, names: &[QueuePairName]) {
         let (place, lanes) = (usize::from(self.rails), names.len());
         if let (Some(nic), Some(pairs)) =
@@ -369,7 +369,16 @@ impl RdmaGrant {
     fn check(&self, pool: u64) -> Result<(), MessageError> {
         within("rdma NICs", self.rails, 1..=RdmaGrant::RAILS_MAX as u64)?;
         within("rdma lanes", self.lanes, 1..=(RdmaGrant::LANES_MAX / usize::from(self.rails)) as u64)?;
-        self.rails().try_for_each(|(nic, _)| nic.check(pool))
+        for (place, (nic, _)) in self.rails().enumerate() {
+            nic.check(pool)?;
+            if self.rails().take(place).any(|(before, _)| before.number == nic.number) {
+                return Err(MessageError::Value {
+                    what: "number of an rdma NIC, again",
+                    value: nic.number.into(),
+                });
+            }
+        }
+        Ok(())
     }
 }
 

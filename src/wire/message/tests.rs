@@ -165,11 +165,28 @@ fn the_fuzz_corpus_holds_every_kind() {
 }
 
 #[test]
+fn a_nic_that_is_named_twice_is_refused() {
+    let mut grant = rdma();
+    let again = RailGrant { number: 2, ..RailGrant::zeroed().with_keys(1 << 40, [1].into_iter()) };
+    grant.push(again, &[9, 10].map(|number| QueuePairName { number, sequence: 11 }));
+    let announce = Announce {
+        session: SessionGeneration(4),
+        fingerprint: Zeroable::zeroed(),
+        kv: layout(),
+        aux: Zeroable::zeroed(),
+        ranks: vec![Rank { rdma: Some(grant), ..rank() }],
+    };
+    let out = encoded(&Message::Announce(Box::new(announce)));
+    let refused = MessageError::Value { what: "number of an rdma NIC, again", value: 2 };
+    assert_eq!(Message::decode(out.parts(), None).err(), Some(refused));
+}
+
+#[test]
 fn keys_open_all_of_a_pool_or_are_refused() {
     let announced = |kv: u64, slab_bytes: u64, keys: usize, said: u16| {
         let mut grant = RdmaGrant::empty(1 << 40, 1 << 41);
         let rail = RailGrant::zeroed().with_keys(slab_bytes, (0..).take(keys));
-        for rail in [rail, RailGrant { slabs: said, ..rail }] {
+        for rail in [rail, RailGrant { number: 1, slabs: said, ..rail }] {
             grant.push(rail, &[QueuePairName { number: 1, sequence: 2 }]);
         }
         let own = Rank { regions: RegionLengths { kv, ..rank().regions }, rdma: Some(grant), ..rank() };

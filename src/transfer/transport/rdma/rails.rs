@@ -4,7 +4,7 @@
 //! pair, as fabrics join them by the shortest way. A NIC whose port is down, or under which sessions broke again and
 //! again, is left out as long as there is another.
 //!
-//! Thread: `ctl` makes queue pairs; `move` tells how sessions fare.
+//! Thread: `ctl` makes queue pairs; who reaps (`move`, or `poll`) tells how sessions fare.
 
 use super::slabs::Slabs;
 use super::split::{Desk, Split};

@@ -23,7 +23,10 @@ impl Slabs {
         let shift = whole.or(Some(region_max)).and_then(u64::checked_ilog2);
         let (most, slabs) = (RailGrant::SLABS_MAX, shift.map(|shift| Slabs { shift }));
         slabs.filter(|slabs| slabs.count(bytes) <= most).ok_or_else(|| {
-            format!("a region has at most {region_max} bytes, and {most} such do not hold a pool of {bytes}")
+            let slab = slabs.map_or(0, Slabs::bytes);
+            format!(
+                "a region has at most {region_max} bytes, and {most} slabs of {slab} do not hold a pool of {bytes}"
+            )
         })
     }
 

@@ -22,12 +22,15 @@ use crossbeam_channel as channel;
 use std::io;
 use std::sync::{Arc, Mutex, TryLockError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Sessions of a NIC: those that are set up, and as many again that are about to end.
 const SEATS_MAX: usize = 2 * SESSIONS_MAX;
-/// A turn of a poster takes microseconds; one that does not come back in so long never will.
-const TURN_MAX: Duration = Duration::from_secs(10);
+/// A turn of a poster takes microseconds; one that does not come back in so many milliseconds never will. They are
+/// counted one by one, since a process that is stopped is no poster that hangs.
+const TURN_MAX_MS: u32 = 10_000;
+/// Looks before the first of them.
+const YIELDS: u32 = 1000;
 
 /// To a poster.
 #[derive(Debug)]
@@ -139,18 +142,21 @@ impl Joints {
         Joints { arrivals, here: Vec::with_capacity(SEATS_MAX), leaving }
     }
 
-    /// Gives those back that end, and takes in those that are new.
-    fn renew(&mut self) {
+    /// Gives those back that end, and takes in those that are new. True where there were any: they have not been
+    /// told yet whether the thread parks.
+    fn renew(&mut self) -> bool {
         let ended = |joint: &Arc<Joint>| joint.ends.load(Ordering::Acquire);
         while let Some(at) = self.here.iter().position(ended) {
             // It has room for all that arrive between two looks of who drains it before each arrival.
             let _ = self.leaving.try_send(self.here.swap_remove(at));
         }
+        let before = self.here.len();
         while self.here.len() < SEATS_MAX
             && let Ok(joint) = self.arrivals.try_recv()
         {
             self.here.push(joint);
         }
+        self.here.len() > before
     }
 }
 
@@ -160,8 +166,8 @@ pub struct Poster(Joints);
 
 impl Turns for Poster {
     fn step(&mut self) -> bool {
-        self.0.renew();
-        self.0.here.iter().fold(false, |moved, joint| moved | joint.post())
+        let renewed = self.0.renew();
+        self.0.here.iter().fold(renewed, |moved, joint| moved | joint.post())
     }
 
     /// Only threads of this process have work for it, and ring.
@@ -177,13 +183,13 @@ pub struct Poller {
 
 impl Turns for Poller {
     fn step(&mut self) -> bool {
-        self.joints.renew();
+        let renewed = self.joints.renew();
         let moved = self.joints.here.iter().fold(false, |moved, joint| moved | joint.reap());
         if moved {
             // There may be room again.
             self.poster.ring();
         }
-        moved
+        renewed | moved
     }
 
     fn park(&mut self, parked: bool) {
@@ -299,18 +305,33 @@ impl Drop for Seat {
 
 /// Takes a side away from its thread, which holds it for a turn at most and does not come back to one that ends.
 fn take<T>(side: &Mutex<Option<T>>) -> Option<T> {
-    let begun = Instant::now();
+    let mut looks = 0;
     loop {
+        looks += 1;
         match side.try_lock() {
             Ok(mut held) => return held.take(),
             // Its thread is gone.
             Err(TryLockError::Poisoned(held)) => return held.into_inner().take(),
-            Err(TryLockError::WouldBlock) if begun.elapsed() > TURN_MAX => {
+            Err(TryLockError::WouldBlock) if looks < YIELDS => thread::yield_now(),
+            Err(TryLockError::WouldBlock) if looks < YIELDS + TURN_MAX_MS => {
+                thread::sleep(Duration::from_millis(1));
+            }
+            Err(TryLockError::WouldBlock) => {
                 // The NIC may read and write what would now be given to others, and nobody can stop it but the kernel.
                 event!(Error, "move", "a thread that posts or polls hangs: the process ends");
                 std::process::abort();
             }
-            Err(TryLockError::WouldBlock) => thread::yield_now(),
+        }
+    }
+}
+
+/// A thread that panics takes all sessions of its NIC with it, and leaves what they have under way to nobody.
+struct EndsWithItsThread;
+
+impl Drop for EndsWithItsThread {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            std::process::abort();
         }
     }
 }
@@ -346,6 +367,7 @@ impl DataThreads {
             if let Some(id) = cpu {
                 core_affinity::set_for_current(core_affinity::CoreId { id });
             }
+            let _ends = EndsWithItsThread;
             waiter.run(&mut turns, &stop);
         })?);
         Ok(())

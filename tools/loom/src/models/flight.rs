@@ -1,5 +1,5 @@
-//! What a poster and a poller share of a session. The NIC between them is played by a counter that orders nothing: what
-//! the two owe each other they must order themselves.
+//! What posters and a poller share of a session. The NIC between them is played by a counter that is asked to order
+//! nothing where that counts: what they owe each other they must order themselves.
 
 use crate::ids::SlotId;
 use crate::models::sleep::Sleep;
@@ -24,9 +24,9 @@ struct Shared {
 }
 
 impl Shared {
-    fn new() -> Arc<Shared> {
+    fn new(posters: u64) -> Arc<Shared> {
         let flight = Flight::new(1, 1);
-        flight.begin(SLOT, 1);
+        flight.begin(SLOT, posters);
         let zero = || AtomicU64::new(0);
         Arc::new(Shared { flight, posted: zero(), reaped: zero(), pages: UnsafeCell::new(0), overs: zero() })
     }
@@ -60,9 +60,17 @@ impl Shared {
     }
 }
 
-/// The poster may be done before or behind the last completion.
+/// The poster may be done before or behind the last completion; another one, on another NIC, has dropped its part.
 pub fn a_slot_is_over_once_and_for_all() {
-    let shared = Shared::new();
+    let shared = Shared::new(2);
+    let other = thread::spawn({
+        let shared = shared.clone();
+        move || {
+            if shared.flight.leave(SLOT, 0) {
+                shared.over();
+            }
+        }
+    });
     let poller = thread::spawn({
         let shared = shared.clone();
         move || {
@@ -78,13 +86,14 @@ pub fn a_slot_is_over_once_and_for_all() {
         shared.over();
     }
     poller.join().unwrap();
+    other.join().unwrap();
     while shared.reap() {}
     assert_eq!(shared.overs.load(Ordering::Relaxed), 1, "over more or less than once");
 }
 
 /// An entry of a work queue is written again only when its completion was taken.
 pub fn an_entry_is_written_again_when_it_was_reaped() {
-    let shared = Shared::new();
+    let shared = Shared::new(1);
     let entry = Arc::new(UnsafeCell::new(0u64));
     let poller = thread::spawn({
         let (shared, entry) = (shared.clone(), entry.clone());
@@ -118,7 +127,7 @@ pub fn an_entry_is_written_again_when_it_was_reaped() {
 /// A poster that has no room sleeps as long as nobody wakes it: where the wake-up is lost, loom finds nobody who could
 /// run.
 pub fn room_wakes_a_poster_that_sleeps() {
-    let shared = Shared::new();
+    let shared = Shared::new(1);
     let sleep = Sleep::new();
     let waker = sleep.clone();
     let bell = Arc::new(Bell::new(move || waker.wake()));

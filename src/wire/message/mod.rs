@@ -8,16 +8,18 @@
 
 mod body;
 mod error;
+mod grant;
 mod hello;
 mod session;
 mod text;
 mod transfer;
 
 pub use error::MessageError;
+pub use grant::{HostId, QueuePairName, RailGrant, RdmaGrant, ShmGrant, SocketName, TcpGrant, Token};
 pub use hello::{Bye, Hello, Proof, Role};
 pub use session::{
-    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, QueuePairName, RailGrant, Rank, RdmaGrant,
-    Refusal, Refused, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport, Welcome,
+    Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Rank, Refusal, Refused, RegionLengths, Transport,
+    Welcome,
 };
 pub use transfer::{Abort, AbortAck, Destination, Done, IdsHash, PageList, Status, TransferId, ids_hash};
 

@@ -53,6 +53,7 @@ fn every_small_case_goes_each_way_and_is_verified() {
 fn lanes_and_busy_polling_move_the_same_bytes() {
     for arguments in [
         "--case smol-128 --transport tcp --layout page-major --lanes 3 --duration 0 --json",
+        "--case smol-128 --transport tcp --layout page-major --lanes 32 --duration 0 --json",
         "--case smol-128 --transport tcp --layout layer-major --busy-poll --duration 0 --json",
         "--case smol-128 --transport shm --layout layer-major --busy-poll --duration 0 --json",
         "--pages 7 --layers 3 --item-bytes 4096 --fragmented --layout layer-major --duration 0 --json",

@@ -17,6 +17,7 @@ use crate::ids::{PageId, Peer, RequestId, Room, WorkerId};
 use crate::kv::lease::{Lease, MoverRight};
 use crate::kv::pool::PagePool;
 use crate::kv::region::Region;
+use crate::limits::LANES_MAX;
 use crate::model::sampler::SamplingParams;
 use crate::net::{Event, ListenerId, Reactor};
 use crate::role::host_id;
@@ -195,7 +196,9 @@ impl Parts {
     }
 
     fn listen(&mut self, host: IpAddr) -> Result<(ListenerId, SocketAddr), String> {
-        let listener = self.reactor.listen(&SocketAddr::new(host, 0).into(), 16).map_err(text)?;
+        // The link, every lane of a session, and those of one that is on its way out.
+        let connections = 2 * LANES_MAX;
+        let listener = self.reactor.listen(&SocketAddr::new(host, 0).into(), connections).map_err(text)?;
         let address = self.reactor.local_address(listener).ok_or("a listener without an address")?;
         Ok((listener, address))
     }

@@ -1,12 +1,15 @@
 //! What a host can take part in: told by whoever listens for a bench, asked for by `baton doctor --peer`.
 
-use super::side::PATIENCE;
 use super::talk::{LINE_MAX, Say};
 use crate::role::host_id;
 use crate::transfer::transport::rdma::Nic;
 use serde::{Deserialize, Serialize};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+/// Who listens and measures nothing answers at once; somebody asks at a terminal.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// One host's answer.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -48,7 +51,13 @@ impl Survey {
         line.push(b'\n');
         stream.write_all(&line).map_err(text)?;
         let mut line = String::new();
-        BufReader::new(stream.take(LINE_MAX as u64)).read_line(&mut line).map_err(text)?;
+        let read = BufReader::new(stream.take(LINE_MAX as u64)).read_line(&mut line);
+        read.map_err(|error| match error.kind() {
+            ErrorKind::WouldBlock => {
+                format!("no answer within {} s; it may be measuring", PATIENCE.as_secs())
+            }
+            _ => error.to_string(),
+        })?;
         match serde_json::from_str(&line) {
             Ok(Say::Surveyed(survey)) => Ok(survey),
             Ok(Say::Failed { why }) => Err(why),

@@ -19,11 +19,12 @@ targets! {
     http_response,
     message,
     plan,
+    prefix,
     safetensors_header,
     shm_offers,
     tcp_frames,
     zmtp,
 }
 
-/// Each run of these makes memory files and descriptors, which take the kernel longer than all else.
-pub const SLOW: &[&str] = &["shm_offers", "tcp_frames"];
+/// Each run of these takes long: it makes memory files and descriptors, or looks at every page after every step.
+pub const SLOW: &[&str] = &["prefix", "shm_offers", "tcp_frames"];

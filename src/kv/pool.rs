@@ -1,20 +1,23 @@
 //! The pages of one worker and who holds them.
 //!
-//! Owns: for each page its users (requests) and its leases (transfers), and the map of free pages.
+//! Owns: for each page its users (requests) and its leases (transfers), the map of free pages, the prefix cache.
 //! Thread: `engine`. Invariants: `free + cached + in use + leased = total`; a page is free only when it
-//! has neither user nor lease, so one whose user left stays until the lease's [`Ended`] is back.
+//! has neither user nor lease, so one whose user left stays until the lease's [`Ended`] is back; a page in the cache
+//! is written by nobody, and given up only when nobody holds it, the one left longest ago first.
 //! Allocation prefers long runs of neighbours, which become single copies and writes.
-//! Not here: the memory (`region`), the prefix tree that will fill `cached`.
+//! Not here: the memory (`region`), which page holds what (`prefix`).
 
 use crate::ids::{Generation, PageId, SlotId};
+use crate::kv::bits::Bits;
 use crate::kv::lease::{Ended, Lease};
+use crate::kv::prefix::{Parent, PrefixTree, Sequence};
 
 /// Pages by state. Every page is in exactly one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct PageCounts {
     /// Nobody holds them.
     pub free: u32,
-    /// No user, kept for their content; given up when pages are short. None before the prefix cache.
+    /// No user, kept for their content; given up when pages are short.
     pub cached: u32,
     /// Some request uses them, leased besides or not.
     pub in_use: u32,
@@ -29,6 +32,24 @@ impl PageCounts {
     }
 }
 
+/// What the cache has of a sequence, from its beginning on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Reusable {
+    /// Pages.
+    pub pages: u32,
+    /// Of them, pages that nobody holds: who takes them leaves so many fewer to be given up.
+    pub idle: u32,
+}
+
+/// What requests have asked the cache for since start, in tokens.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Lookups {
+    /// That it could have had.
+    pub asked: u64,
+    /// That it had.
+    pub found: u64,
+}
+
 /// Holders of one page.
 #[derive(Clone, Copy, Default)]
 struct Page {
@@ -36,21 +57,36 @@ struct Page {
     leases: u32,
 }
 
+impl Page {
+    fn is_held(&self) -> bool {
+        self.users > 0 || self.leases > 0
+    }
+}
+
 /// The pages of one worker.
 pub struct PagePool {
     pages: Box<[Page]>,
     free: Bits,
     counts: PageCounts,
+    prefixes: Option<PrefixTree>,
+    lookups: Lookups,
 }
 
 impl PagePool {
-    /// A pool of `pages` free pages, numbered from 0.
+    /// A pool of `pages` free pages, numbered from 0, that forgets what a page held.
     pub fn new(pages: u32) -> PagePool {
         PagePool {
             pages: vec![Page::default(); pages as usize].into(),
             free: Bits::ones(pages as usize),
             counts: PageCounts { free: pages, ..PageCounts::default() },
+            prefixes: None,
+            lookups: Lookups::default(),
         }
+    }
+
+    /// The same with a prefix cache over pages of `page_size` tokens.
+    pub fn with_cache(pages: u32, page_size: u32) -> PagePool {
+        PagePool { prefixes: Some(PrefixTree::new(pages, page_size)), ..PagePool::new(pages) }
     }
 
     /// Pages by state.
@@ -58,14 +94,20 @@ impl PagePool {
         self.counts
     }
 
+    /// What the cache was good for.
+    pub fn lookups(&self) -> Lookups {
+        self.lookups
+    }
+
     /// Gives `n` pages their first user and appends them to `pages`, whose capacity is the caller's care.
-    /// False, and nothing is done, when fewer are free. Continues the run that `pages` ends with, else takes
+    /// False, and nothing is done, when fewer are free or cached. Continues the run that `pages` ends with, else takes
     /// the smallest run that holds all, else the longest runs there are.
     #[must_use]
     pub fn allocate(&mut self, n: u32, pages: &mut Vec<PageId>) -> bool {
-        if n > self.counts.free {
+        if n > self.counts.free + self.counts.cached {
             return false;
         }
+        self.evict(n.saturating_sub(self.counts.free));
         let left = n as usize - self.extend_last_run(n as usize, pages);
         if left > 0 {
             self.allocate_runs(left, pages);
@@ -73,22 +115,70 @@ impl PagePool {
         true
     }
 
-    /// The user of these pages is gone.
-    pub fn release(&mut self, pages: &[PageId]) {
-        for &id in pages {
-            let page = &mut self.pages[id.index()];
-            assert!(page.users > 0, "page {id} has no user to release it");
-            page.users -= 1;
-            if page.users > 0 {
-                continue;
-            }
-            self.counts.in_use -= 1;
-            if page.leases > 0 {
-                self.counts.leased += 1;
-            } else {
-                self.free_up(id);
+    /// What of `sequence` is in the cache: whole pages, without a gap, of its first `tokens` tokens.
+    pub fn reusable(&self, sequence: &Sequence<'_>, tokens: u32) -> Reusable {
+        let mut found = Reusable::default();
+        for page in self.cached_pages(sequence, tokens) {
+            found.pages += 1;
+            found.idle += u32::from(!self.is_held(page));
+        }
+        found
+    }
+
+    /// Gives those pages one user more and appends them to `pages`, which is empty and has room for them.
+    pub fn reuse(&mut self, sequence: &Sequence<'_>, tokens: u32, pages: &mut Vec<PageId>) {
+        debug_assert!(pages.is_empty());
+        pages.extend(self.cached_pages(sequence, tokens));
+        pages.iter().for_each(|&page| self.add_user(page));
+        if let Some(tree) = &self.prefixes {
+            self.lookups.asked += u64::from(tokens);
+            self.lookups.found += (pages.len() * tree.page_size()) as u64;
+        }
+    }
+
+    /// `pages`, which the caller uses, hold the KV of `sequence`, of which the first `kept` pages have been here before:
+    /// those that follow go into the cache, as far as they are full of the first `tokens` tokens. A page whose content
+    /// is in the cache already is changed for that one, unless it is leased. How many are kept now.
+    pub fn keep(&mut self, sequence: &Sequence<'_>, tokens: u32, pages: &mut [PageId], kept: u32) -> u32 {
+        let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
+        for index in kept as usize..full {
+            let Some(tree) = &mut self.prefixes else { break };
+            let page = pages[index];
+            let parent = match index.checked_sub(1) {
+                None => Parent::Root(sequence.salt),
+                // The cache was emptied meanwhile.
+                Some(before) if !tree.contains(pages[before]) => return index as u32,
+                Some(before) => Parent::Page(pages[before]),
+            };
+            match tree.find(parent, sequence, index) {
+                None => tree.insert(page, parent, sequence, index),
+                Some(twin) if twin == page => {}
+                // A mover knows it by its number.
+                Some(_) if self.pages[page.index()].leases > 0 => return index as u32,
+                Some(twin) => {
+                    self.add_user(twin);
+                    self.remove_user(page);
+                    pages[index] = twin;
+                }
             }
         }
+        kept.max(full as u32)
+    }
+
+    /// Empties the cache; how many pages became free. Those that are held stay with who holds them, no longer.
+    pub fn flush(&mut self) -> u32 {
+        let cached = self.counts.cached;
+        self.evict(cached);
+        if let Some(tree) = &mut self.prefixes {
+            (0..self.pages.len()).for_each(|index| tree.remove(PageId(index as u32)));
+        }
+        cached
+    }
+
+    /// The user of these pages is gone.
+    pub fn release(&mut self, pages: &[PageId]) {
+        // The last first, so that a page is left after those that follow it.
+        pages.iter().rev().for_each(|&page| self.remove_user(page));
     }
 
     /// Leases pages in use to a transfer.
@@ -103,24 +193,26 @@ impl PagePool {
 
     /// The lease over these pages has ended.
     pub fn end(&mut self, _ended: Ended, pages: &[PageId]) {
-        for &id in pages {
+        for &id in pages.iter().rev() {
             let page = &mut self.pages[id.index()];
             assert!(page.leases > 0, "page {id} has no lease to end");
             page.leases -= 1;
             if page.leases == 0 && page.users == 0 {
                 self.counts.leased -= 1;
-                self.free_up(id);
+                self.let_go(id);
             }
         }
     }
 
-    /// Panics unless the counts and the map of free pages agree with each page's holders.
+    /// Panics unless the counts, the map of free pages and the cache agree with each page's holders.
     pub fn invariants(&self) {
         let mut seen = PageCounts::default();
         for (index, page) in self.pages.iter().enumerate() {
-            let free = page.users == 0 && page.leases == 0;
+            let cached = self.is_cached(PageId(index as u32));
+            let free = !page.is_held() && !cached;
             assert_eq!(free, self.free.get(index), "page {index} and the map of free pages disagree");
             match (page.users, page.leases) {
+                (0, 0) if cached => seen.cached += 1,
                 (0, 0) => seen.free += 1,
                 (0, _) => seen.leased += 1,
                 _ => seen.in_use += 1,
@@ -128,6 +220,79 @@ impl PagePool {
         }
         assert_eq!(seen, self.counts);
         assert_eq!(seen.total() as usize, self.pages.len());
+        if let Some(tree) = &self.prefixes {
+            tree.invariants(|page| !self.is_held(page));
+        }
+    }
+
+    fn is_held(&self, id: PageId) -> bool {
+        self.pages[id.index()].is_held()
+    }
+
+    fn is_cached(&self, id: PageId) -> bool {
+        self.prefixes.as_ref().is_some_and(|tree| tree.contains(id))
+    }
+
+    /// The pages of the cache that hold the first `tokens` of `sequence`, until one is missing.
+    fn cached_pages(&self, sequence: &Sequence<'_>, tokens: u32) -> impl Iterator<Item = PageId> {
+        let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
+        let mut parent = Parent::Root(sequence.salt);
+        (0..full).map_while(move |index| {
+            let page = self.prefixes.as_ref()?.find(parent, sequence, index)?;
+            parent = Parent::Page(page);
+            Some(page)
+        })
+    }
+
+    /// A page that is in use, leased or in the cache has a user more.
+    fn add_user(&mut self, id: PageId) {
+        let page = &mut self.pages[id.index()];
+        page.users += 1;
+        if page.users > 1 {
+            return;
+        }
+        self.counts.in_use += 1;
+        if page.leases > 0 {
+            self.counts.leased -= 1;
+        } else if let Some(tree) = &mut self.prefixes {
+            tree.wake(id);
+            self.counts.cached -= 1;
+        }
+    }
+
+    fn remove_user(&mut self, id: PageId) {
+        let page = &mut self.pages[id.index()];
+        assert!(page.users > 0, "page {id} has no user to release it");
+        page.users -= 1;
+        if page.users > 0 {
+            return;
+        }
+        self.counts.in_use -= 1;
+        if page.leases > 0 {
+            self.counts.leased += 1;
+        } else {
+            self.let_go(id);
+        }
+    }
+
+    /// Nobody holds the page any more.
+    fn let_go(&mut self, id: PageId) {
+        match &mut self.prefixes {
+            Some(tree) if tree.contains(id) => {
+                tree.leave(id);
+                self.counts.cached += 1;
+            }
+            _ => self.free_up(id),
+        }
+    }
+
+    /// Gives up `n` pages of the cache, which has as many that nobody holds.
+    fn evict(&mut self, n: u32) {
+        for _ in 0..n {
+            let page = self.prefixes.as_mut().and_then(PrefixTree::evict).expect("a cached page is idle");
+            self.counts.cached -= 1;
+            self.free_up(page);
+        }
     }
 
     fn free_up(&mut self, id: PageId) {
@@ -195,187 +360,6 @@ impl PagePool {
     }
 }
 
-/// A set of small numbers.
-struct Bits {
-    words: Box<[u64]>,
-    len: usize,
-}
-
-impl Bits {
-    fn ones(len: usize) -> Bits {
-        let mut bits = Bits { words: vec![0; len.div_ceil(64)].into(), len };
-        (0..len).for_each(|index| bits.set(index, true));
-        bits
-    }
-
-    fn get(&self, index: usize) -> bool {
-        self.words[index / 64] >> (index % 64) & 1 == 1
-    }
-
-    fn set(&mut self, index: usize, value: bool) {
-        let bit = 1 << (index % 64);
-        if value {
-            self.words[index / 64] |= bit;
-        } else {
-            self.words[index / 64] &= !bit;
-        }
-    }
-
-    /// The first run of members at or after `from`: (start, length).
-    fn run(&self, from: usize) -> Option<(usize, usize)> {
-        let start = self.find(from, 0)?;
-        let end = self.find(start, u64::MAX).unwrap_or(self.len);
-        Some((start, end - start))
-    }
-
-    /// The first index at or after `from` whose bit, flipped by `flip`, is set.
-    fn find(&self, from: usize, flip: u64) -> Option<usize> {
-        let mut index = from;
-        while index < self.len {
-            let word = (self.words[index / 64] ^ flip) >> (index % 64);
-            if word != 0 {
-                let found = index + word.trailing_zeros() as usize;
-                return (found < self.len).then_some(found);
-            }
-            index = (index / 64 + 1) * 64;
-        }
-        None
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::kv::lease::MoverRight;
-    use proptest::prelude::*;
-
-    fn allocate(pool: &mut PagePool, n: u32) -> Vec<PageId> {
-        let mut pages = Vec::new();
-        assert!(pool.allocate(n, &mut pages));
-        pages
-    }
-
-    fn ids(range: std::ops::Range<u32>) -> Vec<PageId> {
-        range.map(PageId).collect()
-    }
-
-    #[test]
-    fn the_smallest_run_that_fits_is_taken() {
-        let mut pool = PagePool::new(200);
-        let all = allocate(&mut pool, 200);
-        pool.release(&all[10..40]);
-        pool.release(&all[60..70]);
-        pool.release(&all[100..180]);
-        assert_eq!(allocate(&mut pool, 8), ids(60..68));
-        assert_eq!(allocate(&mut pool, 20), ids(10..30));
-        assert_eq!(allocate(&mut pool, 70), ids(100..170));
-        pool.invariants();
-    }
-
-    #[test]
-    fn without_a_run_that_fits_the_longest_are_taken() {
-        let mut pool = PagePool::new(100);
-        let all = allocate(&mut pool, 100);
-        (0..20).for_each(|i| pool.release(&all[i * 2..i * 2 + 1]));
-        pool.release(&all[50..66]);
-        pool.release(&all[70..86]);
-        let pages = allocate(&mut pool, 33);
-        assert_eq!(pages[..32], [ids(50..66), ids(70..86)].concat());
-        pool.invariants();
-    }
-
-    #[test]
-    fn a_list_that_grows_continues_its_run() {
-        let mut pool = PagePool::new(64);
-        let mut pages = allocate(&mut pool, 3);
-        for _ in 0..5 {
-            assert!(pool.allocate(1, &mut pages));
-        }
-        assert_eq!(pages, ids(0..8));
-    }
-
-    #[test]
-    fn too_many_pages_are_refused_whole() {
-        let mut pool = PagePool::new(4);
-        let held = allocate(&mut pool, 2);
-        let mut pages = Vec::new();
-        assert!(!pool.allocate(3, &mut pages));
-        assert_eq!((pages.len(), held.len(), pool.counts().free), (0, 2, 2));
-    }
-
-    #[test]
-    fn a_leased_page_outlives_its_user() {
-        let mut pool = PagePool::new(2);
-        let pages = allocate(&mut pool, 2);
-        let lease = pool.lease(SlotId(0), Generation(1), &pages);
-        pool.release(&pages);
-        assert_eq!(pool.counts(), PageCounts { leased: 2, ..PageCounts::default() });
-        assert!(!pool.allocate(1, &mut Vec::new()));
-        pool.end(lease.end(&MoverRight::for_mover_thread()), &pages);
-        assert_eq!(pool.counts().free, 2);
-    }
-
-    #[derive(Clone, Debug)]
-    enum Act {
-        Allocate(u32),
-        Release(usize),
-        Lease(usize),
-        End(usize),
-    }
-
-    fn act() -> impl Strategy<Value = Act> {
-        prop_oneof![
-            (1u32..30).prop_map(Act::Allocate),
-            any::<usize>().prop_map(Act::Release),
-            any::<usize>().prop_map(Act::Lease),
-            any::<usize>().prop_map(Act::End),
-        ]
-    }
-
-    proptest! {
-        /// Against a pool that is two lists: of held page lists and of leased page lists.
-        #[test]
-        fn behaves_like_two_lists(total in 1u32..150, acts in prop::collection::vec(act(), 1..120)) {
-            let right = MoverRight::for_mover_thread();
-            let mut pool = PagePool::new(total);
-            let mut held: Vec<Vec<PageId>> = Vec::new();
-            let mut leased: Vec<(Lease, Vec<PageId>)> = Vec::new();
-            for act in acts {
-                match act {
-                    Act::Allocate(n) => {
-                        let free = pool.counts().free;
-                        let mut pages = Vec::new();
-                        prop_assert_eq!(pool.allocate(n, &mut pages), n <= free);
-                        for page in &pages {
-                            prop_assert!(held.iter().all(|other| !other.contains(page)));
-                            prop_assert!(leased.iter().all(|(_, other)| !other.contains(page)));
-                        }
-                        held.push(pages);
-                    }
-                    Act::Release(at) if !held.is_empty() => {
-                        pool.release(&held.swap_remove(at % held.len()));
-                    }
-                    Act::Lease(at) if !held.is_empty() => {
-                        let pages = held[at % held.len()].clone();
-                        leased.push((pool.lease(SlotId(0), Generation(1), &pages), pages));
-                    }
-                    Act::End(at) if !leased.is_empty() => {
-                        let (lease, pages) = leased.swap_remove(at % leased.len());
-                        pool.end(lease.end(&right), &pages);
-                    }
-                    _ => {}
-                }
-                pool.invariants();
-                let in_use: usize = held.iter().map(Vec::len).sum();
-                let mut only_leased: Vec<_> = leased.iter().flat_map(|(_, pages)| pages).collect();
-                only_leased.retain(|page| held.iter().all(|other| !other.contains(page)));
-                only_leased.sort();
-                only_leased.dedup();
-                let counts = pool.counts();
-                prop_assert_eq!(counts.in_use as usize, in_use);
-                prop_assert_eq!(counts.leased as usize, only_leased.len());
-                prop_assert_eq!(counts.total(), total);
-            }
-        }
-    }
-}
+#[path = "pool_tests.rs"]
+mod tests;

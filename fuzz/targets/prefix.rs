@@ -1,0 +1,250 @@
+//! The prefix cache under requests that come, grow, share, are leased and leave, beside one that is a list of pages:
+//! the same pages are found, kept and given up, and a page that is found holds what it is found for.
+
+use baton::ids::{Generation, PageId, SlotId};
+use baton::kv::lease::{Lease, MoverRight};
+use baton::kv::pool::{PageCounts, PagePool, Reusable};
+use baton::kv::prefix::{Salt, Sequence};
+
+const PAGES: u32 = 24;
+const PAGE_SIZE: usize = 2;
+const REQUESTS_MAX: usize = 12;
+
+/// What decides a page's KV: the tenant, then all ids up to the page's end.
+type Text = Vec<u32>;
+
+#[derive(Clone, Default)]
+struct Page {
+    users: u32,
+    leases: u32,
+    /// What it is found for.
+    text: Option<Text>,
+    /// What was computed into it.
+    written: Text,
+    /// When its last holder left it.
+    left: u64,
+}
+
+impl Page {
+    fn is_held(&self) -> bool {
+        self.users + self.leases > 0
+    }
+}
+
+struct Request {
+    tenant: u32,
+    prompt: Vec<u32>,
+    output: Vec<u32>,
+    pages: Vec<PageId>,
+    kept: u32,
+    leases: Vec<(Lease, Vec<PageId>)>,
+}
+
+impl Request {
+    fn sequence(&self) -> Sequence<'_> {
+        Sequence { salt: Salt(self.tenant.into()), prompt: &self.prompt, output: &self.output }
+    }
+
+    fn text(&self, page: usize) -> Text {
+        let ids = self.prompt.iter().chain(&self.output).take((page + 1) * PAGE_SIZE);
+        [self.tenant].into_iter().chain(ids.copied()).collect()
+    }
+
+    fn len(&self) -> usize {
+        self.prompt.len() + self.output.len()
+    }
+}
+
+struct List {
+    pages: Vec<Page>,
+    clock: u64,
+}
+
+impl List {
+    fn find(&self, text: &Text) -> Option<usize> {
+        self.pages.iter().position(|page| page.text.as_ref() == Some(text))
+    }
+
+    fn counts(&self) -> PageCounts {
+        let mut counts = PageCounts::default();
+        for page in &self.pages {
+            match page {
+                Page { users: 0, leases: 0, text: None, .. } => counts.free += 1,
+                Page { users: 0, leases: 0, .. } => counts.cached += 1,
+                Page { users: 0, .. } => counts.leased += 1,
+                _ => counts.in_use += 1,
+            }
+        }
+        counts
+    }
+
+    fn found(&self, request: &Request, tokens: usize) -> Vec<usize> {
+        (0..tokens / PAGE_SIZE).map_while(|index| self.find(&request.text(index))).collect()
+    }
+
+    fn make_free(&mut self, n: u32) {
+        while self.counts().free < n {
+            let idle = self.pages.iter_mut().filter(|page| !page.is_held() && page.text.is_some());
+            idle.min_by_key(|page| page.left).expect("enough are cached").text = None;
+        }
+    }
+
+    /// The last page first.
+    fn drop_holders(&mut self, pages: &[PageId], change: impl Fn(&mut Page)) {
+        for id in pages.iter().rev() {
+            self.clock += 1;
+            let page = &mut self.pages[id.index()];
+            change(page);
+            page.left = self.clock;
+        }
+    }
+
+    fn keep(&mut self, request: &mut Request, tokens: usize) {
+        for index in request.kept as usize..tokens / PAGE_SIZE {
+            let (text, own) = (request.text(index), request.pages[index].index());
+            self.pages[own].written = text.clone();
+            let before = index.checked_sub(1).map(|before| &self.pages[request.pages[before].index()].text);
+            if before.is_some_and(Option::is_none) {
+                return;
+            }
+            match self.find(&text) {
+                None => self.pages[own].text = Some(text),
+                Some(_) if self.pages[own].leases > 0 => return,
+                Some(twin) => {
+                    self.pages[twin].users += 1;
+                    self.pages[own].users -= 1;
+                    request.pages[index] = PageId(twin as u32);
+                }
+            }
+            request.kept = index as u32 + 1;
+        }
+    }
+}
+
+pub fn run(data: &[u8]) {
+    let mut bytes = data.iter().map(|&byte| u32::from(byte));
+    let right = MoverRight::for_mover_thread();
+    let mut pool = PagePool::with_cache(PAGES, PAGE_SIZE as u32);
+    let mut list = List { pages: vec![Page::default(); PAGES as usize], clock: 0 };
+    let mut requests: Vec<Request> = Vec::new();
+    while let (Some(act), Some(which)) = (bytes.next(), bytes.next()) {
+        match act % 8 {
+            0 | 1 if requests.len() < REQUESTS_MAX => {
+                let Some(ids) = bytes.next() else { return };
+                let prompt = (0..1 + which as usize % 12).map(|bit| ids >> (bit % 8) & 1).collect();
+                let mut new = Request {
+                    tenant: act / 8 % 2,
+                    prompt,
+                    output: Vec::new(),
+                    pages: Vec::with_capacity(PAGES as usize),
+                    kept: 0,
+                    leases: Vec::new(),
+                };
+                if admit(&mut pool, &mut list, &mut new) {
+                    requests.push(new);
+                }
+            }
+            2 | 3 if !requests.is_empty() => {
+                let at = which as usize % requests.len();
+                let request = &mut requests[at];
+                grow(&mut pool, &mut list, request, act / 8);
+            }
+            4 if !requests.is_empty() => {
+                let at = which as usize % requests.len();
+                let request = &mut requests[at];
+                // From where a destination's own pages begin.
+                let pages = request.pages[(act / 8) as usize % request.pages.len()..].to_vec();
+                let lease = pool.lease(SlotId(0), Generation(1), &pages);
+                pages.iter().for_each(|page| list.pages[page.index()].leases += 1);
+                request.leases.push((lease, pages));
+            }
+            5 | 6 if !requests.is_empty() => {
+                let mut request = requests.swap_remove(which as usize % requests.len());
+                // A destination's lease is over pages that nobody else knows until it ends; a source's is over all.
+                let partial = request.leases.iter().any(|(_, pages)| pages.len() < request.pages.len());
+                if partial || act % 8 == 5 {
+                    end(&mut pool, &mut list, &mut request, &right);
+                }
+                pool.release(&request.pages);
+                list.drop_holders(&request.pages, |page| page.users -= 1);
+                check(&pool, &list);
+                end(&mut pool, &mut list, &mut request, &right);
+            }
+            7 if which % 8 == 0 => {
+                let cached = list.counts().cached;
+                assert_eq!(pool.flush(), cached);
+                list.pages.iter_mut().for_each(|page| page.text = None);
+            }
+            _ => {}
+        }
+        check(&pool, &list);
+    }
+}
+
+fn admit(pool: &mut PagePool, list: &mut List, new: &mut Request) -> bool {
+    let tokens = new.len() - 1;
+    let found = list.found(new, tokens);
+    let idle = found.iter().filter(|&&page| !list.pages[page].is_held()).count();
+    let reusable = Reusable { pages: found.len() as u32, idle: idle as u32 };
+    assert_eq!(pool.reusable(&new.sequence(), tokens as u32), reusable);
+    let mut pages = std::mem::take(&mut new.pages);
+    pool.reuse(&new.sequence(), tokens as u32, &mut pages);
+    assert_eq!(pages.iter().map(|page| page.index()).collect::<Vec<_>>(), found);
+    for (index, &page) in found.iter().enumerate() {
+        assert_eq!(list.pages[page].written, new.text(index), "a page is found for what it does not hold");
+        list.pages[page].users += 1;
+    }
+    new.kept = found.len() as u32;
+    let missing = new.len().div_ceil(PAGE_SIZE) as u32 - new.kept;
+    let fits = missing <= list.counts().free + list.counts().cached;
+    assert_eq!(pool.allocate(missing, &mut pages), fits);
+    new.pages = pages;
+    if !fits {
+        pool.release(&new.pages);
+        list.drop_holders(&new.pages, |page| page.users -= 1);
+        return false;
+    }
+    list.make_free(missing);
+    for page in &new.pages[found.len()..] {
+        let page = &mut list.pages[page.index()];
+        assert!(!page.is_held() && page.text.is_none(), "a page that is not free was given out");
+        page.users = 1;
+    }
+    true
+}
+
+/// More of it is computed: of the prompt, or one id behind it.
+fn grow(pool: &mut PagePool, list: &mut List, request: &mut Request, by: u32) {
+    let mut tokens = (request.kept as usize * PAGE_SIZE + by as usize).min(request.len());
+    if by % 4 == 3 && request.len().div_ceil(PAGE_SIZE) == request.pages.len() && request.leases.is_empty() {
+        let missing = (request.len() + 1).div_ceil(PAGE_SIZE) - request.pages.len();
+        let mut pages = std::mem::take(&mut request.pages);
+        let grown = pool.allocate(missing as u32, &mut pages);
+        request.pages = pages;
+        if !grown {
+            return;
+        }
+        if missing > 0 {
+            list.make_free(missing as u32);
+            list.pages[request.pages[request.pages.len() - 1].index()].users = 1;
+        }
+        request.output.push(by / 4 % 2);
+        tokens = request.len();
+    }
+    let (kept, mut pages) = (request.kept, request.pages.clone());
+    let now = pool.keep(&request.sequence(), tokens as u32, &mut pages, kept);
+    list.keep(request, tokens);
+    assert_eq!((now, &pages), (request.kept, &request.pages));
+}
+
+fn end(pool: &mut PagePool, list: &mut List, request: &mut Request, right: &MoverRight) {
+    for (lease, pages) in request.leases.drain(..) {
+        pool.end(lease.end(right), &pages);
+        list.drop_holders(&pages, |page| page.leases -= 1);
+    }
+}
+
+fn check(pool: &PagePool, list: &List) {
+    pool.invariants();
+    assert_eq!(pool.counts(), list.counts());
+}

@@ -1,0 +1,133 @@
+use super::*;
+use crate::kv::lease::MoverRight;
+use proptest::prelude::*;
+
+fn allocate(pool: &mut PagePool, n: u32) -> Vec<PageId> {
+    let mut pages = Vec::new();
+    assert!(pool.allocate(n, &mut pages));
+    pages
+}
+
+fn ids(range: std::ops::Range<u32>) -> Vec<PageId> {
+    range.map(PageId).collect()
+}
+
+#[test]
+fn the_smallest_run_that_fits_is_taken() {
+    let mut pool = PagePool::new(200);
+    let all = allocate(&mut pool, 200);
+    pool.release(&all[10..40]);
+    pool.release(&all[60..70]);
+    pool.release(&all[100..180]);
+    assert_eq!(allocate(&mut pool, 8), ids(60..68));
+    assert_eq!(allocate(&mut pool, 20), ids(10..30));
+    assert_eq!(allocate(&mut pool, 70), ids(100..170));
+    pool.invariants();
+}
+
+#[test]
+fn without_a_run_that_fits_the_longest_are_taken() {
+    let mut pool = PagePool::new(100);
+    let all = allocate(&mut pool, 100);
+    (0..20).for_each(|i| pool.release(&all[i * 2..i * 2 + 1]));
+    pool.release(&all[50..66]);
+    pool.release(&all[70..86]);
+    let pages = allocate(&mut pool, 33);
+    assert_eq!(pages[..32], [ids(50..66), ids(70..86)].concat());
+    pool.invariants();
+}
+
+#[test]
+fn a_list_that_grows_continues_its_run() {
+    let mut pool = PagePool::new(64);
+    let mut pages = allocate(&mut pool, 3);
+    for _ in 0..5 {
+        assert!(pool.allocate(1, &mut pages));
+    }
+    assert_eq!(pages, ids(0..8));
+}
+
+#[test]
+fn too_many_pages_are_refused_whole() {
+    let mut pool = PagePool::new(4);
+    let held = allocate(&mut pool, 2);
+    let mut pages = Vec::new();
+    assert!(!pool.allocate(3, &mut pages));
+    assert_eq!((pages.len(), held.len(), pool.counts().free), (0, 2, 2));
+}
+
+#[test]
+fn a_leased_page_outlives_its_user() {
+    let mut pool = PagePool::new(2);
+    let pages = allocate(&mut pool, 2);
+    let lease = pool.lease(SlotId(0), Generation(1), &pages);
+    pool.release(&pages);
+    assert_eq!(pool.counts(), PageCounts { leased: 2, ..PageCounts::default() });
+    assert!(!pool.allocate(1, &mut Vec::new()));
+    pool.end(lease.end(&MoverRight::for_mover_thread()), &pages);
+    assert_eq!(pool.counts().free, 2);
+}
+
+#[derive(Clone, Debug)]
+enum Act {
+    Allocate(u32),
+    Release(usize),
+    Lease(usize),
+    End(usize),
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    prop_oneof![
+        (1u32..30).prop_map(Act::Allocate),
+        any::<usize>().prop_map(Act::Release),
+        any::<usize>().prop_map(Act::Lease),
+        any::<usize>().prop_map(Act::End),
+    ]
+}
+
+proptest! {
+    /// Against a pool that is two lists: of held page lists and of leased page lists.
+    #[test]
+    fn behaves_like_two_lists(total in 1u32..150, acts in prop::collection::vec(act(), 1..120)) {
+        let right = MoverRight::for_mover_thread();
+        let mut pool = PagePool::new(total);
+        let mut held: Vec<Vec<PageId>> = Vec::new();
+        let mut leased: Vec<(Lease, Vec<PageId>)> = Vec::new();
+        for act in acts {
+            match act {
+                Act::Allocate(n) => {
+                    let free = pool.counts().free;
+                    let mut pages = Vec::new();
+                    prop_assert_eq!(pool.allocate(n, &mut pages), n <= free);
+                    for page in &pages {
+                        prop_assert!(held.iter().all(|other| !other.contains(page)));
+                        prop_assert!(leased.iter().all(|(_, other)| !other.contains(page)));
+                    }
+                    held.push(pages);
+                }
+                Act::Release(at) if !held.is_empty() => {
+                    pool.release(&held.swap_remove(at % held.len()));
+                }
+                Act::Lease(at) if !held.is_empty() => {
+                    let pages = held[at % held.len()].clone();
+                    leased.push((pool.lease(SlotId(0), Generation(1), &pages), pages));
+                }
+                Act::End(at) if !leased.is_empty() => {
+                    let (lease, pages) = leased.swap_remove(at % leased.len());
+                    pool.end(lease.end(&right), &pages);
+                }
+                _ => {}
+            }
+            pool.invariants();
+            let in_use: usize = held.iter().map(Vec::len).sum();
+            let mut only_leased: Vec<_> = leased.iter().flat_map(|(_, pages)| pages).collect();
+            only_leased.retain(|page| held.iter().all(|other| !other.contains(page)));
+            only_leased.sort();
+            only_leased.dedup();
+            let counts = pool.counts();
+            prop_assert_eq!(counts.in_use as usize, in_use);
+            prop_assert_eq!(counts.leased as usize, only_leased.len());
+            prop_assert_eq!(counts.total(), total);
+        }
+    }
+}

@@ -146,7 +146,8 @@ impl Session {
 
     /// Nanoseconds from the post to the last completion taken; and those of them that a poster posted for.
     fn hand_over(&mut self) -> (f64, f64) {
-        let target = Target { session: SessionId(0), slot: SLOT, generation: Generation(1), room: Room(1) };
+        let target =
+            Target { session: SessionId(0), slot: SLOT, generation: Generation(1), room: Room(1), prefix: 0 };
         let post = Post { slot: SLOT, target, tokens: 0..PAGES, last: None };
         let _seal = seal_thread();
         let begun = Instant::now();

@@ -156,6 +156,8 @@ pub const PAGE_SIZE_MAX: u32 = 256;
 pub const RUNNING_REQUESTS_MAX: u32 = 4096;
 /// Most requests waiting in a worker; each holds its body's ids.
 pub const QUEUED_REQUESTS_MAX: u32 = 65_536;
+/// Most clients that wait for prefix caches to be emptied; one is enough for all of them.
+pub const FLUSHES_MAX: usize = 16;
 /// Most workers of one role in one process; they share its cores, so more only cuts the memory up.
 pub const WORKERS_MAX: u32 = 16;
 /// Most threads of a team: beyond any machine of today.

@@ -172,6 +172,7 @@ impl Cluster {
             prompt: prompt.to_vec(),
             output: Vec::new(),
             pages: Vec::new(),
+            salt: None,
             sampling: SamplingParams::GREEDY,
             top_logprobs: 0,
             max_new: 1,
@@ -193,8 +194,8 @@ impl Cluster {
         assert!(self.decode.pool.allocate(count, &mut pages));
         let lease = self.decode.pool.lease(slot.id, slot.generation, &pages);
         let from = (session, Room(room));
-        self.decode.handle.expect(slot.id, slot.generation, from, tokens, &pages, lease);
-        self.handoff.expecting(DECODE, slot, tokens, self.now);
+        self.decode.handle.expect(slot.id, slot.generation, from, 0..tokens, &pages, lease);
+        self.handoff.expecting(DECODE, slot, 0..tokens, self.now);
         pages
     }
 

@@ -5,6 +5,7 @@ mod support;
 
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId};
+use baton::kv::prefix::Salt;
 use baton::limits::PASSES_MAX;
 use baton::model::sampler::SamplingParams;
 use baton::sched::engine::run;
@@ -37,6 +38,10 @@ fn random_setup(rng: &mut Rng) -> Setup {
 fn random_wanted(rng: &mut Rng) -> Wanted {
     let mut wanted = Wanted::new(rng.within(1, 60), rng.within(1, 30));
     wanted.prompt.iter_mut().for_each(|id| *id = rng.within(0, VOCAB - 1));
+    // Many begin the same, and part at any place.
+    let shared = rng.within(0, wanted.prompt.len() as u32) as usize;
+    (0..shared).for_each(|index| wanted.prompt[index] = index as u32 * 5 % VOCAB);
+    wanted.salt = (!rng.one_in(5)).then(|| Salt(u128::from(rng.within(0, 1))));
     if rng.one_in(2) {
         wanted.sampling = SamplingParams {
             temperature: 0.9,
@@ -76,6 +81,7 @@ fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
 
 #[test]
 fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
+    let (mut cached, mut given_up) = (0, 0);
     for seed in 0..40 {
         let rng = &mut Rng::new(seed * 1000);
         let wanted: Vec<_> = (0..rng.within(1, 14)).map(|_| random_wanted(rng)).collect();
@@ -87,7 +93,98 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
             for (id, expected) in ids.iter().zip(&expected) {
                 assert_eq!(&rig.told[id], expected, "seed {seed}, split {split}, {setup:?}");
             }
+            cached += rig.cached.values().sum::<u32>();
+            let free = rig.stats(FIRST).pages().free;
+            given_up += u32::from(free == 0);
         }
+    }
+    assert!(cached > 1000 && given_up > 0, "{cached} tokens were cached, {given_up} caches were full");
+}
+
+/// What one request has left, the next one with the same beginning neither computes nor gets sent.
+#[test]
+fn a_prompt_that_begins_the_same_is_computed_and_sent_from_where_it_differs() {
+    let mut longer = Wanted::new(30, 5);
+    longer.prompt.extend(alone(&Wanted::new(30, 5)).tokens.iter().map(|sampled| sampled.token));
+    longer.prompt.extend([1, 2, 3]);
+    for split in [true, false] {
+        let setup = Setup::new();
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let ask = |rig: &mut Rig, wanted: &Wanted| {
+            let before = (rig.stats(FIRST).prompt_tokens_total.load(Relaxed), rig.copied());
+            let legs = rig.submit(wanted);
+            rig.finish();
+            assert_eq!(rig.told[&legs.decode], alone(wanted));
+            let computed = rig.stats(FIRST).prompt_tokens_total.load(Relaxed) - before.0;
+            assert_eq!(computed, wanted.prompt.len() as u64 - u64::from(rig.cached[&legs.decode]));
+            (rig.cached[&legs.decode], rig.copied() - before.1)
+        };
+        let first = Wanted::new(30, 5);
+        assert_eq!(ask(&mut rig, &first), (0, if split { 30 } else { 0 }));
+        // Whole pages of 4, and never the last token, whose logits are wanted.
+        assert_eq!(ask(&mut rig, &first), (28, if split { 2 } else { 0 }));
+        // 30 and 4 of the answer have KV where it was generated: 8 pages. A prefill worker has read 7.
+        assert_eq!(ask(&mut rig, &longer), if split { (28, 38 - 32) } else { (32, 0) });
+        let other = Wanted { salt: Some(Salt(1)), ..longer.clone() };
+        assert_eq!(ask(&mut rig, &other).0, 0, "another tenant's");
+        let nobody = Wanted { salt: None, ..longer.clone() };
+        assert_eq!(ask(&mut rig, &nobody).0, 0);
+        for worker in [FIRST, DECODE] {
+            rig.commands.send(Command::Flush { worker }).unwrap();
+            if !split {
+                break;
+            }
+        }
+        rig.check_empty();
+        assert_eq!(rig.flushed, 1 + usize::from(split));
+        assert_eq!(rig.stats(FIRST).pages().cached, 0);
+        assert_eq!(ask(&mut rig, &longer).0, 0, "the cache was emptied");
+    }
+}
+
+/// A cache that is emptied under those who use it: they go on, and leave nothing behind.
+#[test]
+fn a_cache_may_be_emptied_at_any_turn() {
+    let setup = Setup::new();
+    let wanted = [Wanted::new(40, 12), Wanted::new(40, 6), Wanted::new(21, 8)];
+    let expected: Vec<_> = wanted.iter().map(alone).collect();
+    for split in [true, false] {
+        for k in 0..40 {
+            let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            rig.submit(&wanted[0]);
+            rig.finish();
+            let legs: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted)).collect();
+            (0..k).for_each(|_| _ = rig.turn());
+            rig.commands.send(Command::Flush { worker: FIRST }).unwrap();
+            if split {
+                rig.commands.send(Command::Flush { worker: DECODE }).unwrap();
+            }
+            rig.finish();
+            for (legs, expected) in legs.iter().zip(&expected) {
+                assert_eq!(&rig.told[&legs.decode], expected, "split {split}, turn {k}");
+            }
+        }
+    }
+}
+
+/// Samples of one prompt hold its pages once where they decode.
+#[test]
+fn who_runs_on_from_the_same_prompt_shares_its_pages() {
+    let mut setup = Setup::new();
+    setup.config.max_running = 8;
+    for split in [true, false] {
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let wanted = Wanted::new(40, 20);
+        let legs: Vec<_> = (0..4).map(|_| rig.submit(&wanted)).collect();
+        let running = if split { DECODE } else { FIRST };
+        while rig.tokens(legs[3].decode).len() < 2 {
+            rig.turn();
+        }
+        let in_use = rig.stats(running).pages().in_use;
+        assert!(in_use <= 10 + 4 * 5, "{in_use} pages for four samples of ten pages of prompt");
+        rig.finish();
+        let expected = alone(&wanted);
+        legs.iter().for_each(|legs| assert_eq!(rig.told[&legs.decode], expected));
     }
 }
 

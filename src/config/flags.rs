@@ -248,6 +248,10 @@ pub(super) struct KvFlags {
     /// Element type; auto: f32 for f32 checkpoints, else f16
     #[arg(long, value_enum, default_value_t)]
     pub(super) kv_dtype: KvDtype,
+    /// Forget a request's KV when it is over; by default it is kept for prompts that begin the same, as long as nobody
+    /// else needs its pages
+    #[arg(long, visible_alias = "no-enable-prefix-caching")]
+    pub(super) disable_radix_cache: bool,
 }
 
 #[derive(Args, Debug)]

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 const ONE_RANK: &str = "a worker is one rank; run more workers instead";
 const CPU_ONLY: &str = "models run on CPUs only";
-const NO_PREFIX_CACHE: &str = "there is no prefix cache yet, every prompt is computed whole";
+const CACHES: &str = "prefill and decode workers cache prefixes unless told --disable-radix-cache";
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
 const NO_RETRY: &str = "a request that was sent to a pair of workers is not sent to another";
 const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";
@@ -48,10 +48,8 @@ const NAMES: &[(&str, &str)] = &[
     ("--ssl-key-file", NO_TLS),
     ("--gpu-memory-utilization", "models run on CPUs only; KV memory is set by --kv-memory"),
     ("--mem-fraction-static", "KV memory is set by --kv-memory"),
-    ("--enable-prefix-caching", NO_PREFIX_CACHE),
-    ("--no-enable-prefix-caching", NO_PREFIX_CACHE),
-    ("--disable-radix-cache", NO_PREFIX_CACHE),
-    ("--disaggregation-decode-enable-radix-cache", NO_PREFIX_CACHE),
+    ("--enable-prefix-caching", CACHES),
+    ("--disaggregation-decode-enable-radix-cache", CACHES),
     ("--decode-allocation", "decode memory is always allocated early"),
     ("--disaggregation-decode-allocation-policy", "decode memory is always allocated early"),
     ("--num-reserved-decode-tokens", ALL_RESERVED),
@@ -104,7 +102,7 @@ const VALUES: &[(&str, &str, &str)] = &[
     ("--transfer", "cuda_ipc", CPU_ONLY),
     ("--policy", "random", ONE_POLICY),
     ("--policy", "power_of_two", ONE_POLICY),
-    ("--policy", "cache_aware", NO_PREFIX_CACHE),
+    ("--policy", "cache_aware", ONE_POLICY),
     ("--policy", "lmetric", ONE_POLICY),
     ("--policy", "slo", ONE_POLICY),
     ("--policy", "conditional", ONE_POLICY),

@@ -105,8 +105,11 @@ impl Resolver<'_> {
         if bootstrap_allow.is_empty() {
             bootstrap_allow = Cidr::LOOPBACK.to_vec();
         }
+        let mut worker = self.worker(flags.worker, DECODE_PORT)?;
+        // Nothing comes, so there is nothing that a second prompt could go on from.
+        worker.kv.prefix_cache &= flags.handoff.transfer != Transfer::Fake;
         let config = DecodeConfig {
-            worker: self.worker(flags.worker, DECODE_PORT)?,
+            worker,
             handoff: self.handoff(flags.handoff, host, listens_for_peers)?,
             data_port: flags.destination.data_port,
             bootstrap_allow,
@@ -143,7 +146,12 @@ impl Resolver<'_> {
         Ok(WorkerConfig {
             model: model(flags.model)?,
             front: self.front(flags.front, port)?,
-            kv: KvConfig { page_size, memory, dtype: flags.kv.kv_dtype },
+            kv: KvConfig {
+                page_size,
+                memory,
+                dtype: flags.kv.kv_dtype,
+                prefix_cache: !flags.kv.disable_radix_cache,
+            },
             max_running_requests: flags.admission.max_running_requests,
             max_queued_requests: flags.admission.max_queued_requests,
             cores: self.cores(flags.cores)?,

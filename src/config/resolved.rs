@@ -156,6 +156,8 @@ pub struct KvConfig {
     pub memory: ByteSize,
     /// Element type.
     pub dtype: KvDtype,
+    /// Kept for prompts that begin the same.
+    pub prefix_cache: bool,
 }
 
 /// Bounds on the prompt tokens of one turn.

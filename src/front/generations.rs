@@ -6,6 +6,7 @@
 //! Not here: HTTP framing (`connections`), the hand-off's protocol (`handoff`).
 
 mod figures;
+mod flushes;
 mod placing;
 
 pub use placing::Placement;
@@ -22,9 +23,10 @@ use crate::ids::{RequestId, WorkerId};
 use crate::model::logprobs::Sampled;
 use crate::net::{ConnId, Reactor};
 use crate::obs::metrics::WorkerMetrics;
-use crate::sched::mailbox::{Event, Outcome};
+use crate::sched::mailbox::{Command, Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
+use flushes::Flushes;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -95,6 +97,7 @@ pub struct Generations {
     /// Of both.
     by_conn: HashMap<ConnId, u64>,
     legs: HashMap<RequestId, Leg>,
+    flushes: Flushes,
     metrics: Vec<Arc<WorkerMetrics>>,
     next_exchange: u64,
     next_request: u64,
@@ -130,6 +133,7 @@ impl Generations {
             converting: HashMap::new(),
             by_conn: HashMap::new(),
             legs: HashMap::new(),
+            flushes: Flushes::default(),
             metrics,
             next_exchange: 0,
             next_request: 0,
@@ -208,8 +212,22 @@ impl Generations {
         Ok(())
     }
 
+    /// A client wants the workers' prefix caches emptied; it is told when they are.
+    ///
+    /// # Errors
+    /// Too many wait for that.
+    pub fn flush(&mut self, conn: ConnId) -> Result<(), ApiError> {
+        let workers = self.handoff.members().iter().map(|member| member.worker.id).collect::<Vec<_>>();
+        self.flushes.begin(conn, &workers)?;
+        for worker in workers {
+            self.handoff.worker_mut(worker).engine.send(Command::Flush { worker });
+        }
+        Ok(())
+    }
+
     /// The client of a connection has gone: everything done for it ends.
     pub fn gone(&mut self, conn: ConnId) {
+        self.flushes.gone(conn);
         if let Some(exchange) = self.by_conn.get(&conn).copied()
             && self.converted(exchange).is_none()
         {
@@ -274,6 +292,13 @@ impl Generations {
             }
             Event::Finished { request, outcome, stamps, cached_tokens } => {
                 self.finished(request, outcome, &stamps, cached_tokens, way);
+            }
+            Event::Flushed { worker, pages } => {
+                if let Some((conn, pages)) = self.flushes.done(worker, pages) {
+                    let body = serde_json::json!({ "success": true, "flushed_pages": pages }).to_string();
+                    let body = body.as_bytes();
+                    way.answer(conn, &Answer { status: 200, media: JSON, body, retry_after: None });
+                }
             }
             Event::Released(request) => {
                 let slot = Slot { id: request.slot, generation: request.generation };

@@ -33,6 +33,7 @@ use effects::Effects;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::time::Instant;
 
 /// Where a decode worker reaches a prefill worker.
@@ -362,17 +363,20 @@ impl Handoff {
     }
 
     /// The scheduler of a decode worker has leased pages: Destination leaves.
-    pub fn expecting(&mut self, id: WorkerId, slot: Slot, tokens: u32, now: Instant) {
+    pub fn expecting(&mut self, id: WorkerId, slot: Slot, tokens: Range<u32>, now: Instant) {
         let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
         else {
             return;
         };
         let Some(tenant) = worker.tenant(slot).copied() else { return };
-        let pages = worker.layout().pages_for(tokens) as usize;
-        let pages: Vec<_> = (0..pages).map(|index| worker.lists().page(slot.id, index)).collect();
+        let pages = (tokens.start / worker.layout().page_size)..worker.layout().pages_for(tokens.end);
+        let pages: Vec<_> = (pages.start as usize..pages.end as usize)
+            .map(|index| worker.lists().page(slot.id, index))
+            .collect();
         let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
-        let transport = manager.expecting(slot, tenant.prompt, &pages, tenant.deadline, now, effects);
-        worker.expects(slot, transport);
+        let transport =
+            manager.expecting(slot, tenant.prompt, tokens.start, &pages, tenant.deadline, now, effects);
+        worker.expects(slot, tokens.start, transport);
         self.settle(now);
     }
 
@@ -818,7 +822,7 @@ impl Handoff {
 fn grant_to_nobody(worker: &mut Worker, slot: Slot, room: Room) -> Result<(), Cause> {
     let Slot { id: slot, generation } = slot;
     worker.status.advance(slot, generation, Move::Grant).map_err(|_| Cause::OtherLeg)?;
-    let target = Target { session: SessionId::NOBODY, slot, generation, room };
+    let target = Target { session: SessionId::NOBODY, slot, generation, room, prefix: 0 };
     worker.engine.send(Command::Granted { worker: worker.id, slot, generation, target });
     Ok(())
 }

@@ -191,10 +191,7 @@ impl Routes {
                 event!(Info, "http", "aborted by request", count = aborted);
                 json(conn, &serde_json::json!({ "aborted": aborted }), way)
             }
-            // There is no prefix cache in this version: it is as empty as it can be.
-            (Post, "/flush_cache") => {
-                json(conn, &serde_json::json!({ "success": true, "flushed_pages": 0 }), way)
-            }
+            (Post, "/flush_cache") => generations.flush(conn),
             _ if is_known(path) => {
                 Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
             }

@@ -8,7 +8,7 @@ use crate::obs::registry::Registry;
 use crate::sched::stats::WorkerStats;
 use crate::transfer::tally::Tally;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// One worker's figures.
 #[derive(Debug)]
@@ -65,6 +65,12 @@ impl Telemetry {
         let moving = sum(|stats| &stats.transferring) + sum(|stats| &stats.arrived);
         let uncached =
             self.workers.iter().map(|worker| worker.stats.waiting_tokens.load(Ordering::Relaxed)).sum();
+        let (mut asked, mut found) = (0, 0);
+        // Of those that compute prompts.
+        for worker in self.workers.iter().filter(|worker| worker.role != EngineType::Decode) {
+            asked += worker.stats.prefix_asked_total.load(Ordering::Relaxed);
+            found += worker.stats.prefix_found_total.load(Ordering::Relaxed);
+        }
         Load {
             num_running_reqs: running,
             num_waiting_reqs: waiting + moving,
@@ -72,6 +78,7 @@ impl Telemetry {
             num_total_reqs: running + waiting + moving,
             num_used_tokens: used,
             max_total_num_tokens: total,
+            cache_hit_rate: found as f64 / asked.max(1) as f64,
             token_usage: used as f64 / total.max(1) as f64,
             utilization: f64::from(running) / max_running.max(1) as f64,
             max_running_requests: max_running as u32,
@@ -114,7 +121,13 @@ impl Watched {
             leased: pages.leased as usize,
         });
         self.metrics.set_tally(&self.tally);
-        self.metrics.prompt_tokens.raise_to(stats.prompt_tokens_total.load(Ordering::Relaxed));
+        let total = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
+        let (computed, found) = (total(&stats.prompt_tokens_total), total(&stats.prefix_found_total));
+        // What decode found, prefill has counted.
+        let read = if self.role == EngineType::Decode { 0 } else { computed + found };
+        self.metrics.prompt_tokens.raise_to(read);
+        self.metrics.prefix_asked.raise_to(total(&stats.prefix_asked_total));
+        self.metrics.prefix_found.raise_to(found);
         self.metrics.generation_tokens.raise_to(stats.generated_tokens_total.load(Ordering::Relaxed));
     }
 }

@@ -68,6 +68,8 @@ pub struct Tenant {
     pub deadline: Instant,
     /// How its KV comes, once a decode worker has asked for it.
     pub transport: Option<Transport>,
+    /// Tokens of the prompt that it has not asked for, since it holds them.
+    pub prefix: u32,
 }
 
 /// The part that all roles share.
@@ -131,7 +133,7 @@ impl Worker {
     pub fn take_slot(&mut self, prompt: Prompt, deadline: Instant) -> Option<Slot> {
         let id = self.free.pop()?;
         let generation = self.status.open(id);
-        self.tenants[id.index()] = Some(Tenant { generation, prompt, deadline, transport: None });
+        self.tenants[id.index()] = Some(Tenant { generation, prompt, deadline, transport: None, prefix: 0 });
         Some(Slot { id, generation })
     }
 
@@ -140,12 +142,12 @@ impl Worker {
         self.tenants[slot.id.index()].as_ref().filter(|tenant| tenant.generation == slot.generation)
     }
 
-    /// A decode worker has asked for the KV of this use of a slot.
-    pub fn expects(&mut self, slot: Slot, transport: Option<Transport>) {
+    /// A decode worker has asked for the KV of this use of a slot, behind a prefix that it holds.
+    pub fn expects(&mut self, slot: Slot, prefix: u32, transport: Option<Transport>) {
         if let Some(tenant) = self.tenants[slot.id.index()].as_mut()
             && tenant.generation == slot.generation
         {
-            tenant.transport = transport;
+            (tenant.transport, tenant.prefix) = (transport, prefix);
         }
     }
 

@@ -125,8 +125,12 @@ pub struct WorkerMetrics {
     transfer: Arc<Gauge>,
     pages: Arc<GaugeGroup<4>>,
     token_usage: Arc<Gauge>,
-    /// Prompt tokens of requests taken.
+    /// Prompt tokens, computed or found in the prefix cache.
     pub prompt_tokens: Arc<Counter>,
+    /// Prompt tokens that the prefix cache was asked for.
+    pub prefix_asked: Arc<Counter>,
+    /// Those that it had.
+    pub prefix_found: Arc<Counter>,
     /// Tokens generated.
     pub generation_tokens: Arc<Counter>,
     /// Requests that ended at a stop token or stop string.
@@ -207,6 +211,16 @@ impl WorkerMetrics {
             prompt_tokens: r.counter(
                 &["sglang:prompt_tokens_total", "vllm:prompt_tokens_total"],
                 "Prompt tokens.",
+                l,
+            ),
+            prefix_asked: r.counter(
+                &["vllm:prefix_cache_queries_total"],
+                "Prompt tokens that the prefix cache was asked for.",
+                l,
+            ),
+            prefix_found: r.counter(
+                &["vllm:prefix_cache_hits_total", "sglang:cached_tokens_total"],
+                "Prompt tokens that the prefix cache had: not computed, and not sent where decode had them.",
                 l,
             ),
             generation_tokens: r.counter(

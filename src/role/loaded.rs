@@ -81,6 +81,7 @@ impl Loaded {
             chunk_ms: chunks.map_or(0, |chunks| chunks.chunk_ms),
             page_size: worker.kv.page_size,
             context: context as u32,
+            prefix_cache: worker.kv.prefix_cache,
             vocab: model.vocab as u32,
         };
         let pinned = worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;

@@ -6,6 +6,7 @@
 //! and nothing is retracted; the largest single need is then part of the sum. A prefill worker sees
 //! `max_new` = 1. The page that section 8 adds for alignment is not needed where prompts start on pages.
 
+use crate::kv::pool::Reusable;
 use crate::sched::config::SchedConfig;
 use crate::sched::request::Request;
 
@@ -17,6 +18,12 @@ pub const fn allocatable(free: u32, evictable: u32, promised: u32) -> u32 {
 /// Pages that a request takes in the end: prompt and everything it may generate.
 pub const fn need(page_size: u32, prompt: u32, max_new: u32) -> u32 {
     prompt.saturating_add(max_new).div_ceil(page_size)
+}
+
+/// What a request takes of [`allocatable`] when it is admitted: all it needs but what the prefix cache has of it, and of
+/// that the pages that nobody holds, since they are evictable no longer.
+pub const fn charge(need: u32, reusable: Reusable) -> u32 {
+    (need + reusable.idle).saturating_sub(reusable.pages)
 }
 
 /// Of an admitted request's need, what it does not hold yet. It is charged to all who come later.

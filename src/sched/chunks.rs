@@ -2,7 +2,7 @@
 //!
 //! Owns: the waiting line of prompts, the one prompt whose chunks have begun, the measured speed.
 //! Invariants: that one continues first; a chunk that is not the last ends on a page; a prompt gets all its
-//! pages with its first chunk; a chunk is bounded in tokens and, as far as the past foretells, in time.
+//! pages with its first chunk, which begins behind what the prefix cache has of it; a chunk is bounded in tokens and, as far as the past foretells, in time.
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
@@ -99,19 +99,21 @@ impl Chunks {
             left -= self.add(slot, slots, turn.batch, left);
         }
         let Allowance { mut pages, mut prompts } = allowance;
-        let need = |slots: &Slots<S>, slot| need(slots[slot].prompt_tokens(), slots[slot].request.max_new);
+        let charge = |slots: &Slots<S>, pool: &PagePool, slot| {
+            let held = &slots[slot];
+            held.charge(need(held.prompt_tokens(), held.request.max_new), pool)
+        };
         while self.begun.is_none()
             && prompts > 0
             && self.picked.len() < self.config.max_running
             && left >= self.config.page_size
         {
-            let Some(slot) = self.line.next(|slot| need(slots, slot) <= pages) else { break };
-            pages -= need(slots, slot);
+            let Some(slot) = self.line.next(|slot| charge(slots, pool, slot) <= pages) else { break };
+            pages -= charge(slots, pool, slot);
             prompts -= 1;
             let held = &mut slots[slot];
-            let prompt_pages = held.prompt_tokens().div_ceil(self.config.page_size);
-            let allocated = pool.allocate(prompt_pages, &mut held.request.pages);
-            assert!(allocated, "admitted {prompt_pages} pages that are not free");
+            held.take_prompt_pages(pool, self.config.page_size);
+            held.computed = held.cached;
             held.request.stamps.admitted = Some(turn.now);
             left -= self.add(slot, slots, turn.batch, left);
         }

@@ -1,5 +1,6 @@
 //! What a scheduler is told at start: plain numbers, resolved and checked by `config`.
 
+use crate::kv::pool::PagePool;
 use crate::model::forward::batch::BatchLimits;
 
 /// Bounds of an engine's turns, the same for all its workers.
@@ -17,6 +18,8 @@ pub struct SchedConfig {
     pub page_size: u32,
     /// Tokens of one sequence, prompt and output.
     pub context: u32,
+    /// KV is kept for prompts that begin the same.
+    pub prefix_cache: bool,
     /// Token ids are below this.
     pub vocab: u32,
 }
@@ -25,6 +28,11 @@ impl SchedConfig {
     /// Prompt tokens of one turn before speed is considered: at least a page, so that chunks can end on one.
     pub fn chunk_tokens(&self) -> u32 {
         self.max_prefill_tokens.min(self.chunked_prefill_size).max(self.page_size)
+    }
+
+    /// A worker's page pool.
+    pub fn pool(&self, pages: u32) -> PagePool {
+        if self.prefix_cache { PagePool::with_cache(pages, self.page_size) } else { PagePool::new(pages) }
     }
 
     /// Capacities of a batch, and of the forward pass, that no turn outgrows.

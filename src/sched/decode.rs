@@ -47,6 +47,8 @@ struct Decode {
     stage: Stage,
     session: Option<SessionId>,
     lease: LeaseState,
+    /// Pages of its own that the cache had; the lease is over those behind them.
+    prefix: usize,
     /// What came with the KV.
     aux: Option<AuxRecord>,
 }
@@ -75,7 +77,7 @@ impl DecodeWorker {
         DecodeWorker {
             id,
             config,
-            pool: PagePool::new(kv.pages),
+            pool: config.pool(kv.pages),
             stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
             receiver,
@@ -94,7 +96,8 @@ impl DecodeWorker {
     fn submit(&mut self, request: Box<Request>, mail: &mut Mail) {
         let slot = request.slot;
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
-        let state = Decode { stage: Stage::Connecting, session: None, lease: LeaseState::None, aux: None };
+        let state =
+            Decode { stage: Stage::Connecting, session: None, lease: LeaseState::None, prefix: 0, aux: None };
         if let Err(request) = self.slots.insert(request, state) {
             refuse(request, mail);
         } else if !fits {
@@ -111,7 +114,7 @@ impl DecodeWorker {
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
                 held.state.aux = end.aux;
-                self.pool.end(end.ended, &held.request.pages);
+                self.pool.end(end.ended, &held.request.pages[held.state.prefix..]);
             }
         }
     }
@@ -158,6 +161,7 @@ impl DecodeWorker {
             return;
         };
         held.computed = tokens;
+        held.keep(&mut self.pool);
         held.cached = aux.cached_tokens.min(tokens);
         // Not the turn's time: a prefill worker of this engine may have computed since it began.
         held.request.stamps.filled = Some((turn.clock)());
@@ -175,6 +179,7 @@ impl DecodeWorker {
         let page_size = self.config.page_size;
         let need =
             |held: &Held<Decode>| admission::need(page_size, held.prompt_tokens(), held.request.max_new);
+        let charge = |held: &Held<Decode>, pool: &PagePool| held.charge(need(held), pool);
         let holders = self.slots.iter().filter(|held| held.state.stage != Stage::Over);
         let promised = holders
             .filter(|held| !held.request.pages.is_empty())
@@ -183,9 +188,9 @@ impl DecodeWorker {
         let counts = self.pool.counts();
         let mut left = admission::allocatable(counts.free, counts.cached, promised);
         while self.receiver.has_room()
-            && let Some(slot) = self.line.next(|slot| need(&self.slots[slot]) <= left)
+            && let Some(slot) = self.line.next(|slot| charge(&self.slots[slot], &self.pool) <= left)
         {
-            left -= need(&self.slots[slot]);
+            left -= charge(&self.slots[slot], &self.pool);
             self.expect(slot, now, mail);
         }
     }
@@ -193,17 +198,19 @@ impl DecodeWorker {
     /// Leases the prompt's pages to the transfer and lets Destination leave.
     fn expect(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
         let tokens = self.slots[slot].prompt_tokens();
-        let Held { request, state, .. } = &mut self.slots[slot];
+        let held = &mut self.slots[slot];
+        let Some(session) = held.state.session else { return };
+        held.take_prompt_pages(&mut self.pool, self.config.page_size);
+        let Held { request, cached, state, .. } = held;
         let (room, generation) = (request.room, request.generation);
-        let Some(session) = state.session else { return };
-        let allocated = self.pool.allocate(tokens.div_ceil(self.config.page_size), &mut request.pages);
-        assert!(allocated, "admitted a prompt whose pages are not free");
         request.stamps.admitted = Some(now);
-        let lease = self.pool.lease(slot, generation, &request.pages);
+        state.prefix = (*cached / self.config.page_size) as usize;
+        let lease = self.pool.lease(slot, generation, &request.pages[state.prefix..]);
         state.lease = LeaseState::Out;
+        let tokens = *cached..tokens;
         state.stage = Stage::Transferring;
         // When the slot has failed meanwhile, the next sweep sees it.
-        if self.receiver.expect(slot, generation, (session, room), tokens, &request.pages, lease) {
+        if self.receiver.expect(slot, generation, (session, room), tokens.clone(), &request.pages, lease) {
             mail.tell(Event::Expecting { worker: self.id, slot, generation, session, room, tokens });
         }
     }
@@ -233,6 +240,11 @@ impl DecodeWorker {
     fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut Mail) {
         self.receiver.fail(slot, self.slots[slot].request.generation, cause);
         self.finish(slot, Outcome::Failed(cause), mail);
+    }
+
+    fn flush(&mut self, mail: &mut Mail) {
+        let pages = self.pool.flush();
+        mail.tell(Event::Flushed { worker: self.id, pages });
     }
 
     fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
@@ -267,7 +279,7 @@ impl DecodeWorker {
                 census.waiting_tokens += u64::from(held.prompt_tokens());
             }
         }
-        self.stats.publish(self.pool.counts(), census);
+        self.stats.publish(&self.pool, census);
     }
 }
 
@@ -298,6 +310,7 @@ impl Worker for DecodeWorker {
                     self.fail(slot, cause, mail);
                 }
             }
+            Command::Flush { .. } => self.flush(mail),
             Command::Granted { .. } => debug_assert!(false, "a decode worker gets no Destination"),
         }
     }

@@ -8,6 +8,7 @@ use crate::ids::{Generation, RequestId, Room, SlotId, WorkerId};
 use crate::model::logprobs::Sampled;
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::command::{SessionId, Target};
+use std::ops::Range;
 
 /// From `ctl` to an engine.
 #[derive(Debug)]
@@ -36,6 +37,11 @@ pub enum Command {
         /// The session.
         session: SessionId,
     },
+    /// Empties the prefix cache.
+    Flush {
+        /// The worker.
+        worker: WorkerId,
+    },
     /// Ends the request wherever it is; nothing more is told of it but Finished and Released.
     Abort {
         /// The worker.
@@ -56,6 +62,7 @@ impl Command {
             Command::Submit(request) => request.worker,
             Command::Granted { worker, .. }
             | Command::SessionReady { worker, .. }
+            | Command::Flush { worker }
             | Command::Abort { worker, .. } => *worker,
         }
     }
@@ -101,8 +108,15 @@ pub enum Event {
         session: SessionId,
         /// The attempt.
         room: Room,
-        /// Prompt tokens.
-        tokens: u32,
+        /// Prompt tokens that are wanted: those that the prefix cache does not have.
+        tokens: Range<u32>,
+    },
+    /// The prefix cache is empty.
+    Flushed {
+        /// The worker.
+        worker: WorkerId,
+        /// Pages that became free.
+        pages: u32,
     },
     /// The request is over for its client. Once per request.
     Finished {

@@ -11,7 +11,7 @@ use crate::sched::admission;
 use crate::sched::chunks::{Allowance, Chunks};
 use crate::sched::config::SchedConfig;
 use crate::sched::mail::Mail;
-use crate::sched::mailbox::{Command, Outcome};
+use crate::sched::mailbox::{Command, Event, Outcome};
 use crate::sched::request::Request;
 use crate::sched::running::{Running, accept};
 use crate::sched::slots::{Held, Slots, refuse};
@@ -49,7 +49,7 @@ impl MixedWorker {
         MixedWorker {
             id,
             config,
-            pool: PagePool::new(kv.pages),
+            pool: config.pool(kv.pages),
             stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
             slots: Slots::new(slots),
@@ -125,6 +125,7 @@ impl MixedWorker {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
+            self.slots[chunk.slot].keep(&mut self.pool);
             self.stats.computed(chunk.tokens.end - chunk.tokens.start);
             if !chunk.last {
                 continue;
@@ -152,6 +153,11 @@ impl MixedWorker {
         ran.is_some()
     }
 
+    fn flush(&mut self, mail: &mut Mail) {
+        let pages = self.pool.flush();
+        mail.tell(Event::Flushed { worker: self.id, pages });
+    }
+
     fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
         self.chunks.leave(slot);
         self.running.leave(slot);
@@ -168,7 +174,7 @@ impl MixedWorker {
             }
             census.waiting_tokens += u64::from(held.prompt_tokens() - held.computed);
         }
-        self.stats.publish(self.pool.counts(), census);
+        self.stats.publish(&self.pool, census);
     }
 }
 
@@ -189,6 +195,7 @@ impl Worker for MixedWorker {
                     self.finish(slot, Outcome::Failed(cause), mail);
                 }
             }
+            Command::Flush { .. } => self.flush(mail),
             Command::Granted { .. } | Command::SessionReady { .. } => {
                 debug_assert!(false, "a mixed worker hands nothing over");
             }

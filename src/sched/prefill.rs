@@ -12,7 +12,7 @@ use crate::sched::admission;
 use crate::sched::chunks::{Allowance, Chunks};
 use crate::sched::config::SchedConfig;
 use crate::sched::mail::Mail;
-use crate::sched::mailbox::{Command, Outcome};
+use crate::sched::mailbox::{Command, Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::sched::running::accept;
 use crate::sched::slots::{Held, LeaseState, Slots, refuse};
@@ -43,7 +43,7 @@ struct Prefill {
     stage: Stage,
     target: Option<Target>,
     lease: LeaseState,
-    /// Tokens whose KV the mover was told of.
+    /// Tokens whose KV the mover was told of, or the destination holds.
     handed: u32,
     /// Goes with the last chunk.
     aux: Option<AuxRecord>,
@@ -69,7 +69,7 @@ impl PrefillWorker {
         PrefillWorker {
             id,
             config,
-            pool: PagePool::new(kv.pages),
+            pool: config.pool(kv.pages),
             stats: Arc::new(WorkerStats::new(kv.pages)),
             kv,
             sender,
@@ -106,6 +106,7 @@ impl PrefillWorker {
     fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut Mail) {
         let held = &mut self.slots[slot];
         held.state.target = Some(target);
+        held.state.handed = target.prefix;
         held.state.stage = Stage::Prompt;
         held.request.stamps.bootstrapped = Some(now);
         let left = held.request.deadline.saturating_duration_since(now);
@@ -164,7 +165,8 @@ impl PrefillWorker {
     fn hand_over(&mut self, slot: SlotId) {
         let Held { request, computed, state, .. } = &mut self.slots[slot];
         let generation = request.generation;
-        if state.handed == *computed || state.lease == LeaseState::Back {
+        // What the destination holds already may reach further than what is computed.
+        if state.handed >= *computed || state.lease == LeaseState::Back {
             return;
         }
         if let (LeaseState::None, Some(target)) = (state.lease, state.target) {
@@ -194,6 +196,10 @@ impl PrefillWorker {
         if self.chunks.picked().is_empty() {
             return false;
         }
+        // What the cache had of them travels while the rest is computed.
+        for index in 0..self.chunks.picked().len() {
+            self.hand_over(self.chunks.picked()[index].slot);
+        }
         let (id, sender) = (self.id, &self.sender);
         let completed = self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
             chunks.iter().all(|chunk| {
@@ -212,6 +218,7 @@ impl PrefillWorker {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
+            self.slots[chunk.slot].keep(&mut self.pool);
             self.stats.computed(chunk.tokens.end - chunk.tokens.start);
             if chunk.last {
                 let Held { request, cached, state, .. } = &mut self.slots[chunk.slot];
@@ -232,6 +239,11 @@ impl PrefillWorker {
     fn fail(&mut self, slot: SlotId, cause: Cause, mail: &mut Mail) {
         self.sender.fail(slot, self.slots[slot].request.generation, cause);
         self.finish(slot, Outcome::Failed(cause), mail);
+    }
+
+    fn flush(&mut self, mail: &mut Mail) {
+        let pages = self.pool.flush();
+        mail.tell(Event::Flushed { worker: self.id, pages });
     }
 
     fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
@@ -255,7 +267,7 @@ impl PrefillWorker {
                 census.waiting_tokens += u64::from(held.prompt_tokens() - held.computed);
             }
         }
-        self.stats.publish(self.pool.counts(), census);
+        self.stats.publish(&self.pool, census);
     }
 }
 
@@ -283,6 +295,7 @@ impl Worker for PrefillWorker {
                     self.fail(slot, cause, mail);
                 }
             }
+            Command::Flush { .. } => self.flush(mail),
             Command::SessionReady { .. } => debug_assert!(false, "a prefill worker opens no session"),
         }
     }

@@ -4,6 +4,7 @@
 //! engine and comes back with [`super::mailbox::Event::Released`], so the engine neither allocates nor frees.
 
 use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
+use crate::kv::prefix::{Salt, Sequence};
 use crate::model::sampler::SamplingParams;
 use std::time::Instant;
 
@@ -26,6 +27,8 @@ pub struct Request {
     pub output: Vec<u32>,
     /// Pages held, in order of position; capacity for prompt + `max_new`.
     pub pages: Vec<PageId>,
+    /// Whose prefix cache it uses and fills; none: nobody's.
+    pub salt: Option<Salt>,
     /// How to choose tokens.
     pub sampling: SamplingParams,
     /// Alternatives per position, 0 to 20.
@@ -40,6 +43,18 @@ pub struct Request {
     pub deadline: Instant,
     /// When things happened to it.
     pub stamps: Stamps,
+}
+
+impl Request {
+    /// Its ids so far, for the prefix cache if it uses one.
+    pub fn sequence(&self) -> Option<Sequence<'_>> {
+        self.salt.map(|salt| Sequence { salt, prompt: &self.prompt, output: &self.output })
+    }
+
+    /// Most tokens of its prompt that a cache can stand for: the last one is computed, for its logits.
+    pub fn reusable_tokens(&self) -> u32 {
+        self.prompt.len().saturating_sub(1) as u32
+    }
 }
 
 /// Times of one request on one worker; unset ones have not happened.

@@ -5,10 +5,12 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
 use crate::kv::pool::PagePool;
+use crate::sched::admission;
 use crate::sched::mail::Mail;
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::Request;
 use crate::sched::worker::Activity;
+use std::mem;
 use std::ops::{Index, IndexMut};
 
 /// A request and how far it is.
@@ -20,6 +22,8 @@ pub struct Held<S> {
     pub computed: u32,
     /// Prompt tokens that nobody computed for it.
     pub cached: u32,
+    /// Of its pages, from the first on, those that went through the prefix cache.
+    kept: u32,
     /// The worker's own.
     pub state: S,
 }
@@ -30,8 +34,45 @@ impl<S> Held<S> {
         self.request.prompt.len() as u32
     }
 
+    /// What it takes of the pool when it is admitted, where it needs so many pages in all.
+    pub fn charge(&self, need: u32, pool: &PagePool) -> u32 {
+        let tokens = self.request.reusable_tokens();
+        let reusable = self.request.sequence().map(|sequence| pool.reusable(&sequence, tokens));
+        admission::charge(need, reusable.unwrap_or_default())
+    }
+
+    /// Takes the pages of its prompt, which was admitted: those that the prefix cache has, and new ones behind them.
+    pub fn take_prompt_pages(&mut self, pool: &mut PagePool, page_size: u32) {
+        let mut pages = mem::take(&mut self.request.pages);
+        if let Some(sequence) = self.request.sequence() {
+            pool.reuse(&sequence, self.request.reusable_tokens(), &mut pages);
+        }
+        self.kept = pages.len() as u32;
+        self.cached = self.kept * page_size;
+        let missing = self.prompt_tokens().div_ceil(page_size) - self.kept;
+        assert!(
+            pool.allocate(missing, &mut pages),
+            "admitted {missing} pages that are neither free nor cached"
+        );
+        self.request.pages = pages;
+    }
+
+    /// Pages that are full of KV go into the prefix cache.
+    pub fn keep(&mut self, pool: &mut PagePool) {
+        // A token's KV is computed when the next one is chosen.
+        let generated = self.request.output.len().saturating_sub(1) as u32;
+        let read = self.computed == self.prompt_tokens();
+        let in_place = self.computed + if read { generated } else { 0 };
+        let mut pages = mem::take(&mut self.request.pages);
+        if let Some(sequence) = self.request.sequence() {
+            self.kept = pool.keep(&sequence, in_place, &mut pages, self.kept);
+        }
+        self.request.pages = pages;
+    }
+
     /// It is over for its client: tells so and stops using its pages. A lease over them goes on.
     pub fn finish(&mut self, outcome: Outcome, pool: &mut PagePool, mail: &mut Mail) {
+        self.keep(pool);
         pool.release(&self.request.pages);
         mail.tell(Event::Finished {
             request: self.request.id,
@@ -72,7 +113,7 @@ impl<S> Slots<S> {
     pub fn insert(&mut self, request: Box<Request>, state: S) -> Result<(), Box<Request>> {
         match self.0.get_mut(request.slot.index()) {
             Some(entry @ None) => {
-                *entry = Some(Held { request, computed: 0, cached: 0, state });
+                *entry = Some(Held { request, computed: 0, cached: 0, kept: 0, state });
                 Ok(())
             }
             _ => Err(request),

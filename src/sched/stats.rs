@@ -1,7 +1,7 @@
 //! What a worker tells of itself: numbers written by the engine each turn and read by `ctl` at any time.
 //! Page counts are of one instant, as their sum is promised; the rest need not fit together to the last one.
 
-use crate::kv::pool::PageCounts;
+use crate::kv::pool::{PageCounts, PagePool};
 use crate::obs::registry::GaugeGroup;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -27,6 +27,10 @@ pub struct WorkerStats {
     pub waiting_tokens: AtomicU64,
     /// Prompt tokens computed since start.
     pub prompt_tokens_total: AtomicU64,
+    /// Prompt tokens that the prefix cache was asked for since start.
+    pub prefix_asked_total: AtomicU64,
+    /// Of them, those that it had: neither computed nor, on decode, sent.
+    pub prefix_found_total: AtomicU64,
     /// Tokens generated since start.
     pub generated_tokens_total: AtomicU64,
 }
@@ -57,8 +61,9 @@ impl WorkerStats {
         PageCounts { free, cached, in_use, leased }
     }
 
-    pub(in crate::sched) fn publish(&self, pages: PageCounts, census: Census) {
+    pub(in crate::sched) fn publish(&self, pool: &PagePool, census: Census) {
         let set = |gauge: &AtomicU32, value| gauge.store(value, Ordering::Relaxed);
+        let (pages, lookups) = (pool.counts(), pool.lookups());
         self.pages.set([pages.free, pages.cached, pages.in_use, pages.leased].map(u64::from));
         set(&self.bootstrapping, census.bootstrapping);
         set(&self.waiting, census.waiting);
@@ -67,6 +72,8 @@ impl WorkerStats {
         set(&self.running, census.running);
         set(&self.ending, census.ending);
         self.waiting_tokens.store(census.waiting_tokens, Ordering::Relaxed);
+        self.prefix_asked_total.store(lookups.asked, Ordering::Relaxed);
+        self.prefix_found_total.store(lookups.found, Ordering::Relaxed);
     }
 
     pub(in crate::sched) fn computed(&self, tokens: u32) {

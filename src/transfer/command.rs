@@ -30,6 +30,8 @@ pub struct Target {
     pub generation: Generation,
     /// The attempt.
     pub room: Room,
+    /// Tokens of the prompt's beginning that the destination holds already, and wants none of.
+    pub prefix: u32,
 }
 
 /// To the mover of a prefill worker.
@@ -111,7 +113,7 @@ pub enum DestinationCommand {
         /// The stream.
         arrival: Arrival,
     },
-    /// `engine`: pages of `slot` are leased and wait for `tokens` tokens of KV.
+    /// `engine`: pages of `slot` are leased and wait for the KV of `tokens`.
     Expect {
         /// Our slot.
         slot: SlotId,
@@ -121,9 +123,9 @@ pub enum DestinationCommand {
         session: SessionId,
         /// The attempt.
         room: Room,
-        /// Prompt tokens.
-        tokens: u32,
-        /// Over all pages of the prompt.
+        /// Prompt tokens: to the last, from the first that is not held already.
+        tokens: Range<u32>,
+        /// Over the pages of these tokens.
         lease: Lease,
     },
     /// Whoever marked the slot Failed: nothing may land any more, then the lease ends.

@@ -92,15 +92,15 @@ impl Sender {
 }
 
 impl Receiver {
-    /// Leases `pages` to the transfer: sets WaitingForInput and tells the mover, *before* the caller lets
-    /// Destination leave. False when the slot has failed
+    /// Leases what `tokens` take of `pages`, which are those of the whole prompt, to the transfer: sets WaitingForInput
+    /// and tells the mover, *before* the caller lets Destination leave. False when the slot has failed
     /// meanwhile; the mover then ends the lease at once.
     pub fn expect(
         &self,
         slot: SlotId,
         generation: Generation,
         from: (SessionId, Room),
-        tokens: u32,
+        tokens: Range<u32>,
         pages: &[PageId],
         lease: Lease,
     ) -> bool {

@@ -66,9 +66,14 @@ impl PageLists {
 
     /// Stores a slot's list. The command that tells the mover of it orders the stores.
     pub fn store(&self, slot: SlotId, pages: &[PageId]) {
-        assert!(pages.len() <= self.shape.capacity as usize && slot.0 < self.shape.slots);
+        self.store_from(slot, 0, pages);
+    }
+
+    /// Stores a slot's list from its `first`-th page on; those before stay what they were.
+    pub fn store_from(&self, slot: SlotId, first: usize, pages: &[PageId]) {
+        assert!(first + pages.len() <= self.shape.capacity as usize && slot.0 < self.shape.slots);
         for (index, page) in pages.iter().enumerate() {
-            self.region.half_word(self.shape.entry(slot, index)).store(page.0, Ordering::Relaxed);
+            self.region.half_word(self.shape.entry(slot, first + index)).store(page.0, Ordering::Relaxed);
         }
     }
 

@@ -7,6 +7,7 @@ mod dummy;
 mod fleet;
 mod keys;
 mod namespaces;
+mod prefix;
 mod process;
 mod routed;
 mod unfit;
@@ -80,7 +81,7 @@ fn workers_of_one_host_choose_shm_and_say_why() {
 }
 
 fn same_as_one_process(transfer: &str) {
-    let mixed = start("serve", &["--mixed"]);
+    let mixed = start("serve", &["--mixed", "--disable-radix-cache"]);
     let split = start("serve", &["--chunked-prefill-size", "16"]);
     let prefill = prefill(&["--chunked-prefill-size", "32", "--page-size", "8", "--transfer", transfer]);
     let decode = start("decode", &["--page-size", "16", "--transfer", transfer]);

@@ -134,7 +134,7 @@ impl Process {
         sum(&metrics, name, label)
     }
 
-    /// Waits until nothing is left of any request: every page is free and nobody runs or waits.
+    /// Waits until nothing is left of any request: no page is in use or leased and nobody runs or waits.
     #[track_caller]
     pub fn await_idle(&self) {
         self.await_idle_within(PATIENCE);
@@ -147,15 +147,15 @@ impl Process {
         loop {
             let (_, metrics) = self.get("/metrics");
             let pages = |state: &str| sum(&metrics, "baton_pages{", &format!("state=\"{state}\""));
-            let taken = ["in_use", "leased", "cached"].map(pages);
+            let taken = ["in_use", "leased"].map(pages);
             let requests = ["sglang:num_running_reqs{", "vllm:num_requests_waiting{"];
             let requests = requests.map(|name| sum(&metrics, name, ""));
-            if taken == [0.0; 3] && requests == [0.0; 2] {
+            if taken == [0.0; 2] && requests == [0.0; 2] {
                 return;
             }
             assert!(
                 begun.elapsed() < patience,
-                "pages in use, leased, cached: {taken:?}; requests running, waiting: {requests:?}"
+                "pages in use, leased: {taken:?}; requests running, waiting: {requests:?}"
             );
             std::thread::sleep(Duration::from_millis(20));
         }

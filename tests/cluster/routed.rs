@@ -84,9 +84,9 @@ fn merge(whole: &mut Value, piece: &Value) {
     }
 }
 
-/// What one process says: to each case whole, and as a stream.
+/// What one process says that computes every prompt whole: to each case whole, and as a stream.
 fn expected(cases: &[Case]) -> Vec<(String, Value)> {
-    let mixed = start("serve", &["--mixed"]);
+    let mixed = start("serve", &["--mixed", "--disable-radix-cache"]);
     let expected: Vec<_> =
         cases.iter().map(|case| (ask(mixed.address, case), streamed(mixed.address, case))).collect();
     for (case, (whole, pieces)) in cases.iter().zip(&expected) {

@@ -49,8 +49,9 @@ impl Metrics {
         self.sum("vllm:num_requests_waiting", "")
     }
 
-    pub fn all_free(&self) -> bool {
-        self.pages("free") == self.sum("baton_pages", "")
+    /// Free, or in the prefix cache.
+    pub fn none_held(&self) -> bool {
+        self.pages("free") + self.pages("cached") == self.sum("baton_pages", "")
     }
 
     /// Pages of each worker, all states together.

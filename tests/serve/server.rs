@@ -124,11 +124,11 @@ impl Server {
         Metrics::parse(reply.text())
     }
 
-    /// Waits until nothing runs or is held: all pages free.
+    /// Waits until nothing runs or holds a page.
     #[track_caller]
     pub fn wait_until_idle(&self) {
         self.wait_until("idle", |metrics| {
-            metrics.running() == 0.0 && metrics.waiting() == 0.0 && metrics.all_free()
+            metrics.running() == 0.0 && metrics.waiting() == 0.0 && metrics.none_held()
         });
     }
 

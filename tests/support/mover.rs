@@ -30,6 +30,10 @@ pub struct TestMover {
     right: MoverRight,
     begun: HashMap<SlotId, (Generation, Target, Lease)>,
     expected: HashMap<SlotId, (Generation, Room, Lease)>,
+    /// The token that comes next, by slot of the destination.
+    next: HashMap<SlotId, u32>,
+    /// Tokens copied.
+    pub copied: u32,
     /// Source commands taken per step; 0 holds all back.
     pub speed: usize,
     /// Fails the source's slot at its next chunk.
@@ -46,6 +50,8 @@ impl TestMover {
             right: MoverRight::for_mover_thread(),
             begun: HashMap::new(),
             expected: HashMap::new(),
+            next: HashMap::new(),
+            copied: 0,
             speed: usize::MAX,
             corrupt: false,
             spoil: |_| (),
@@ -69,7 +75,8 @@ impl TestMover {
 
     fn take_destination(&mut self, command: DestinationCommand) {
         match command {
-            DestinationCommand::Expect { slot, generation, room, lease, .. } => {
+            DestinationCommand::Expect { slot, generation, room, tokens, lease, .. } => {
+                self.next.insert(slot, tokens.start);
                 self.expected.insert(slot, (generation, room, lease));
                 if !self.destination.status.is_open(slot, generation) {
                     self.end_expected(slot, generation, None);
@@ -113,6 +120,9 @@ impl TestMover {
             return;
         }
         let _ = self.destination.status.advance(target.slot, target.generation, Move::Start);
+        let next = self.next.insert(target.slot, tokens.end);
+        assert_eq!(next, Some(tokens.start), "what the destination holds is not its transfer's to write");
+        self.copied += tokens.end - tokens.start;
         self.copy_tokens(slot, target.slot, tokens);
         if let Some(mut aux) = last {
             aux.generation = target.generation.0;

@@ -4,6 +4,7 @@ use super::model::{PseudoModel, VOCAB, Watch, layout};
 use super::mover::{Side, TestMover};
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
+use baton::kv::prefix::Salt;
 use baton::kv::region::Region;
 use baton::model::logprobs::Sampled;
 use baton::model::sampler::SamplingParams;
@@ -52,6 +53,7 @@ impl Setup {
                 page_size: 4,
                 context: 128,
                 vocab: VOCAB,
+                prefix_cache: true,
             },
             slots: 16,
             prefill_pages: 64,
@@ -68,6 +70,8 @@ pub struct Wanted {
     pub sampling: SamplingParams,
     pub stop_tokens: Vec<u32>,
     pub top_logprobs: usize,
+    /// Whose prefix cache; none: nobody's.
+    pub salt: Option<Salt>,
     pub patience: Duration,
 }
 
@@ -79,6 +83,7 @@ impl Wanted {
             sampling: SamplingParams::GREEDY,
             stop_tokens: Vec::new(),
             top_logprobs: 0,
+            salt: Some(Salt(0)),
             patience: Duration::from_secs(1000),
         }
     }
@@ -119,6 +124,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         prompt: wanted.prompt.clone(),
         output: Vec::with_capacity(wanted.max_new as usize),
         pages: Vec::with_capacity(tokens),
+        salt: wanted.salt,
         sampling: wanted.sampling,
         top_logprobs: wanted.top_logprobs,
         max_new: wanted.max_new,
@@ -147,6 +153,10 @@ pub struct Rig {
     to_destination: Option<channel::Sender<DestinationCommand>>,
     uses: HashMap<RequestId, Use>,
     pub told: HashMap<RequestId, Told>,
+    /// Prompt tokens that nobody computed.
+    pub cached: HashMap<RequestId, u32>,
+    /// Caches emptied.
+    pub flushed: usize,
     base: Instant,
     next: u64,
     /// `ctl` holds these back while set.
@@ -257,6 +267,8 @@ impl Rig {
             to_destination: None,
             uses: HashMap::new(),
             told: HashMap::new(),
+            cached: HashMap::new(),
+            flushed: 0,
             base,
             next: 0,
             hold_sessions: false,
@@ -264,6 +276,11 @@ impl Rig {
             held: Vec::new(),
             join_legs: true,
         }
+    }
+
+    /// Tokens handed over.
+    pub fn copied(&self) -> u32 {
+        self.mover.as_ref().map_or(0, |mover| mover.copied)
     }
 
     pub fn now(&self) -> Instant {
@@ -357,11 +374,13 @@ impl Rig {
                 assert!(told.outcome.is_none(), "a token after the end");
                 told.tokens.push(sampled);
             }
-            Event::Expecting { slot, generation, session, room, .. } => {
-                let target = Target { session, slot, generation, room };
+            Event::Expecting { slot, generation, session, room, tokens, .. } => {
+                let target = Target { session, slot, generation, room, prefix: tokens.start };
                 self.pass_on_destination(target);
             }
-            Event::Finished { request, outcome, .. } => {
+            Event::Flushed { .. } => self.flushed += 1,
+            Event::Finished { request, outcome, cached_tokens, .. } => {
+                self.cached.insert(request, cached_tokens);
                 let told = self.told.get_mut(&request).unwrap();
                 assert!(told.outcome.replace(outcome).is_none(), "Finished twice");
                 if let (Outcome::Failed(_), true) = (outcome, self.join_legs) {
@@ -444,7 +463,8 @@ impl Rig {
         assert_eq!(self.turn(), Activity::Idle);
         for front in &self.fronts {
             let stats = &front.stats;
-            assert_eq!(stats.pages().free, front.pages, "{stats:?}");
+            let pages = stats.pages();
+            assert_eq!(pages.free + pages.cached, front.pages, "{stats:?}");
             for queue in [
                 &stats.bootstrapping,
                 &stats.waiting,

@@ -70,6 +70,41 @@ fn bytes_arrive_whole_for_every_pair_of_layouts() {
 }
 
 #[test]
+fn what_the_destination_holds_already_is_neither_sent_nor_written() {
+    for kind in KINDS {
+        for (from, to) in [(16, 16), (16, 4), (4, 16), (8, 1), (16, 6), (6, 16)] {
+            for (from, to) in [(page_major(from), page_major(to)), (layer_major(from), layer_major(to))] {
+                let mut rig = Rig::with_layouts(kind, from, to);
+                for (room, (pages, tokens)) in [(1, 17), (2, 40), (0, 20), (3, 64)].into_iter().enumerate() {
+                    let prefix = (pages * to.page_size).min((tokens - 1) / to.page_size * to.page_size);
+                    let handoff = rig.begin_behind(SESSION, room as u64, prefix..tokens);
+                    rig.chunks(&handoff, from.page_size * 2);
+                    rig.until_success(&handoff);
+                }
+                rig.assert_idle();
+            }
+        }
+    }
+}
+
+/// A source that writes by itself has no pages to write what it was not asked for to.
+#[test]
+fn what_the_destination_holds_already_cannot_be_sent() {
+    for kind in KINDS.into_iter().filter(|kind| !kind.is_rdma()) {
+        for first in [0, 8, 24] {
+            let mut rig = Rig::new(kind);
+            let wrong = rig.begin_behind(SESSION, 1, 16..40);
+            rig.chunk(&wrong, first..40);
+            rig.until("it is heard", |rig| rig.states(&wrong)[1] == State::Failed);
+            rig.fail(&wrong, At::Source, Cause::OtherLeg);
+            rig.until("leases end", |rig| rig.holds_no_lease(&wrong));
+            rig.release(&wrong);
+            rig.assert_idle();
+        }
+    }
+}
+
+#[test]
 fn heads_reach_the_ranks_that_hold_them() {
     for kind in KINDS {
         // Two heads: a head each, both on one, and each on two.

@@ -88,6 +88,8 @@ pub enum At {
 pub struct Handoff {
     pub room: Room,
     pub tokens: u32,
+    /// Tokens that the destination holds already.
+    pub prefix: u32,
     pub from: (SlotId, Generation, Vec<PageId>),
     pub to: (SlotId, Generation, Vec<PageId>),
 }
@@ -169,6 +171,11 @@ impl Rig {
 
     /// Both legs are here, pages are leased, the source's are full of the room's bytes.
     pub fn begin(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
+        self.begin_behind(session, room, 0..tokens)
+    }
+
+    /// As [`Rig::begin`], where the destination holds what lies before `tokens`, in pages that somebody else reads.
+    pub fn begin_behind(&mut self, session: SessionId, room: u64, tokens: Range<u32>) -> Handoff {
         let (handoff, grant) = self.prepare(session, room, tokens);
         grant(self);
         handoff
@@ -176,7 +183,7 @@ impl Rig {
 
     /// As [`Rig::begin`], but the first bytes come to the destination's mover just before its command.
     pub fn begin_overtaken(&mut self, session: SessionId, room: u64, tokens: u32) -> Handoff {
-        let (handoff, grant) = self.prepare(session, room, tokens);
+        let (handoff, grant) = self.prepare(session, room, 0..tokens);
         self.chunk(&handoff, 0..tokens);
         self.step_source();
         self.step_destination();
@@ -189,18 +196,20 @@ impl Rig {
         &mut self,
         session: SessionId,
         room: u64,
-        tokens: u32,
+        tokens: Range<u32>,
     ) -> (Handoff, impl FnOnce(&Rig) + use<>) {
-        let (to, to_lease) = self.destination.take(tokens);
-        let (from, from_lease) = self.source.take(tokens);
+        let Range { start: prefix, end } = tokens;
+        let (to, to_lease) = self.destination.take(tokens.clone());
+        let (from, from_lease) = self.source.take(0..end);
         self.source.status.advance(from.0, from.1, Move::Grant).unwrap();
         fill(&self.source.memory, &from.2, room);
         if let Some(rails) = self.ways.get(session.0 as usize).and_then(|way| way.rails.as_ref()) {
-            rails.targets.store(from.0, &to.2);
+            let first = (prefix / self.destination.memory.layout.page_size) as usize;
+            rails.targets.store_from(from.0, first, &to.2[first..]);
         }
-        let target = Target { session, slot: to.0, generation: to.1, room: Room(room) };
+        let target = Target { session, slot: to.0, generation: to.1, room: Room(room), prefix };
         self.source.handle.begin(from.0, from.1, target, &from.2, from_lease);
-        let handoff = Handoff { room: Room(room), tokens, from, to };
+        let handoff = Handoff { room: Room(room), tokens: end, prefix, from, to };
         self.rooms.insert(handoff.room, handoff.clone());
         let (slot, generation, pages) = handoff.to.clone();
         let grant = move |rig: &Rig| {
@@ -217,10 +226,13 @@ impl Rig {
         self.source.handle.chunk(slot, generation, tokens, last);
     }
 
-    /// All chunks, `size` tokens each.
+    /// All chunks, each of which ends at a multiple of `size` tokens.
     pub fn chunks(&self, handoff: &Handoff, size: u32) {
-        for start in (0..handoff.tokens).step_by(size as usize) {
-            self.chunk(handoff, start..(start + size).min(handoff.tokens));
+        let mut start = handoff.prefix;
+        while start < handoff.tokens {
+            let end = ((start / size + 1) * size).min(handoff.tokens);
+            self.chunk(handoff, start..end);
+            start = end;
         }
     }
 
@@ -420,14 +432,16 @@ impl Rig {
 
     /// What the destination's pages must hold now.
     fn expect_bytes(&mut self, room: Room) {
-        let Handoff { tokens, to: (_, _, pages), .. } = &self.rooms[&room];
+        let Handoff { tokens, prefix, to: (_, _, pages), .. } = &self.rooms[&room];
         if self.kind_moves_nothing {
             return;
         }
         // Whole tiles move.
         let tile = gcd(self.source.memory.layout.page_size, self.destination.memory.layout.page_size);
         let layout = &self.destination.memory.layout;
-        for (token, element, at) in elements(layout, pages, tokens.next_multiple_of(tile)) {
+        let sent =
+            elements(layout, pages, tokens.next_multiple_of(tile)).filter(|(token, ..)| token >= prefix);
+        for (token, element, at) in sent {
             let bytes = (layout.head_dim as usize) * layout.dtype.bytes() as usize;
             for (i, byte) in self.image[at..at + bytes].iter_mut().enumerate() {
                 *byte = value(room.0, token, element, i);
@@ -511,17 +525,18 @@ fn side<M, C>(
 }
 
 impl<H, C> Side<H, C> {
-    /// A slot and pages for a request, leased.
-    fn take(&mut self, tokens: u32) -> ((SlotId, Generation, Vec<PageId>), Lease) {
+    /// A slot and pages for a request, those of `tokens` leased.
+    fn take(&mut self, tokens: Range<u32>) -> ((SlotId, Generation, Vec<PageId>), Lease) {
         let slot = self.free_slot();
         let generation = self.status.open(slot);
         let mut pages = Vec::new();
-        assert!(self.pool.allocate(self.memory.layout.pages_for(tokens), &mut pages));
+        assert!(self.pool.allocate(self.memory.layout.pages_for(tokens.end), &mut pages));
         if self.reversed {
             pages.reverse();
         }
-        let lease = self.pool.lease(slot, generation, &pages);
-        self.leased.insert(slot, pages.clone());
+        let leased = &pages[(tokens.start / self.memory.layout.page_size) as usize..];
+        let lease = self.pool.lease(slot, generation, leased);
+        self.leased.insert(slot, leased.to_vec());
         ((slot, generation, pages), lease)
     }
 

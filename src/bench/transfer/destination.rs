@@ -139,7 +139,7 @@ impl Following {
         })?;
         let lease = self.side.lease(slot, &pages);
         let from = (session, Room(room));
-        self.side.handle.expect(slot.id, slot.generation, from, tokens, &pages, lease);
+        self.side.handle.expect(slot.id, slot.generation, from, 0..tokens, &pages, lease);
         let begun = process_cpu_ns();
         self.side.expecting(slot, tokens);
         let (at, failure) = self.side.until("the KV", |side| {

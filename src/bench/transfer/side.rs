@@ -301,7 +301,7 @@ impl Side<DestinationCommand> {
 
     /// The slot's pages expect their bytes.
     pub fn expecting(&mut self, slot: Slot, tokens: u32) {
-        self.handoff.expecting(WORKER, slot, tokens, Instant::now());
+        self.handoff.expecting(WORKER, slot, 0..tokens, Instant::now());
     }
 }
 
@@ -346,6 +346,7 @@ impl<C: Cancel> Side<C> {
             prompt,
             output: Vec::new(),
             pages: Vec::new(),
+            salt: None,
             sampling: SamplingParams::GREEDY,
             top_logprobs: 0,
             max_new: 1,

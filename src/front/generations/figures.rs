@@ -46,7 +46,8 @@ impl Generations {
         let worker = self.handoff.worker(leg.worker);
         let tenant = worker.tenant(leg.slot)?;
         let layout = worker.layout();
-        Some((u64::from(layout.pages_for(tenant.prompt.tokens)) * layout.page_bytes(), tenant.transport?))
+        let pages = layout.pages_for(tenant.prompt.tokens) - tenant.prefix / layout.page_size;
+        Some((u64::from(pages) * layout.page_bytes(), tenant.transport?))
     }
 
     pub(super) fn prompt_tokens(&self, leg: &Leg) -> u32 {

@@ -7,10 +7,12 @@ use crate::config::resolved::BOOTSTRAP_PORT;
 use crate::front::handoff::{self, Source, prompt_of, room_of};
 use crate::front::openai::{ApiError, Bootstrap, GenerateRequest};
 use crate::ids::{RequestId, Room, WorkerId};
+use crate::kv::prefix::Salt;
 use crate::limits::REQUEST_TIME_MAX;
 use crate::model::sampler::SamplingParams;
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
+use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -66,7 +68,9 @@ impl Generations {
             }
             Placement::Decode { worker, fake_bootstrap, fake_by_default } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
-                let request = self.request(exchange, sample, worker, room, ids, None)?;
+                let mut request = self.request(exchange, sample, worker, room, ids, None)?;
+                // It goes on from KV that nobody computed, which is nobody else's to go on from.
+                request.salt = request.salt.filter(|_| source != Source::Fake);
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
             }
             Placement::Mixed(workers) => {
@@ -167,6 +171,8 @@ impl Generations {
             prompt: ids.to_vec(),
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
+            // What tries a worker out does all the work.
+            salt: (!live.trial).then(|| salt(asked.cache_salt.as_deref())),
             sampling: sampling(asked, sample),
             top_logprobs: asked.logprobs.unwrap_or(0),
             max_new,
@@ -176,6 +182,14 @@ impl Generations {
             stamps: Stamps::new(live.arrived),
         }))
     }
+}
+
+/// Requests with the same text share a prefix cache; those without one share theirs.
+fn salt(text: Option<&str>) -> Salt {
+    text.map_or_else(Salt::default, |text| {
+        let digest: [u8; 32] = Sha256::digest(text).into();
+        Salt(u128::from_le_bytes(digest[..16].try_into().expect("half of a digest")))
+    })
 }
 
 /// Sampling of one sample: the n samples of a seeded request differ, and the same seed gives the same n.

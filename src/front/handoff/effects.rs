@@ -102,10 +102,10 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
         self.wishes.push_back(Wish::BindSource { link, session });
     }
 
-    fn granted(&mut self, slot: Slot, target: Target, pages: &[PageId]) {
+    fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]) {
         let Slot { id: slot, generation } = slot;
         if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
-            rails.targets.store(slot, pages);
+            rails.targets.store_from(slot, first, pages);
         }
         self.worker.engine.send(Command::Granted { worker: self.worker.id, slot, generation, target });
     }

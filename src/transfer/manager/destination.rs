@@ -183,11 +183,13 @@ where
         Ok(())
     }
 
-    /// The scheduler has leased pages and set WaitingForInput: Destination may leave. Tells how its KV comes.
+    /// The scheduler has leased `pages`, for what follows `prefix` tokens, and set WaitingForInput: Destination may
+    /// leave. Tells how its KV comes.
     pub fn expecting(
         &mut self,
         slot: Slot,
         prompt: Prompt,
+        prefix: u32,
         pages: &[PageId],
         deadline: Instant,
         now: Instant,
@@ -212,7 +214,7 @@ where
             id,
             session: source.generation,
             tokens: prompt.tokens,
-            prefix_tokens: 0,
+            prefix_tokens: prefix,
             ids_hash: prompt.hash,
             aux_index: slot.id.0,
             deadline_ms: left.min(u32::MAX.into()) as u32,

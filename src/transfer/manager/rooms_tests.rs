@@ -8,7 +8,13 @@ const OURS: Slot = Slot { id: SlotId(3), generation: Generation(7) };
 const PROMPT: Prompt = Prompt { tokens: 40, hash: [1; 16] };
 
 fn wanted(slot: u32) -> Wanted<u8> {
-    let target = Target { session: SessionId(0), slot: SlotId(slot), generation: Generation(1), room: ROOM };
+    let target = Target {
+        session: SessionId(0),
+        slot: SlotId(slot),
+        generation: Generation(1),
+        room: ROOM,
+        prefix: 0,
+    };
     Wanted { link: 9, target, prompt: PROMPT, pages: Arc::default() }
 }
 

@@ -27,9 +27,9 @@ pub trait SourceEffects<L> {
     fn mover(&mut self, command: SourceCommand);
     /// Sets up this side of a transport; [`SourceManager::bound`] is called with the answer.
     fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
-    /// Tells the scheduler that a slot's destination is known, and where it wants the KV if that is to be
-    /// written there.
-    fn granted(&mut self, slot: Slot, target: Target, pages: &[PageId]);
+    /// Tells the scheduler that a slot's destination is known, and which pages, of the prompt's the `first` and those
+    /// behind it, it wants the KV in if that is to be written there.
+    fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]);
     /// Ends a link.
     fn hang_up(&mut self, link: L);
     /// Tells the scheduler that a slot has failed; it is marked already.
@@ -326,8 +326,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let Some((id, session)) = session.filter(|(_, session)| session.generation == asked.session) else {
             return;
         };
-        let target =
-            Target { session: id, slot: asked.id.slot, generation: asked.id.generation, room: asked.id.room };
+        let TransferId { room, slot, generation } = asked.id;
+        let target = Target { session: id, slot, generation, room, prefix: asked.prefix_tokens };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
         let pages = if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
         let wanted = Wanted { link, target, prompt, pages };
@@ -349,7 +349,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     fn meet(&mut self, met: Met<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
         let Met { slot, wanted } = met;
         if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() {
-            effects.granted(slot, wanted.target, &wanted.pages);
+            let session = self.sessions[wanted.target.session.0 as usize].as_ref();
+            let first = session.map_or(0, |session| wanted.target.prefix / session.page_size);
+            effects.granted(slot, wanted.target, first as usize, &wanted.pages);
         } else {
             // Failed before it was granted: nothing was posted, and the mover may have said so before they met.
             let _ = self.rooms.withdrawn(slot, now);
@@ -433,12 +435,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 }
 
-/// Exactly ⌈n/page⌉ pages, each inside the destination's pool, and a slot that it has. A prefix that decode holds
-/// already belongs to the prefix cache, which this version does not have.
+/// A prefix of whole pages that leaves something to hand over, exactly ⌈n/page⌉ pages less those of the prefix, each
+/// inside the destination's pool, and a slot that it has.
 fn names_its_pages<L>(session: &Session<L>, asked: &Destination<'_>) -> bool {
     let needed = asked.tokens.div_ceil(session.page_size);
-    asked.prefix_tokens == 0
-        && asked.pages.len() == needed as usize
+    let held = asked.prefix_tokens / session.page_size;
+    asked.prefix_tokens < asked.tokens
+        && asked.prefix_tokens.is_multiple_of(session.page_size)
+        && asked.pages.len() == (needed - held) as usize
         && asked.pages.iter().all(|page| page.0 < session.pages)
         && asked.id.slot.0 < session.slots
 }

@@ -40,7 +40,9 @@ struct Expected {
     generation: Generation,
     session: SessionId,
     room: Room,
+    /// Of the prompt.
     tokens: u32,
+    /// The first of them that is still to come; at first, the first that was not held already.
     received: u32,
     landing: Landing,
     lease: Lease,
@@ -115,7 +117,15 @@ impl DestinationMover {
             DestinationCommand::Expect { slot, generation, session, room, tokens, lease } => {
                 let half = self.sessions[session.0 as usize].as_ref();
                 let landing = half.map_or(Landing::Moved, |half| half.landing());
-                let expected = Expected { generation, session, room, tokens, received: 0, landing, lease };
+                let expected = Expected {
+                    generation,
+                    session,
+                    room,
+                    received: tokens.start,
+                    tokens: tokens.end,
+                    landing,
+                    lease,
+                };
                 self.expect(slot, expected);
             }
             DestinationCommand::Cancel { slot, generation } => {
@@ -142,7 +152,7 @@ impl DestinationMover {
     }
 
     fn expect(&mut self, slot: SlotId, expected: Expected) {
-        let Expected { session, generation, room, landing, .. } = expected;
+        let Expected { session, generation, room, landing, received, .. } = expected;
         debug_assert!(self.live.slots[slot.index()].is_none(), "slot {slot} expected twice");
         self.live.slots[slot.index()] = Some(expected);
         self.live.current = session;
@@ -155,7 +165,7 @@ impl DestinationMover {
             return;
         }
         match self.sessions[session.0 as usize].as_mut() {
-            Some(half) => half.expect(&Notice { slot, generation, room }, &mut self.live),
+            Some(half) => half.expect(&Notice { slot, generation, room }, received, &mut self.live),
             // The session ended while the scheduler leased the pages.
             None => self.live.fail(slot, Cause::PeerLost),
         }

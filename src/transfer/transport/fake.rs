@@ -37,7 +37,7 @@ impl DestinationHalf for Fake {
     fn revoke(&mut self, _slot: SlotId) {}
 
     /// The first token is 0: there was no prefill to sample one.
-    fn expect(&mut self, notice: &Notice, landings: &mut dyn Landings) {
+    fn expect(&mut self, notice: &Notice, _first: u32, landings: &mut dyn Landings) {
         if landings.expected(notice).is_some() {
             let first = Sampled { token: 0, logprob: 0.0, top: TopLogprobs::EMPTY };
             let mut aux = AuxRecord::new(notice.room, &first, 0);

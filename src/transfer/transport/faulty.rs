@@ -192,9 +192,9 @@ impl<T: DestinationHalf> DestinationHalf for Faulty<T> {
         }
     }
 
-    fn expect(&mut self, notice: &Notice, landings: &mut dyn Landings) {
+    fn expect(&mut self, notice: &Notice, first: u32, landings: &mut dyn Landings) {
         if let Some(inner) = &mut self.inner {
-            inner.expect(notice, landings);
+            inner.expect(notice, first, landings);
         }
     }
 

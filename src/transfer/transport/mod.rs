@@ -173,8 +173,8 @@ pub trait DestinationHalf: Send + Debug {
     /// The mover is about to park, or is awake again. It orders this before its last look by a SeqCst fence.
     fn park(&mut self, _parked: bool) {}
 
-    /// `slot` now expects bytes; what has no source of its own may tell at once.
-    fn expect(&mut self, notice: &Notice, landings: &mut dyn Landings);
+    /// The slot now expects bytes, of token `first` and those behind it; what has no source of its own may tell at once.
+    fn expect(&mut self, notice: &Notice, first: u32, landings: &mut dyn Landings);
 }
 
 /// Shares of a chunk begin at multiples of a cache line.

@@ -241,7 +241,7 @@ impl DestinationHalf for ShmDestination {
     /// This thread writes, and whom it has asked to has left by the end of a step: between two nothing lands.
     fn revoke(&mut self, _slot: SlotId) {}
 
-    fn expect(&mut self, _notice: &Notice, _landings: &mut dyn Landings) {}
+    fn expect(&mut self, _notice: &Notice, _first: u32, _landings: &mut dyn Landings) {}
 
     fn park(&mut self, parked: bool) {
         self.offers.park(parked);
@@ -392,7 +392,7 @@ mod tests {
         top.iter().for_each(|&(token, logprob)| tops.push(token, logprob));
         let first = Sampled { token: 42, logprob: -0.5, top: tops };
         let slot = SlotId(0);
-        let target = Target { session: SessionId(0), slot, generation: Generation(1), room: ROOM };
+        let target = Target { session: SessionId(0), slot, generation: Generation(1), room: ROOM, prefix: 0 };
         Post { slot, target, tokens: 0..TOKENS, last: Some(AuxRecord::new(ROOM, &first, 3)) }
     }
 

@@ -115,7 +115,7 @@ impl DestinationHalf for RdmaDestination {
     /// What was posted for it may still land: that is over when the source is quiet, or the session.
     fn revoke(&mut self, _slot: SlotId) {}
 
-    fn expect(&mut self, _notice: &Notice, _landings: &mut dyn Landings) {}
+    fn expect(&mut self, _notice: &Notice, _first: u32, _landings: &mut dyn Landings) {}
 
     fn park(&mut self, parked: bool) {
         if parked {

@@ -46,7 +46,7 @@ struct Landing {
 /// How far a lane is with a slot.
 #[derive(Clone, Default, Debug)]
 struct Progress {
-    /// Of whole chunks.
+    /// Of whole chunks, and before them what was held already.
     tokens: u32,
     /// Of the chunk in progress: its last token, and the offset that comes next.
     chunk: Option<(u32, u64)>,
@@ -135,8 +135,8 @@ impl DestinationHalf for TcpDestination {
         }
     }
 
-    fn expect(&mut self, notice: &Notice, _landings: &mut dyn Landings) {
-        self.landing.of(notice.slot).fill(Progress::default());
+    fn expect(&mut self, notice: &Notice, first: u32, _landings: &mut dyn Landings) {
+        self.landing.of(notice.slot).fill(Progress { tokens: first, chunk: None });
     }
 }
 

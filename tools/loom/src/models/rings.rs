@@ -84,7 +84,7 @@ fn decode() -> (DestinationMover, Receiver, channel::Sender<DestinationCommand>,
 
 fn expect(handle: &Receiver, generation: Generation) {
     let lease = crate::kv::lease(SLOT, generation);
-    handle.expect(SLOT, generation, (SESSION, Room(7)), 1, &[PAGE], lease);
+    handle.expect(SLOT, generation, (SESSION, Room(7)), 0..1, &[PAGE], lease);
 }
 
 /// The scheduler that reads Success finds the lease and the record.
@@ -183,7 +183,7 @@ pub fn both_threads_are_woken() {
 }
 
 fn hand_over(handle: &Sender, generation: Generation) {
-    let target = Target { session: SESSION, slot: SLOT, generation, room: Room(7) };
+    let target = Target { session: SESSION, slot: SLOT, generation, room: Room(7), prefix: 0 };
     handle.begin(SLOT, generation, target, &[PAGE], crate::kv::lease(SLOT, generation));
     handle.chunk(SLOT, generation, 0..1, Some(AUX));
 }

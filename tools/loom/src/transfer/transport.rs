@@ -77,7 +77,7 @@ pub trait DestinationHalf: Send + Debug {
     fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost>;
     fn revoke(&mut self, _slot: SlotId) {}
     fn park(&mut self, _parked: bool) {}
-    fn expect(&mut self, _notice: &Notice, _landings: &mut dyn Landings) {}
+    fn expect(&mut self, _notice: &Notice, _first: u32, _landings: &mut dyn Landings) {}
 }
 
 pub trait Landings {

@@ -101,10 +101,11 @@ pub struct RouterFlags {
     pub(super) process: ProcessFlags,
 }
 
-const BENCH_TRANSFER_COLUMNS: &str = "Columns: tp: ranks of source and destination; lanes: threads that copy, streams, or queue pairs between two NICs; p50, p99: from the call at the source to the notice seen at the
-destination; cpu s/GB: of both processes; WRs: pieces that a hand-off moved in (copies, frames, work requests); bells: wake-ups
-of shm, system calls of tcp, doorbells of rdma, each of a hand-off; limit: the bare way with as many bytes, in turn; ratio: p50
-by it.";
+const BENCH_TRANSFER_COLUMNS: &str = "\
+Columns: tp: ranks of source and destination; lanes: threads that copy, streams, or queue pairs between two NICs; p50,
+p99: from the call at the source to the notice seen at the destination; cpu s/GB: of both processes; WRs: pieces that a
+hand-off moved in (copies, frames, work requests); bells: wake-ups of shm, system calls of tcp, doorbells of rdma, each
+of a hand-off; limit: the bare way with as many bytes, in turn; ratio: p50 by it.";
 
 /// `baton bench`.
 #[derive(Subcommand, Debug)]

@@ -2,6 +2,7 @@
 //!
 //! Arithmetic only. Both processes derive page lists and bytes from the case alone.
 
+use super::bytes::{ELEMENTS_MAX, PAGES_MAX, WORDS_MAX};
 use crate::ids::PageId;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::limits::CONTEXT_MAX;
@@ -168,6 +169,18 @@ impl Case {
         if self.item_bytes == 0 || !u64::from(self.item_bytes).is_multiple_of(unit) {
             return fail(format!("{} bytes an item: not a multiple of {unit}", self.item_bytes));
         }
+        let heads = u64::from(self.page_size) * u64::from(self.kv_heads);
+        let elements = heads.saturating_mul(2 * u64::from(self.buffers.div_ceil(2)));
+        // More could not be told apart by their bytes.
+        for (count, what, most) in [
+            (self.pool.into(), "pages in a pool", PAGES_MAX),
+            (elements, "elements in a page", ELEMENTS_MAX),
+            (u64::from(self.item_bytes) / unit, "words in an element", WORDS_MAX),
+        ] {
+            if count > most {
+                return fail(format!("{count} {what}: at most {most}"));
+            }
+        }
         if self.pages == 0 || self.pages > self.pool {
             return fail(format!("{} pages: not 1 to {}, the pool", self.pages, self.pool));
         }
@@ -330,6 +343,18 @@ mod tests {
             Case { pool: u32::MAX, ..good.clone() },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
+        }
+        let least = Case { pool: 64, buffers: 2, page_size: 1, kv_heads: 1, item_bytes: 8, ..good.clone() };
+        for (most, more) in [
+            (Case { pool: 1 << 20, ..least.clone() }, Case { pool: (1 << 20) + 1, ..least.clone() }),
+            (
+                Case { kv_heads: 1 << 21, item_bytes: 8 << 21, ..least.clone() },
+                Case { kv_heads: 1 << 22, item_bytes: 8 << 22, ..least.clone() },
+            ),
+            (Case { item_bytes: 8 << 20, ..least.clone() }, Case { item_bytes: 8 << 23, ..least.clone() }),
+        ] {
+            assert_eq!(most.check(), Ok(()));
+            assert!(more.check().is_err(), "{more:?}");
         }
     }
 }

@@ -174,7 +174,7 @@ pub struct TransferBenchFlags {
 #[command(next_help_heading = "A case of your own, instead of --case")]
 pub struct ShapeFlags {
     /// Pages of a request
-    #[arg(long, value_name = "N", conflicts_with = "case")]
+    #[arg(long, value_name = "N", conflicts_with = "case", value_parser = value_parser!(u32).range(1..=1 << 19))]
     pub pages: Option<u32>,
     /// Layers, each with a buffer for K and one for V
     #[arg(long, value_name = "N", requires = "pages", default_value_t = 32, value_parser = value_parser!(u32).range(1..=1024))]

@@ -1,6 +1,6 @@
 //! What a command line asks the bench for: which rows, for how long, with whom.
 
-use super::case::{Case, LayoutKind, Layouts, Spread};
+use super::case::{Case, CaseError, End, Layouts, Spread};
 use super::talk::Row;
 use crate::config::error::ConfigError;
 use crate::config::flags::{ShapeFlags, TransferBenchFlags};
@@ -77,7 +77,7 @@ impl Plan {
             layouts.retain(|layouts| layouts.source == layouts.destination);
         }
         let cases = match flags.shape.pages {
-            Some(pages) => vec![own(pages, &flags.shape)?],
+            Some(pages) => vec![own(pages, &flags.shape)],
             None if flags.case == "small" => Case::small(),
             None => {
                 // "all" is not the small ones, which have names of their own all the same.
@@ -92,10 +92,10 @@ impl Plan {
         let mut rows = Vec::new();
         let all_cases = flags.shape.pages.is_none() && ["all", "small"].contains(&flags.case.as_str());
         for case in &cases {
-            let ranks = [flags.src_tp, flags.dst_tp];
-            let uneven = ranks.into_iter().find_map(|ranks| case.layout(LayoutKind::PageMajor, ranks).err());
-            if let Some(why) = uneven.filter(|_| all_cases) {
-                left_out.push(format!("{} is left out: {}", case.name, why.0));
+            let ranks = [(End::Source, flags.src_tp), (End::Destination, flags.dst_tp)];
+            let unfit = ranks.into_iter().find_map(|(end, ranks)| case.check_ranks(end, ranks).err());
+            if let Some(why) = unfit.filter(|_| all_cases) {
+                left_out.push(format!("{} is left out: {why}", case.name));
                 continue;
             }
             for &layouts in &layouts {
@@ -114,8 +114,11 @@ impl Plan {
                         busy_poll: flags.busy_poll,
                         data_threads: flags.data_threads,
                     };
-                    let ranks = row.ranks();
-                    row.check().map_err(|error| value("--src-tp, --dst-tp", ranks, error.0))?;
+                    row.check().map_err(|CaseError { flag, value, limit }| ConfigError::Value {
+                        flag,
+                        value,
+                        limit,
+                    })?;
                     rows.push(row);
                 }
             }
@@ -144,9 +147,9 @@ fn choose<T: Clone>(
     }
 }
 
-fn own(pages: u32, shape: &ShapeFlags) -> Result<Case, ConfigError> {
+fn own(pages: u32, shape: &ShapeFlags) -> Case {
     let spread = if shape.fragmented { Spread::Fragmented } else { Spread::Contiguous };
-    let case = Case {
+    Case {
         name: "own".into(),
         pages,
         buffers: shape.layers * 2,
@@ -156,10 +159,6 @@ fn own(pages: u32, shape: &ShapeFlags) -> Result<Case, ConfigError> {
         // Room for lists that differ.
         pool: pages.saturating_mul(2),
         spread,
-    };
-    match case.check() {
-        Ok(()) => Ok(case),
-        Err(error) => Err(value("--pages", pages, error.0)),
     }
 }
 
@@ -200,7 +199,7 @@ mod tests {
             of_two
                 .left_out
                 .iter()
-                .any(|why| why == "smol-128 is left out: 3 KV heads of smol-128 on 2 ranks")
+                .any(|why| why.starts_with("smol-128 is left out: --dst-tp 2: must divide the 3 KV heads"))
         );
     }
 
@@ -225,11 +224,19 @@ mod tests {
             ("--transport ucx", "there is all, shm, tcp, rdma"),
             ("--layout token-major", "page-major"),
             ("--duration 9999", "0 to 3600"),
-            ("--pages 10 --item-bytes 100", "multiple of 64"),
-            ("--case smol-128 --src-tp 2", "3 KV heads of smol-128 on 2 ranks"),
-            ("--case qwen-128 --dst-tp 3", "8 KV heads of qwen-128 on 3 ranks"),
-            ("--dst-tp 65", "64"),
-            ("--pages 4000000000", "at most"),
+            ("--pages 10 --item-bytes 100", "--item-bytes 100 with --kv-heads 8: must be a multiple of 64"),
+            ("--pages 10 --kv-heads 3", "--item-bytes 32768 with --kv-heads 3: must be a multiple of 24"),
+            ("--pages 10 --item-bytes 0", "for '--item-bytes <BYTES>': 0 is not in 1..="),
+            ("--case smol-128 --src-tp 2", "--src-tp 2: must divide the 3 KV heads of smol-128, or"),
+            ("--case qwen-128 --dst-tp 3", "--dst-tp 3: must divide the 8 KV heads of qwen-128, or"),
+            ("--case qwen-8192 --transport shm --dst-tp 65", "for '--dst-tp <N>': 65 is not in 1..=64"),
+            ("--pages 2000 --dst-tp 64", "--dst-tp 64: all pools of own have 67108864000 bytes, at most"),
+            ("--pages 0", "for '--pages <N>': 0 is not in 1..=524288"),
+            ("--pages 524289", "for '--pages <N>': 524289 is not in 1..=524288"),
+            (
+                "--pages 524288",
+                "--pages 524288 with --layers 32 and --item-bytes 32768: its pool has 2199023255552 bytes",
+            ),
             ("--connect nowhere", "--connect nowhere"),
             ("--layers 3", "pages"),
             ("--lanes 33", "32"),

@@ -4,7 +4,7 @@
 //! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
 
 use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
-use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host};
+use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer};
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
     RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
@@ -44,8 +44,8 @@ pub enum CliCommand {
 #[derive(Args, Clone, PartialEq, Eq, Debug)]
 pub struct DoctorFlags {
     /// Tell, too, what `--transfer auto` would choose between this host and that, where `baton bench transfer --listen`
-    /// must be running
-    #[arg(long, value_name = "HOST:PORT")]
+    /// must be running; the exit status is 1 where it does not answer
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_peer)]
     pub peer: Option<String>,
 }
 
@@ -162,7 +162,7 @@ pub struct TransferBenchFlags {
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<SocketAddr>,
     /// Lead the process that listens there, on another host or this one; each must reach the other
-    #[arg(long, value_name = "HOST:PORT")]
+    #[arg(long, value_name = "HOST:PORT", value_parser = parse_peer)]
     pub connect: Option<String>,
     /// End with whoever has started this.
     #[arg(long, hide = true, requires = "listen")]

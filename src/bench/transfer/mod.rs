@@ -47,7 +47,7 @@ pub fn run(plan: &Plan) -> Result<(), BenchError> {
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
     match &plan.place {
         Place::Listen { address, until_eof } => listen(*address, *until_eof),
-        Place::Connect(peer) => lead(plan, *peer),
+        Place::Connect(peer) => lead(plan, meet(peer)?),
         Place::Local => {
             let follower = Follower::start()?;
             lead(plan, follower.address)
@@ -102,6 +102,18 @@ impl Drop for Follower {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Where the one to be led listens, if that is what `peer` does.
+fn meet(peer: &str) -> Result<SocketAddr, BenchError> {
+    let (survey, address) = Survey::ask(peer).map_err(|why| {
+        BenchError(format!("{peer} does not answer as `baton bench transfer --listen` does: {why}"))
+    })?;
+    let (ours, theirs) = (env!("CARGO_PKG_VERSION"), survey.version);
+    if theirs != ours {
+        return Err(BenchError(format!("{peer} runs baton {theirs:?}, this is {ours}")));
+    }
+    Ok(address)
 }
 
 fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {

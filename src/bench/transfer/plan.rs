@@ -5,7 +5,7 @@ use super::talk::Row;
 use crate::config::error::ConfigError;
 use crate::config::flags::{ShapeFlags, TransferBenchFlags};
 use crate::transfer::transport::rdma::{Nic, Settings};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ pub enum Place {
         /// End when standard input does.
         until_eof: bool,
     },
-    /// It follows, and listens there.
-    Connect(SocketAddr),
+    /// It follows, and listens at this HOST:PORT.
+    Connect(String),
 }
 
 /// What is to be done.
@@ -55,7 +55,7 @@ impl Plan {
     pub fn new(flags: &TransferBenchFlags) -> Result<Plan, ConfigError> {
         let place = match (&flags.listen, &flags.connect) {
             (Some(address), _) => Place::Listen { address: *address, until_eof: flags.until_eof },
-            (None, Some(peer)) => Place::Connect(resolve(peer)?),
+            (None, Some(peer)) => Place::Connect(peer.clone()),
             (None, None) => Place::Local,
         };
         if !DURATION.contains(&flags.duration) {
@@ -162,12 +162,6 @@ fn own(pages: u32, shape: &ShapeFlags) -> Case {
     }
 }
 
-fn resolve(peer: &str) -> Result<SocketAddr, ConfigError> {
-    let wrong = |why: String| value("--connect", peer, why);
-    let mut addresses = peer.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
-    addresses.next().ok_or_else(|| wrong("no address".into()))
-}
-
 fn value(flag: &'static str, value: impl ToString, limit: String) -> ConfigError {
     ConfigError::Value { flag, value: value.to_string(), limit }
 }
@@ -237,7 +231,7 @@ mod tests {
                 "--pages 524288",
                 "--pages 524288 with --layers 32 and --item-bytes 32768: its pool has 2199023255552 bytes",
             ),
-            ("--connect nowhere", "--connect nowhere"),
+            ("--connect nowhere", "a peer is HOST:PORT"),
             ("--layers 3", "pages"),
             ("--lanes 33", "32"),
             ("--listen 127.0.0.1:1 --connect 127.0.0.1:1", "cannot be used with"),

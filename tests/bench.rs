@@ -109,7 +109,8 @@ fn the_report_is_one_page_with_every_row() {
     assert!(!page.contains("http") && !page.contains("NaN"), "{page}");
     let output = run("--case tiny-2k --duration 0 --report /nowhere/page.html");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("/nowhere/page.html"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--report /nowhere/page.html: "), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "", "nothing was measured for it");
 }
 
 /// A process that follows, and where.
@@ -220,10 +221,15 @@ fn a_row_without_figures_is_told_and_is_a_failure() {
             std::io::copy(&mut other, &mut stream).unwrap();
         }
     });
-    let output = run(&format!("--connect {surveyed} --case tiny-2k --layout page-major"));
+    let path = std::env::temp_dir().join(format!("baton-bench-{}-kept.html", std::process::id()));
+    std::fs::write(&path, "of another day").unwrap();
+    let report = path.display();
+    let output = run(&format!("--connect {surveyed} --case tiny-2k --layout page-major --report {report}"));
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("tiny-2k page-major tcp: "), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("2 of 2 rows"), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "of another day", "there is nothing to write");
+    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]

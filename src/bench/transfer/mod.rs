@@ -24,8 +24,10 @@ use crate::config::resolved::{LogConfig, LogLevel};
 use crate::obs::log;
 use report::Figures;
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use talk::Row;
 
@@ -117,6 +119,12 @@ fn meet(peer: &str) -> Result<SocketAddr, BenchError> {
 }
 
 fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
+    let unwritten = |path: &Path, error| BenchError(format!("--report {}: {error}", path.display()));
+    if let Some(path) = &plan.report {
+        // Known before minutes are spent; what it holds stays until there is something to write.
+        let opened = OpenOptions::new().append(true).create(true).open(path);
+        opened.map_err(|error| unwritten(path, error))?;
+    }
     for left_out in &plan.left_out {
         eprintln!("{left_out}");
     }
@@ -141,9 +149,8 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
             }
         }
     }
-    if let Some(path) = &plan.report {
-        let written = std::fs::write(path, page::page(&done));
-        written.map_err(|error| BenchError(format!("--report {}: {error}", path.display())))?;
+    if let Some(path) = plan.report.as_deref().filter(|_| !done.is_empty()) {
+        std::fs::write(path, page::page(&done)).map_err(|error| unwritten(path, error))?;
     }
     if failures > 0 {
         return Err(BenchError(format!("{failures} of {} rows have no figures", rows.len())));

@@ -88,8 +88,11 @@ fn the_table_has_a_line_for_each_row() {
     let output = run("--case tiny-2k --layout page-major --duration 0");
     assert!(output.status.success(), "{}", text(&output.stderr));
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
-    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(lines[0].ends_with("ratio") && lines[1].starts_with("tiny-2k"), "{lines:?}");
+    assert!(lines[3].contains("tells wake-ups") && lines[3].contains("--busy-poll"), "{lines:?}");
+    let spinning = run("--case tiny-2k --layout page-major --transport shm --duration 0 --busy-poll");
+    assert_eq!(text(&spinning.stdout).lines().count(), 2, "{}", text(&spinning.stdout));
     // A machine with a NIC has nothing to say, and one line more.
     assert!(text(&output.stderr).starts_with("rdma is left out: "), "{}", text(&output.stderr));
 }

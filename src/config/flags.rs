@@ -105,7 +105,8 @@ const BENCH_TRANSFER_COLUMNS: &str = "\
 Columns: tp: ranks of source and destination; lanes: threads that copy, streams, or queue pairs between two NICs; p50,
 p99: from the call at the source to the notice seen at the destination; cpu s/GB: of both processes; WRs: pieces that a
 hand-off moved in (copies, frames, work requests); bells: wake-ups of shm, system calls of tcp, doorbells of rdma, each
-of a hand-off; limit: the bare way with as many bytes, in turn; ratio: p50 by it.";
+of a hand-off; limit: the bare way with as many bytes, in turn; ratio: p50 by it, which up to 16 KiB tells wake-ups, not
+copies: a hand-off wakes three threads in turn, the limit spins (tcp: waits once). --busy-poll spins too.";
 
 /// `baton bench`.
 #[derive(Subcommand, Debug)]

@@ -26,7 +26,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Bytes up to which the way to the copy counts, not the copy.
-const RING_BYTES_MAX: u64 = 16 << 10;
+pub const RING_BYTES_MAX: u64 = 16 << 10;
 
 /// Copies inside this process.
 #[derive(Debug)]

@@ -149,6 +149,9 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
             }
         }
     }
+    if !plan.json && done.iter().any(Figures::tells_wake_ups) {
+        println!("{}", report::OF_WAKE_UPS);
+    }
     if let Some(path) = plan.report.as_deref().filter(|_| !done.is_empty()) {
         std::fs::write(path, page::page(&done)).map_err(|error| unwritten(path, error))?;
     }

@@ -148,18 +148,20 @@ pub struct TransferBenchFlags {
     #[arg(long)]
     pub busy_poll: bool,
     /// Who posts and reaps what goes over rdma: the source's mover (fused), or two threads for each NIC (split)
-    #[arg(long, value_enum, default_value_t, conflicts_with = "busy_poll")]
-    pub data_threads: DataThreads,
+    /// [default: fused]
+    #[arg(long, value_enum, conflicts_with = "busy_poll")]
+    pub data_threads: Option<DataThreads>,
     /// One JSON object a row instead of a table
     #[arg(long)]
     pub json: bool,
     /// Also write a page with charts of all rows, which needs nothing else
-    #[arg(long, value_name = "FILE.html", conflicts_with = "listen")]
+    #[arg(long, value_name = "FILE.html")]
     pub report: Option<PathBuf>,
     /// Instead of a case.
     #[command(flatten)]
     pub shape: ShapeFlags,
-    /// Follow whoever connects here instead of starting a second process
+    /// Follow whoever connects here instead of starting a second process; takes no other flag, as that one says what
+    /// is measured
     #[arg(long, value_name = "ADDRESS:PORT", conflicts_with = "connect")]
     pub listen: Option<SocketAddr>,
     /// Lead the process that listens there, on another host or this one; each must reach the other
@@ -291,10 +293,6 @@ pub(super) struct CoreFlags {
     /// Spin for a moment before sleeping when idle, also where threads outnumber cores
     #[arg(long)]
     pub(super) busy_poll: bool,
-    /// Who posts and reaps what a prefill worker writes over rdma; fused: the thread that moves all KV; split: two
-    /// threads for each NIC
-    #[arg(long, value_enum, default_value_t)]
-    pub(super) data_threads: DataThreads,
 }
 
 #[derive(Args, Debug)]
@@ -349,6 +347,10 @@ pub(super) struct SourceFlags {
     /// Port that decode workers dial; 0 takes a free one, which the registry tells
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(super) control_port: u16,
+    /// Who posts and reaps what is written over rdma; fused: the thread that moves all KV; split: two threads for
+    /// each NIC [default: fused]
+    #[arg(long, value_enum)]
+    pub(super) data_threads: Option<DataThreads>,
 }
 
 #[derive(Args, Debug)]

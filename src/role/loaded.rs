@@ -133,7 +133,7 @@ impl Loaded {
             nics: Vec::new(),
             spin,
             copy_lanes,
-            split: worker.cores.data_threads == resolved::DataThreads::Split,
+            split: false,
             data_cpus,
         })
     }

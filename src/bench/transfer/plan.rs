@@ -71,6 +71,16 @@ impl Plan {
             transports.retain(|&name| name != "rdma");
             left_out.push(format!("rdma is left out: {why}"));
         }
+        if !transports.contains(&"rdma") {
+            let typed = [
+                ("--pieces", flags.pieces.map(|pieces| pieces.to_string())),
+                ("--data-threads", flags.data_threads.map(|threads| threads.to_string())),
+            ];
+            if let Some((flag, Some(typed))) = typed.into_iter().find(|(_, typed)| typed.is_some()) {
+                let ways = transports.join(" and ");
+                return Err(value(flag, typed, format!("is for rdma, and all rows go over {ways}")));
+            }
+        }
         let mut layouts = choose("--layout", &flags.layout, &Layouts::ALL, |kind| kind.name())?;
         // One that both sides have.
         if flags.layout == "all" {
@@ -112,7 +122,7 @@ impl Plan {
                         },
                         pieces: flags.pieces.unwrap_or(Settings::default().pieces),
                         busy_poll: flags.busy_poll,
-                        data_threads: flags.data_threads,
+                        data_threads: flags.data_threads.unwrap_or_default(),
                     };
                     row.check().map_err(|CaseError { flag, value, limit }| ConfigError::Value {
                         flag,
@@ -234,6 +244,8 @@ mod tests {
             ("--connect nowhere", "a peer is HOST:PORT"),
             ("--layers 3", "pages"),
             ("--lanes 33", "32"),
+            ("--transport shm --pieces 4", "--pieces 4: is for rdma, and all rows go over shm"),
+            ("--transport tcp --data-threads fused", "--data-threads fused: is for rdma"),
             ("--listen 127.0.0.1:1 --connect 127.0.0.1:1", "cannot be used with"),
         ] {
             let error = plan(words).unwrap_err();

@@ -88,16 +88,7 @@ impl Plan {
         }
         let cases = match flags.shape.pages {
             Some(pages) => vec![own(pages, &flags.shape)],
-            None if flags.case == "small" => Case::small(),
-            None => {
-                // "all" is not the small ones, which have names of their own all the same.
-                let known = Case::known();
-                let small = Case::small().into_iter().find(|case| case.name == flags.case);
-                match small.filter(|small| known.iter().all(|case| case.name != small.name)) {
-                    Some(small) => vec![small],
-                    None => choose("--case", &flags.case, &known, |case| &case.name)?,
-                }
-            }
+            None => cases(&flags.case)?,
         };
         let mut rows = Vec::new();
         let all_cases = flags.shape.pages.is_none() && ["all", "small"].contains(&flags.case.as_str());
@@ -155,6 +146,26 @@ fn choose<T: Clone>(
             Err(value(flag, name, format!("there is all, {}", names.join(", "))))
         }
     }
+}
+
+/// All, all small ones, or one of either, where a name of both is the larger pool's.
+fn cases(name: &str) -> Result<Vec<Case>, ConfigError> {
+    match name {
+        "all" => return Ok(Case::known()),
+        "small" => return Ok(Case::small()),
+        _ => {}
+    }
+    let mut one_each = Case::known();
+    for small in Case::small() {
+        if one_each.iter().all(|case| case.name != small.name) {
+            one_each.push(small);
+        }
+    }
+    if let Some(found) = one_each.iter().position(|case| case.name == name) {
+        return Ok(vec![one_each.swap_remove(found)]);
+    }
+    let names: Vec<&str> = one_each.iter().map(|case| &case.name[..]).collect();
+    Err(value("--case", name, format!("there is all, small, {}", names.join(", "))))
 }
 
 fn own(pages: u32, shape: &ShapeFlags) -> Case {
@@ -222,9 +233,25 @@ mod tests {
     }
 
     #[test]
+    fn help_lists_the_cases() {
+        let help = plan("--help").unwrap_err();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let names = |cases: Vec<Case>| {
+            let names: Vec<String> = cases.into_iter().map(|case| case.name).collect();
+            let (last, others) = names.split_last().unwrap();
+            format!("{} and {last}", others.join(", "))
+        };
+        for (name, cases) in [("all", Case::known()), ("small", Case::small())] {
+            let line = format!("{name}, which is {}", names(cases));
+            assert!(help.contains(&line), "{line}: {help}");
+        }
+    }
+
+    #[test]
     fn what_means_nothing_is_told_with_what_there_is() {
         for (words, said) in [
-            ("--case smol", "smol-128"),
+            ("--case smol", "--case smol: there is all, small, tiny-2k, smol-128,"),
+            ("--case qwen", ", qwen-64, p1-32"),
             ("--transport ucx", "there is all, shm, tcp, rdma"),
             ("--layout token-major", "page-major"),
             ("--duration 9999", "0 to 3600"),

@@ -74,7 +74,7 @@ fn run_doctor(flags: &DoctorFlags, surroundings: &Surroundings) -> ExitCode {
     let here = Survey::here();
     let mut findings = doctor::examine(surroundings, &kernels, &here.nics);
     if let Some(peer) = &flags.peer {
-        findings.push(transfer::between(&here, peer, Survey::ask(peer)));
+        findings.push(transfer::between(&here, peer, Survey::ask(peer).map(|(theirs, _)| theirs)));
     }
     for finding in &findings {
         println!("{finding}");

@@ -1,8 +1,11 @@
 //! `baton bench transfer` as users run it: rows, two processes on their own, and what goes wrong.
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 fn bench(arguments: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
@@ -85,8 +88,11 @@ fn the_table_has_a_line_for_each_row() {
     let output = run("--case tiny-2k --layout page-major --duration 0");
     assert!(output.status.success(), "{}", text(&output.stderr));
     let lines: Vec<&str> = text(&output.stdout).lines().collect();
-    assert_eq!(lines.len(), 3, "{lines:?}");
+    assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(lines[0].ends_with("ratio") && lines[1].starts_with("tiny-2k"), "{lines:?}");
+    assert!(lines[3].contains("tells wake-ups") && lines[3].contains("--busy-poll"), "{lines:?}");
+    let spinning = run("--case tiny-2k --layout page-major --transport shm --duration 0 --busy-poll");
+    assert_eq!(text(&spinning.stdout).lines().count(), 2, "{}", text(&spinning.stdout));
     // A machine with a NIC has nothing to say, and one line more.
     assert!(text(&output.stderr).starts_with("rdma is left out: "), "{}", text(&output.stderr));
 }
@@ -106,7 +112,8 @@ fn the_report_is_one_page_with_every_row() {
     assert!(!page.contains("http") && !page.contains("NaN"), "{page}");
     let output = run("--case tiny-2k --duration 0 --report /nowhere/page.html");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("/nowhere/page.html"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("--report /nowhere/page.html: "), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "", "nothing was measured for it");
 }
 
 /// A process that follows, and where.
@@ -138,43 +145,101 @@ fn one_process_leads_another_that_listens() {
     }
 }
 
+fn doctor(peer: &str) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_baton")).args(["doctor", "--peer", peer]).output().unwrap()
+}
+
 #[test]
 fn doctor_asks_who_listens_what_would_be_chosen() {
     let follower = Follower::start();
-    let doctor = |peer: &str| {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_baton")).args(["doctor", "--peer", peer]).output().unwrap();
-        text(&output.stdout).to_string()
-    };
     let chosen = format!("auto chooses shm between this host and {} (same_host)", follower.1);
-    assert!(doctor(&follower.1).contains(&chosen), "{}", doctor(&follower.1));
-    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let refused = doctor(&nobody.to_string());
-    assert!(
-        refused.contains("cannot be asked: ") && refused.contains("-> run baton bench transfer"),
-        "{refused}"
-    );
+    let output = doctor(&follower.1);
+    assert!(text(&output.stdout).contains(&chosen), "{}", text(&output.stdout));
     let rows = rows(&format!("--connect {} --case tiny-2k --transport shm --duration 0 --json", follower.1));
     assert_eq!(rows.len(), 2, "it listens on");
 }
 
+/// Listens, and does this with whoever connects.
+fn stranger(answer: impl Fn(TcpStream) + Send + 'static) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    thread::spawn(move || listener.incoming().for_each(|stream| answer(stream.unwrap())));
+    address
+}
+
+#[test]
+fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
+    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let web = stranger(|mut stream| {
+        let _ = stream.read(&mut [0; 100]);
+        let _ = stream.write_all(b"HTTP/1.0 400 Bad request\r\nServer: web\r\n\r\n");
+    });
+    let mute = stranger(|stream| {
+        let _ = BufReader::new(stream).read_line(&mut String::new());
+    });
+    let idle = stranger(|mut stream| {
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let slow = stranger(|mut stream| {
+        while stream.write_all(b"x").is_ok() {
+            thread::sleep(Duration::from_millis(100));
+        }
+    });
+    for (peer, why) in [
+        (nobody, "Connection refused"),
+        (web, "it says \"HTTP/1.0 400 Bad request"),
+        (mute, "it hangs up without a word"),
+        (idle, "no answer within 5 s; it may be measuring"),
+        (slow, "no answer within 5 s"),
+    ] {
+        let begun = Instant::now();
+        let output = run(&format!("--connect {peer} --case small"));
+        let said = text(&output.stderr);
+        let wanted = format!("error: {peer} does not answer as `baton bench transfer --listen` does: {why}");
+        assert!(said.starts_with(&wanted) && said.lines().count() == 1, "{said}");
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""), "{said}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        let output = doctor(&peer);
+        let said = text(&output.stdout);
+        assert!(said.contains(&format!("{peer} cannot be asked: {why}")), "{said}");
+        assert!(said.contains("-> run baton bench transfer"), "{said}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+    let output = doctor("nowhere");
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""));
+    assert!(text(&output.stderr).contains("'--peer <HOST:PORT>': a peer is HOST:PORT"));
+}
+
 #[test]
 fn a_row_without_figures_is_told_and_is_a_failure() {
-    let mut follower = Follower::start();
-    follower.0.kill().unwrap();
-    follower.0.wait().unwrap();
-    let output = run(&format!("--connect {} --case tiny-2k --layout page-major", follower.1));
+    let follower = Follower::start();
+    let address = follower.1.clone();
+    // It says what it can, and takes part in no row.
+    let surveyed = stranger(move |mut stream| {
+        let mut asked = String::new();
+        let _ = BufReader::new(&stream).read_line(&mut asked);
+        if asked == "\"Survey\"\n" {
+            let mut other = TcpStream::connect(&address).unwrap();
+            other.write_all(asked.as_bytes()).unwrap();
+            std::io::copy(&mut other, &mut stream).unwrap();
+        }
+    });
+    let path = std::env::temp_dir().join(format!("baton-bench-{}-kept.html", std::process::id()));
+    std::fs::write(&path, "of another day").unwrap();
+    let report = path.display();
+    let output = run(&format!("--connect {surveyed} --case tiny-2k --layout page-major --report {report}"));
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("Connection refused"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("tiny-2k page-major tcp: "), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("2 of 2 rows"), "{}", text(&output.stderr));
+    assert_eq!(std::fs::read_to_string(&path).unwrap(), "of another day", "there is nothing to write");
+    std::fs::remove_file(&path).unwrap();
 }
 
 #[test]
 fn strangers_to_the_bench_cost_it_nothing() {
-    use std::io::{Read, Write};
     let follower = Follower::start();
     for nonsense in ["GET / HTTP/1.1\r\n\r\n", "\"Ask\"\n", "{}\n", ""] {
-        let mut stream = std::net::TcpStream::connect(&follower.1).unwrap();
+        let mut stream = TcpStream::connect(&follower.1).unwrap();
         stream.write_all(nonsense.as_bytes()).unwrap();
         stream.shutdown(std::net::Shutdown::Write).unwrap();
         let mut said = String::new();

@@ -13,12 +13,14 @@ pub mod resolved;
 pub mod secret;
 pub mod values;
 
-use clap::FromArgMatches;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args, FromArgMatches};
 use error::ConfigError;
 use flags::{Cli, DoctorFlags, TransferBenchFlags};
 use resolve::{DECODE_PORT, FRONT_PORT, PREFILL_PORT};
 use resolved::Command;
 use std::ffi::OsString;
+use std::net::SocketAddr;
 
 /// What the process was asked to do.
 #[derive(Debug)]
@@ -84,5 +86,27 @@ pub fn parse(
         .try_get_matches_from(arguments)
         .map_err(|error| later::explain(&error).unwrap_or(ConfigError::Usage(error)))?;
     let cli = Cli::from_arg_matches(&matches).map_err(ConfigError::Usage)?;
+    listens_alone(&matches)?;
     resolve::resolve(cli, surroundings)
+}
+
+/// What is typed beside `bench transfer --listen`, not what is a default, would have no effect.
+fn listens_alone(matches: &ArgMatches) -> Result<(), ConfigError> {
+    let bench = matches.subcommand_matches("bench").and_then(|bench| bench.subcommand_matches("transfer"));
+    let Some((bench, address)) =
+        bench.and_then(|bench| Some((bench, bench.get_one::<SocketAddr>("listen")?)))
+    else {
+        return Ok(());
+    };
+    let all = TransferBenchFlags::augment_args(clap::Command::new("transfer"));
+    let is_typed = |name: &str| bench.value_source(name) == Some(ValueSource::CommandLine);
+    let mut names = all.get_arguments().map(|flag| flag.get_id().as_str());
+    match names.find(|&name| is_typed(name) && !["listen", "until_eof"].contains(&name)) {
+        None => Ok(()),
+        Some(other) => {
+            let other = other.replace('_', "-");
+            let limit = format!("not with --{other}, as who connects says what is measured and how");
+            Err(ConfigError::Value { flag: "--listen", value: address.to_string(), limit })
+        }
+    }
 }

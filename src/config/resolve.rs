@@ -6,8 +6,8 @@ use super::flags::{
     ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
 };
 use super::resolved::{
-    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DecodeConfig, FrontConfig, HandoffConfig, KvConfig,
-    LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig, ServeConfig, Transfer,
+    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, FrontConfig, HandoffConfig,
+    KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig, ServeConfig, Transfer,
     WorkerConfig, WorkerLayout,
 };
 use super::secret::{read_api_keys, read_cluster_key};
@@ -28,6 +28,8 @@ pub(super) const DECODE_PORT: u16 = 30001;
 const MAX_PREFILL_TOKENS: u32 = 16384;
 /// As vLLM; on most CPUs `--chunk-ms` ends a chunk earlier.
 const CHUNKED_PREFILL_SIZE: u32 = 2048;
+
+const ONLY_RDMA: &str = "only with --transfer auto or rdma";
 
 /// Resolves what was typed.
 pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, ConfigError> {
@@ -77,13 +79,14 @@ impl Resolver<'_> {
     }
 
     fn prefill(&mut self, flags: PrefillFlags) -> Result<PrefillConfig, ConfigError> {
-        let host = flags.worker.front.host;
+        let (host, transfer) = (flags.worker.front.host, flags.handoff.transfer);
         let config = PrefillConfig {
             worker: self.worker(flags.worker, PREFILL_PORT)?,
             chunks: chunks(&flags.prefill)?,
             handoff: self.handoff(flags.handoff, host, true)?,
             bootstrap_port: flags.source.bootstrap_port,
             control_port: flags.source.control_port,
+            data_threads: data_threads(flags.source.data_threads, transfer)?,
             log: self.log(&flags.process)?,
         };
         distinct_ports(&[
@@ -184,13 +187,7 @@ impl Resolver<'_> {
             self.warnings
                 .push(format!("--threads {threads}: only {usable} can run at once here; more are slower"));
         }
-        Ok(CoreConfig {
-            cpus,
-            cpus_are_chosen,
-            threads,
-            busy_poll: flags.busy_poll,
-            data_threads: flags.data_threads,
-        })
+        Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll: flags.busy_poll })
     }
 
     fn handoff(
@@ -226,8 +223,8 @@ impl Resolver<'_> {
 
     fn rdma_devices(&self, names: Vec<String>, transfer: Transfer) -> Result<Vec<String>, ConfigError> {
         let given = || names.join(",");
-        if !names.is_empty() && !matches!(transfer, Transfer::Auto | Transfer::Rdma) {
-            return Err(value("--rdma-devices", given(), "only with --transfer auto or rdma"));
+        if !names.is_empty() && !transfer.takes_rdma() {
+            return Err(value("--rdma-devices", given(), ONLY_RDMA));
         }
         if names.len() > RdmaGrant::RAILS_MAX {
             let limit = format!("at most {}", RdmaGrant::RAILS_MAX);
@@ -273,6 +270,13 @@ fn default_names(path: &Path) -> Vec<String> {
         names.push(typed);
     }
     names
+}
+
+fn data_threads(typed: Option<DataThreads>, transfer: Transfer) -> Result<DataThreads, ConfigError> {
+    match typed {
+        Some(typed) if !transfer.takes_rdma() => Err(value("--data-threads", typed, ONLY_RDMA)),
+        typed => Ok(typed.unwrap_or_default()),
+    }
 }
 
 fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {

@@ -264,6 +264,53 @@ fn threads_follow_the_cpus_and_the_quota() {
 }
 
 #[test]
+fn only_a_prefill_worker_posts_over_rdma() {
+    let threads = |line: &str| match run(line).0 {
+        Command::Prefill(config) => config.data_threads,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(threads("prefill m"), DataThreads::Fused);
+    assert_eq!(threads("prefill m --data-threads split --transfer rdma"), DataThreads::Split);
+    assert_eq!(
+        refusal("prefill m --data-threads split --transfer tcp"),
+        "--data-threads split: only with --transfer auto or rdma"
+    );
+    for command in ["serve", "decode"] {
+        assert!(refusal(&format!("{command} m --data-threads split")).contains("unexpected argument"));
+    }
+}
+
+#[test]
+fn who_listens_for_a_bench_takes_no_flag_of_rows() {
+    for flags in [
+        "--case small",
+        "--transport tcp",
+        "--pages 8",
+        "--pages 8 --fragmented --kv-heads 2",
+        "--layout layer-major",
+        "--src-tp 1",
+        "--lanes 1",
+        "--duration 2",
+        "--busy-poll",
+        "--data-threads fused",
+        "--json",
+        "--report page.html",
+    ] {
+        let said = refusal(&format!("bench transfer --listen 127.0.0.1:7000 {flags}"));
+        let named = flags.split(' ').filter(|word| word.starts_with("--")).any(|flag| {
+            said == format!(
+                "--listen 127.0.0.1:7000: not with {flag}, as who connects says what is measured and how"
+            )
+        });
+        assert!(named, "{said}");
+    }
+    for flags in ["", "--until-eof"] {
+        let taken = parse(words(&format!("bench transfer --listen 127.0.0.1:7000 {flags}")), &machine());
+        assert!(matches!(taken, Ok(Invocation::BenchTransfer(_))), "{taken:?}");
+    }
+}
+
+#[test]
 fn clap_finds_no_fault_with_the_definitions() {
     <Cli as clap::CommandFactory>::command().debug_assert();
 }

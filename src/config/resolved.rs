@@ -6,6 +6,7 @@ use super::secret::Secret;
 use super::values::{ByteSize, Cidr, WorkerUrl};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -65,6 +66,8 @@ pub struct PrefillConfig {
     pub bootstrap_port: u16,
     /// The port that decode workers dial; 0: a free one.
     pub control_port: u16,
+    /// Who posts and reaps over rdma.
+    pub data_threads: DataThreads,
     /// The log.
     pub log: LogConfig,
 }
@@ -182,8 +185,6 @@ pub struct CoreConfig {
     pub threads: usize,
     /// Whether idle loops spin for a moment before they sleep, also where threads outnumber cores.
     pub busy_poll: bool,
-    /// Who posts and reaps over rdma.
-    pub data_threads: DataThreads,
 }
 
 /// The workers of `baton serve`.
@@ -273,6 +274,15 @@ pub enum DataThreads {
     Split,
 }
 
+impl fmt::Display for DataThreads {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            DataThreads::Fused => "fused",
+            DataThreads::Split => "split",
+        })
+    }
+}
+
 /// How KV moves from a prefill worker to a decode worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -294,6 +304,11 @@ impl Transfer {
     /// Whether KV may arrive over tcp.
     pub fn takes_tcp(self) -> bool {
         matches!(self, Transfer::Auto | Transfer::Tcp)
+    }
+
+    /// Whether KV may be written over rdma.
+    pub fn takes_rdma(self) -> bool {
+        matches!(self, Transfer::Auto | Transfer::Rdma)
     }
 }
 

@@ -70,6 +70,16 @@ pub fn parse_advertised(text: &str) -> Result<String, String> {
     }
 }
 
+/// Where somebody listens, to be dialled: a name or an address, and a port.
+pub fn parse_peer(text: &str) -> Result<String, String> {
+    let port = text.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    let is_bare = !text.contains('/') && text.parse::<WorkerUrl>().is_ok();
+    match port {
+        Some(1..) if is_bare => Ok(text.to_owned()),
+        _ => Err("a peer is HOST:PORT, such as 10.0.0.2:7000".into()),
+    }
+}
+
 /// A network in CIDR form; a bare address is a network of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cidr {
@@ -242,6 +252,18 @@ mod tests {
         assert_eq!(parse_advertised("node-1.example.org").as_deref(), Ok("node-1.example.org"));
         for text in ["0.0.0.0", "::", "", "http://a", "a:80", "a b"] {
             assert!(parse_advertised(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn peers() {
+        for text in ["node-1:7000", "10.0.0.2:1", "[fd00::1]:65535"] {
+            assert_eq!(parse_peer(text).as_deref(), Ok(text));
+        }
+        for text in
+            ["", "nowhere", "a:", ":7", "a:0", "a:65536", "a:b", "fd00::1:7", "[::1]", "http://a:1", "a b:1"]
+        {
+            assert!(parse_peer(text).is_err(), "{text}");
         }
     }
 

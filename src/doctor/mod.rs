@@ -56,7 +56,7 @@ pub enum Verdict {
     Good,
     /// Works, but could be better.
     Poor,
-    /// A model cannot be served like this.
+    /// A model cannot be served like this, or with the peer that was named.
     Bad,
 }
 

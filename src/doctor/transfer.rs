@@ -22,12 +22,12 @@ pub fn between(ours: &Survey, peer: &str, theirs: Result<Survey, String>) -> Fin
         Ok(theirs) => theirs,
         Err(why) => {
             let advice = "run baton bench transfer --listen ADDRESS:PORT there, and let this host reach it";
-            return Finding::with(TOPIC, Verdict::Poor, format!("{peer} cannot be asked: {why}"), advice);
+            return Finding::with(TOPIC, Verdict::Bad, format!("{peer} cannot be asked: {why}"), advice);
         }
     };
     if theirs.version != ours.version {
         let found = format!("{peer} runs baton {}, this host {}", theirs.version, ours.version);
-        return Finding::with(TOPIC, Verdict::Poor, found, "run one version on both");
+        return Finding::with(TOPIC, Verdict::Bad, found, "run one version on both");
     }
     // As a session does: the best that both take.
     let same_host = ours.host == theirs.host;
@@ -96,7 +96,7 @@ mod tests {
     fn who_cannot_be_asked_is_told_with_what_to_do() {
         let ours = host("a", Ok("mlx5_0"));
         let finding = between(&ours, "b:1", Err("connection refused".into()));
-        assert_eq!((finding.verdict, finding.advice.is_some()), (Verdict::Poor, true));
+        assert_eq!((finding.verdict, finding.advice.is_some()), (Verdict::Bad, true));
         let other = Survey { version: "2".into(), ..host("b", Ok("x")) };
         assert!(between(&ours, "b:1", Ok(other)).found.starts_with("b:1 runs baton 2"));
     }

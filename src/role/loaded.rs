@@ -134,7 +134,7 @@ impl Loaded {
             nics: Vec::new(),
             spin,
             copy_lanes,
-            split: worker.cores.data_threads == resolved::DataThreads::Split,
+            split: false,
             data_cpus,
         })
     }

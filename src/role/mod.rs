@@ -12,7 +12,8 @@ mod starting;
 
 use crate::cluster::registry::{Registration, Registry};
 use crate::config::resolved::{
-    DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerConfig, WorkerLayout,
+    DataThreads, DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerConfig,
+    WorkerLayout,
 };
 use crate::config::values::parse_host;
 use crate::front::bootstrap::Bootstrap;
@@ -136,6 +137,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     ports::check(host, &[http_port(&config.worker), control, registry])?;
     let mut loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
     loaded.nics = nics;
+    loaded.split = config.data_threads == DataThreads::Split;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));

@@ -7,6 +7,13 @@ use crate::kv::layout::{KeyValue, KvLayout};
 use crate::kv::region::Region;
 use std::sync::atomic::Ordering;
 
+/// Pages of a pool that can be told apart by their bytes,
+pub const PAGES_MAX: u64 = 1 << 20;
+/// elements of a page, each the half of a token's head in a layer,
+pub const ELEMENTS_MAX: u64 = 1 << 22;
+/// and words of an element.
+pub const WORDS_MAX: u64 = 1 << 22;
+
 /// Has the kernel give all of it, so that no hand-off waits for that.
 pub fn touch(region: &Region) {
     (0..region.len()).step_by(4096).for_each(|at| region.word(at).store(0, Ordering::Relaxed));
@@ -46,7 +53,8 @@ pub fn verify(region: &Region, layout: &KvLayout, from: &[PageId], to: &[PageId]
 
 /// A word of a token's head, which is the same on every rank that holds it.
 fn value(page: PageId, element: u32, word: u32) -> u64 {
-    mix(u64::from(page.0) << 40 ^ u64::from(element) << 12 ^ u64::from(word))
+    // Fewer than 2^20 pages, 2^22 elements of 2^22 words: no two have one number.
+    mix(u64::from(page.0) << 44 | u64::from(element) << 22 | u64::from(word))
 }
 
 /// Offset in the region, which head of which token, layer and half, and which word of it; of one page, all ranks.
@@ -66,5 +74,24 @@ fn for_each_word(layout: &KvLayout, page: PageId, mut each: impl FnMut(usize, u3
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_the_largest_cases_differ() {
+        let (page, element, word) = (PAGES_MAX as u32 - 1, ELEMENTS_MAX as u32 - 1, WORDS_MAX as u32 - 1);
+        let mut values = vec![value(PageId(page), element, word)];
+        for bit in 0..22 {
+            values.extend([value(PageId(0), 0, 1 << bit), value(PageId(0), 1 << bit, 0)]);
+        }
+        values.extend((0..20).map(|bit| value(PageId(1 << bit), 0, 0)));
+        let count = values.len();
+        values.sort_unstable();
+        values.dedup();
+        assert_eq!(values.len(), count);
     }
 }

@@ -2,10 +2,12 @@
 //!
 //! Arithmetic only. Both processes derive page lists and bytes from the case alone.
 
+use super::bytes::{ELEMENTS_MAX, PAGES_MAX, WORDS_MAX};
 use crate::ids::PageId;
 use crate::kv::layout::{KvDtype, KvLayout};
-use crate::limits::CONTEXT_MAX;
+use crate::limits::{CONTEXT_MAX, RANKS_MAX};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Lists of pages taken in turn, so that no repetition finds what the one before it left in the caches.
 pub const LISTS: u32 = 4;
@@ -17,6 +19,16 @@ pub enum End {
     Source,
     /// Decode's.
     Destination,
+}
+
+impl End {
+    /// Of its ranks.
+    const fn flag(self) -> &'static str {
+        match self {
+            End::Source => "--src-tp",
+            End::Destination => "--dst-tp",
+        }
+    }
 }
 
 /// How a request's pages lie in the pool.
@@ -99,9 +111,37 @@ pub struct Case {
     pub spread: Spread,
 }
 
-/// A case whose numbers make no KV: what is wrong.
+/// A number that makes no KV.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CaseError(pub String);
+pub struct CaseError {
+    /// The flag that it was typed with, here or where the other process leads.
+    pub flag: &'static str,
+    /// What was given, with what it does not fit.
+    pub value: String,
+    /// What it may be.
+    pub limit: String,
+}
+
+impl CaseError {
+    /// A flag's value, and what it may be.
+    pub fn new(flag: &'static str, value: impl ToString, limit: impl Into<String>) -> CaseError {
+        CaseError { flag, value: value.to_string(), limit: limit.into() }
+    }
+
+    /// Unless it is 1 to `most`.
+    pub fn unless_within(flag: &'static str, value: u32, most: usize) -> Result<(), CaseError> {
+        if (1..=most as u64).contains(&value.into()) {
+            return Ok(());
+        }
+        Err(CaseError::new(flag, value, format!("must be 1 to {most}")))
+    }
+}
+
+impl fmt::Display for CaseError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}: {}", self.flag, self.value, self.limit)
+    }
+}
 
 const KIB: u32 = 1024;
 /// Memory for a pool; there are up to four of that size.
@@ -154,30 +194,63 @@ impl Case {
     /// # Errors
     /// Which number cannot.
     pub fn check(&self) -> Result<(), CaseError> {
-        let fail = |why: String| Err(CaseError(why));
-        if self.buffers == 0 || self.buffers != 1 && !self.buffers.is_multiple_of(2) {
-            return fail(format!("{} buffers: there are two for each layer, or 1", self.buffers));
+        let Case { pages, buffers, item_bytes, kv_heads, page_size, pool, .. } = *self;
+        let fail = |flag, value: String, limit: String| Err(CaseError::new(flag, value, limit));
+        if buffers == 0 || buffers != 1 && !buffers.is_multiple_of(2) {
+            return fail("--layers", format!("of {buffers} buffers"), "has two each, or one in all".into());
+        }
+        let layers = buffers.div_ceil(2);
+        let heads = u64::from(page_size) * u64::from(kv_heads);
+        let elements = heads.saturating_mul(2 * u64::from(layers));
+        // More could not be told apart by their bytes.
+        if heads == 0 || elements > ELEMENTS_MAX {
+            let value = format!("{kv_heads} with --layers {layers} and {page_size} tokens a page");
+            return fail(
+                "--kv-heads",
+                value,
+                format!("a page has 1 to {ELEMENTS_MAX} keys and values of a head"),
+            );
         }
         // A head of a token is whole words, which are compared.
-        let unit = [u64::from(self.page_size), u64::from(self.kv_heads), self.halves().into(), 8]
-            .into_iter()
-            .try_fold(1, u64::checked_mul);
-        let Some(unit) = unit.filter(|&unit| unit > 0) else {
-            return fail(format!("{} KV heads and pages of {} tokens", self.kv_heads, self.page_size));
-        };
-        if self.item_bytes == 0 || !u64::from(self.item_bytes).is_multiple_of(unit) {
-            return fail(format!("{} bytes an item: not a multiple of {unit}", self.item_bytes));
+        let unit = 8 * heads * u64::from(self.halves());
+        let (item, most) = (u64::from(item_bytes), WORDS_MAX * unit);
+        let value = format!("{item_bytes} with --kv-heads {kv_heads}");
+        if item == 0 || !item.is_multiple_of(unit) {
+            return fail("--item-bytes", value, format!("must be a multiple of {unit}"));
         }
-        if self.pages == 0 || self.pages > self.pool {
-            return fail(format!("{} pages: not 1 to {}, the pool", self.pages, self.pool));
+        if item > most {
+            return fail("--item-bytes", value, format!("at most {most}"));
         }
-        let page = u64::from(self.buffers).checked_mul(self.item_bytes.into());
-        let pool = page.and_then(|page| page.checked_mul(self.pool.into()));
-        if pool.is_none_or(|pool| pool > POOL_BYTES_MAX) {
-            return fail(format!("a pool of {} such pages: at most {POOL_BYTES_MAX} bytes", self.pool));
+        if u64::from(pool) > PAGES_MAX || !(1..=pool).contains(&pages) {
+            let limit = format!("must be 1 to the {pool} of its pool, which has at most {PAGES_MAX}");
+            return fail("--pages", pages.to_string(), limit);
         }
-        if self.pages.checked_mul(self.page_size).is_none_or(|tokens| tokens > CONTEXT_MAX) {
-            return fail(format!("{} pages: more tokens than any context", self.pages));
+        if self.pool_bytes() > POOL_BYTES_MAX {
+            let value = format!("{pages} with --layers {layers} and --item-bytes {item_bytes}");
+            let bytes = self.pool_bytes();
+            return fail("--pages", value, format!("its pool has {bytes} bytes, at most {POOL_BYTES_MAX}"));
+        }
+        if pages.checked_mul(page_size).is_none_or(|tokens| tokens > CONTEXT_MAX) {
+            return fail("--pages", pages.to_string(), format!("at most {CONTEXT_MAX} tokens"));
+        }
+        Ok(())
+    }
+
+    /// Whether a worker can have so many tensor-parallel ranks.
+    ///
+    /// # Errors
+    /// Why it cannot.
+    pub fn check_ranks(&self, end: End, ranks: u32) -> Result<(), CaseError> {
+        CaseError::unless_within(end.flag(), ranks, RANKS_MAX)?;
+        let (heads, name) = (self.kv_heads, &self.name);
+        if KvLayout::heads_per_rank(heads, ranks).is_none() {
+            let limit = format!("must divide the {heads} KV heads of {name}, or be a multiple of them");
+            return Err(CaseError::new(end.flag(), ranks, limit));
+        }
+        let bytes = self.pool_bytes().saturating_mul(ranks.div_ceil(heads).into());
+        if bytes > POOL_BYTES_MAX {
+            let limit = format!("all pools of {name} have {bytes} bytes, at most {POOL_BYTES_MAX}");
+            return Err(CaseError::new(end.flag(), ranks, limit));
         }
         Ok(())
     }
@@ -189,7 +262,7 @@ impl Case {
 
     /// Bytes of a pool.
     pub fn pool_bytes(&self) -> u64 {
-        u64::from(self.pool) * self.page_bytes()
+        self.page_bytes().saturating_mul(self.pool.into())
     }
 
     fn page_bytes(&self) -> u64 {
@@ -206,14 +279,10 @@ impl Case {
         if self.buffers == 1 { 2 } else { 1 }
     }
 
-    /// A worker's layout with so many tensor-parallel ranks, a pool each.
-    ///
-    /// # Errors
-    /// The ranks cannot share the heads evenly.
-    pub fn layout(&self, kind: LayoutKind, ranks: u32) -> Result<KvLayout, CaseError> {
-        let held = KvLayout::heads_per_rank(self.kv_heads, ranks);
-        let uneven = || CaseError(format!("{} KV heads of {} on {ranks} ranks", self.kv_heads, self.name));
-        let held = held.ok_or_else(uneven)?;
+    /// A worker's layout with so many tensor-parallel ranks, a pool each; none where they cannot share the heads
+    /// evenly.
+    pub fn layout(&self, kind: LayoutKind, ranks: u32) -> Option<KvLayout> {
+        let held = KvLayout::heads_per_rank(self.kv_heads, ranks)?;
         let (layers, dtype) = (self.buffers.div_ceil(2), KvDtype::F16);
         let head_dim =
             self.item_bytes / self.halves() / self.page_size / self.kv_heads / dtype.bytes() as u32;
@@ -225,7 +294,7 @@ impl Case {
             _ => KvLayout::page_major(self.page_size, layers, held, head_dim, dtype),
         };
         let stride = (u64::from(self.pool) * rank.page_bytes()).next_multiple_of(4096);
-        rank.on_ranks(ranks, stride, self.kv_heads).ok_or_else(uneven)
+        rank.on_ranks(ranks, stride, self.kv_heads)
     }
 
     /// The same with so many times as many pages: what goes to as many replicas of a rank.
@@ -279,7 +348,7 @@ mod tests {
             case.check().unwrap();
             for ranks in 1..=16 {
                 for kind in [LayoutKind::LayerMajor, LayoutKind::PageMajor] {
-                    let Ok(layout) = case.layout(kind, ranks) else { continue };
+                    let Some(layout) = case.layout(kind, ranks) else { continue };
                     let held = u64::from(ranks) * layout.page_bytes();
                     let replicas = u64::from(ranks.div_ceil(case.kv_heads));
                     assert_eq!(held, replicas * case.page_bytes(), "{} {ranks}", case.name);
@@ -287,11 +356,14 @@ mod tests {
             }
         }
         let smol = &cases()[1];
-        assert!(
-            smol.layout(LayoutKind::PageMajor, 3).is_ok() && smol.layout(LayoutKind::PageMajor, 6).is_ok()
-        );
-        let error = smol.layout(LayoutKind::PageMajor, 2).unwrap_err();
-        assert_eq!(error.0, "3 KV heads of smol-128 on 2 ranks");
+        for ranks in [3, 6] {
+            assert!(smol.layout(LayoutKind::PageMajor, ranks).is_some());
+            assert_eq!(smol.check_ranks(End::Source, ranks), Ok(()));
+        }
+        assert_eq!(smol.layout(LayoutKind::PageMajor, 2), None);
+        let error = smol.check_ranks(End::Destination, 2).unwrap_err();
+        let said = "--dst-tp 2: must divide the 3 KV heads of smol-128, or be a multiple of them";
+        assert_eq!(error.to_string(), said);
     }
 
     #[test]
@@ -330,6 +402,18 @@ mod tests {
             Case { pool: u32::MAX, ..good.clone() },
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
+        }
+        let least = Case { pool: 64, buffers: 2, page_size: 1, kv_heads: 1, item_bytes: 8, ..good.clone() };
+        for (most, more) in [
+            (Case { pool: 1 << 20, ..least.clone() }, Case { pool: (1 << 20) + 1, ..least.clone() }),
+            (
+                Case { kv_heads: 1 << 21, item_bytes: 8 << 21, ..least.clone() },
+                Case { kv_heads: 1 << 22, item_bytes: 8 << 22, ..least.clone() },
+            ),
+            (Case { item_bytes: 8 << 20, ..least.clone() }, Case { item_bytes: 8 << 23, ..least.clone() }),
+        ] {
+            assert_eq!(most.check(), Ok(()));
+            assert!(more.check().is_err(), "{more:?}");
         }
     }
 }

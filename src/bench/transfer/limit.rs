@@ -2,7 +2,7 @@
 //!
 //! shm: as many threads copy with streaming stores from one region to another, contiguously; what fits the caches
 //! easily is told by a flag that a spinning thread sets. tcp: as many sockets, contiguous buffers. rdma: as many
-//! queue pairs, requests of an item each in chains of one doorbell, contiguous memory.
+//! queue pairs, requests of an item each in chains of one doorbell, contiguous memory in slabs as a pool's.
 
 use super::case::Case;
 use crate::front::handoff::random;
@@ -15,18 +15,19 @@ use crate::sys::verbs::{
 use crate::transfer::copiers::Copiers;
 use crate::transfer::copy::{Pull, store_fence};
 use crate::transfer::plan::Run;
-use crate::transfer::transport::rdma::Nic;
+use crate::transfer::transport::rdma::{Nic, Slabs};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// Bytes up to which the way to the copy counts, not the copy.
-const RING_BYTES_MAX: u64 = 16 << 10;
+pub const RING_BYTES_MAX: u64 = 16 << 10;
 
 /// Copies inside this process.
 #[derive(Debug)]
@@ -173,8 +174,10 @@ struct VerbsRail {
     lanes: Vec<VerbsLane>,
     // Behind the queue pairs, which complete into it.
     completions: CompletionQueue,
-    /// Opens the other end's memory.
-    key: u32,
+    ours: Slabs,
+    theirs: Slabs,
+    /// Opens the other end's memory, slab by slab.
+    keys: Vec<u32>,
 }
 
 #[derive(Debug)]
@@ -201,7 +204,10 @@ struct VerbsRailEnds {
     gid: [u8; 16],
     lid: u16,
     mtu: u16,
-    key: u32,
+    /// Of each slab of the memory but the last,
+    slab_bytes: u64,
+    /// and what opens them.
+    keys: Vec<u32>,
     /// Number and first sequence number of each queue pair.
     pairs: Vec<(u32, u32)>,
 }
@@ -216,21 +222,22 @@ impl VerbsLimit {
     /// Queue pairs, so many on each NIC, and as much memory as the case hands over; also what the other end must
     /// know.
     pub fn new(case: &Case, lanes: u16, patience: Duration) -> Result<(VerbsLimit, VerbsEnds), String> {
-        let nics = Nic::choose(&[], &[])?;
-        let made = || -> io::Result<(VerbsLimit, VerbsEnds)> {
-            let region = Arc::new(Region::new(c"baton-bare", case.bytes() as usize)?);
-            let mut told = VerbsEnds { address: region.base().as_ptr() as u64, rails: Vec::new() };
-            let mut rails = Vec::new();
-            for nic in &nics {
-                let (rail, ends) = VerbsRail::new(nic, &region, lanes)?;
-                rails.push(rail);
-                told.rails.push(ends);
-            }
-            let block = u64::from(case.item_bytes).min(case.bytes());
-            let (taken, bytes) = (Completions::new(64), case.bytes());
-            Ok((VerbsLimit { rails, taken, peer: None, bytes, block, patience }, told))
-        };
-        made().map_err(|error| format!("bare verbs: {error}"))
+        let limit = VerbsLimit::on(&Nic::choose(&[], &[])?, case, lanes, patience);
+        limit.map_err(|error| format!("bare verbs: {error}"))
+    }
+
+    fn on(nics: &[Nic], case: &Case, lanes: u16, patience: Duration) -> io::Result<(VerbsLimit, VerbsEnds)> {
+        let region = Arc::new(Region::new(c"baton-bare", case.bytes() as usize)?);
+        let mut told = VerbsEnds { address: region.base().as_ptr() as u64, rails: Vec::new() };
+        let mut rails = Vec::new();
+        for nic in nics {
+            let (rail, ends) = VerbsRail::new(nic, &region, lanes)?;
+            rails.push(rail);
+            told.rails.push(ends);
+        }
+        let block = u64::from(case.item_bytes).min(case.bytes());
+        let (taken, bytes) = (Completions::new(64), case.bytes());
+        Ok((VerbsLimit { rails, taken, peer: None, bytes, block, patience }, told))
     }
 
     /// Connects to the other end.
@@ -238,8 +245,11 @@ impl VerbsLimit {
         // As many as both have, as sessions do.
         self.rails.truncate(peer.rails.len());
         for (rail, ends) in self.rails.iter_mut().zip(&peer.rails) {
-            let VerbsRailEnds { gid, lid, mtu, key, .. } = *ends;
-            rail.key = key;
+            let VerbsRailEnds { gid, lid, mtu, slab_bytes, ref keys, .. } = *ends;
+            if !slab_bytes.is_power_of_two() || Slabs::of(slab_bytes).count(self.bytes) != keys.len() {
+                return Err(io::Error::other("the other process has slabs that are not its memory"));
+            }
+            (rail.theirs, rail.keys) = (Slabs::of(slab_bytes), keys.clone());
             for (lane, &(number, sequence)) in rail.lanes.iter_mut().zip(&ends.pairs) {
                 lane.pair.connect(&Endpoint { number, sequence, gid, lid, mtu })?;
             }
@@ -290,8 +300,9 @@ impl VerbsLimit {
         loop {
             let mut is_over = true;
             for rail in &mut self.rails {
-                for lane in &mut rail.lanes {
-                    under_way += lane.post(Remote { address, key: rail.key }, self.block)?;
+                let VerbsRail { lanes, ours, theirs, keys, .. } = rail;
+                for lane in lanes {
+                    under_way += lane.post(address, keys, [*ours, *theirs], self.block)?;
                     is_over &= lane.is_over();
                 }
                 rail.completions.poll(&mut self.taken)?;
@@ -318,7 +329,14 @@ impl VerbsRail {
     fn new(nic: &Nic, region: &Arc<Region>, lanes: u16) -> io::Result<(VerbsRail, VerbsRailEnds)> {
         let domain = Domain::new(&nic.device)?;
         let access = Access { remote_write: true, relaxed_ordering: true };
-        let memory = Arc::new(Registration::new(&domain, region, 0..region.len(), access)?);
+        // As a pool is cut: devices take regions of no more than so many bytes.
+        let bytes = region.len() as u64;
+        let slabs = Slabs::cut(bytes, nic.device.info()?.max_region).map_err(io::Error::other)?;
+        let register = |slab: Range<u64>| {
+            let slab = slab.start as usize..slab.end as usize;
+            Ok(Arc::new(Registration::new(&domain, region, slab, access)?))
+        };
+        let memory = slabs.ranges(bytes).map(register).collect::<io::Result<Vec<_>>>()?;
         let completions = CompletionQueue::new(&nic.device, (UNDER_WAY + 1) * u32::from(lanes))?;
         let wanted = Capacity { requests: UNDER_WAY, receives: 1, pieces: 1, inline: 0 };
         let (mut ends, mut pairs) = (Vec::new(), Vec::new());
@@ -326,12 +344,13 @@ impl VerbsRail {
             let mut pair = QueuePair::new(&domain, &completions, &completions, wanted, true)?;
             let end = pair.open(&nic.route, u32::from_le_bytes(random()))?;
             pairs.push((end.number, end.sequence));
-            let chain = Chain::new(std::slice::from_ref(&memory), CHAIN, 1);
+            let chain = Chain::new(&memory, CHAIN, 1);
             ends.push(VerbsLane { pair, chain, room: UNDER_WAY, chains: VecDeque::new(), at: 0, end: 0 });
         }
         let Route { gid, lid, mtu, .. } = nic.route;
-        let told = VerbsRailEnds { gid, lid, mtu, key: memory.remote_key(), pairs };
-        Ok((VerbsRail { lanes: ends, completions, key: 0 }, told))
+        let keys = memory.iter().map(|slab| slab.remote_key()).collect();
+        let told = VerbsRailEnds { gid, lid, mtu, slab_bytes: slabs.bytes(), keys, pairs };
+        Ok((VerbsRail { lanes: ends, completions, ours: slabs, theirs: slabs, keys: Vec::new() }, told))
     }
 }
 
@@ -341,15 +360,24 @@ impl VerbsLane {
         self.at == OVER
     }
 
-    /// As many chains as there is room for.
-    fn post(&mut self, to: Remote, block: u64) -> io::Result<usize> {
+    /// As many chains as there is room for, to memory at `address`; no request crosses an edge of either end's slabs.
+    fn post(
+        &mut self,
+        address: u64,
+        keys: &[u32],
+        [ours, theirs]: [Slabs; 2],
+        block: u64,
+    ) -> io::Result<usize> {
         let mut chains = 0;
         while !self.is_over() && self.room as usize >= CHAIN {
             while !self.chain.is_full() && !self.is_over() {
-                let len = block.min(self.end - self.at);
+                let len = block.min(self.end - self.at).min(ours.left(self.at)).min(theirs.left(self.at));
                 let last = self.at + len == self.end;
-                let to = Remote { address: to.address + self.at, ..to };
-                let piece = Piece { registration: 0, offset: self.at as usize, len: len as u32 };
+                // A lane without bytes may be at the end of all.
+                let slab = theirs.slab(self.at).min(keys.len() - 1);
+                let to = Remote { address: address + self.at, key: keys[slab] };
+                let (registration, offset) = (ours.slab(self.at), ours.within(self.at) as usize);
+                let piece = Piece { registration, offset, len: len as u32 };
                 let pieces = if len == 0 { &[][..] } else { &[piece][..] };
                 self.chain.write(0, pieces, to, Marks { immediate: last.then_some(0), ..Marks::default() });
                 self.at = if last { OVER } else { self.at + len };
@@ -464,6 +492,7 @@ impl StreamLimit {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sys::verbs::provider::{Fabric, Pace};
 
     const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -478,6 +507,32 @@ mod tests {
             assert_eq!(limit.flag.is_some(), name == "tiny-2k");
             for run in 0..300 {
                 assert!((1..1_000_000_000).contains(&limit.run(run)), "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn queue_pairs_write_between_slabs_of_other_sizes() {
+        let case = case("smol-128");
+        for regions in [[1 << 40; 2], [1 << 20, (512 << 10) - 1], [300_000, 1 << 40]] {
+            let fabric = Fabric::new();
+            fabric.set_pace(Pace::Polled);
+            let [mut near, mut far] = regions.map(|region_max| {
+                fabric.limit_regions(region_max);
+                let nic = |number| Nic {
+                    device: fabric.device(),
+                    route: fabric.route(),
+                    number,
+                    chosen: String::new(),
+                };
+                VerbsLimit::on(&[nic(0), nic(1)], &case, 2, PATIENCE).unwrap()
+            });
+            near.0.connect(far.1).unwrap();
+            far.0.connect(near.1).unwrap();
+            for _ in 0..2 {
+                far.0.expect().unwrap();
+                near.0.send().unwrap();
+                far.0.receive().unwrap();
             }
         }
     }

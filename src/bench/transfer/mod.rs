@@ -24,8 +24,10 @@ use crate::config::resolved::{LogConfig, LogLevel};
 use crate::obs::log;
 use report::Figures;
 use std::fmt;
+use std::fs::OpenOptions;
 use std::io::{self, BufRead, BufReader, IsTerminal, Read, Write};
 use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use talk::Row;
 
@@ -47,7 +49,7 @@ pub fn run(plan: &Plan) -> Result<(), BenchError> {
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
     match &plan.place {
         Place::Listen { address, until_eof } => listen(*address, *until_eof),
-        Place::Connect(peer) => lead(plan, *peer),
+        Place::Connect(peer) => lead(plan, meet(peer)?),
         Place::Local => {
             let follower = Follower::start()?;
             lead(plan, follower.address)
@@ -104,7 +106,25 @@ impl Drop for Follower {
     }
 }
 
+/// Where the one to be led listens, if that is what `peer` does.
+fn meet(peer: &str) -> Result<SocketAddr, BenchError> {
+    let (survey, address) = Survey::ask(peer).map_err(|why| {
+        BenchError(format!("{peer} does not answer as `baton bench transfer --listen` does: {why}"))
+    })?;
+    let (ours, theirs) = (env!("CARGO_PKG_VERSION"), survey.version);
+    if theirs != ours {
+        return Err(BenchError(format!("{peer} runs baton {theirs:?}, this is {ours}")));
+    }
+    Ok(address)
+}
+
 fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
+    let unwritten = |path: &Path, error| BenchError(format!("--report {}: {error}", path.display()));
+    if let Some(path) = &plan.report {
+        // Known before minutes are spent; what it holds stays until there is something to write.
+        let opened = OpenOptions::new().append(true).create(true).open(path);
+        opened.map_err(|error| unwritten(path, error))?;
+    }
     for left_out in &plan.left_out {
         eprintln!("{left_out}");
     }
@@ -129,9 +149,11 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
             }
         }
     }
-    if let Some(path) = &plan.report {
-        let written = std::fs::write(path, page::page(&done));
-        written.map_err(|error| BenchError(format!("--report {}: {error}", path.display())))?;
+    if !plan.json && done.iter().any(Figures::tells_wake_ups) {
+        println!("{}", report::OF_WAKE_UPS);
+    }
+    if let Some(path) = plan.report.as_deref().filter(|_| !done.is_empty()) {
+        std::fs::write(path, page::page(&done)).map_err(|error| unwritten(path, error))?;
     }
     if failures > 0 {
         return Err(BenchError(format!("{failures} of {} rows have no figures", rows.len())));

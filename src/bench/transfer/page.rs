@@ -1,7 +1,7 @@
 //! `--report`: one HTML page that needs nothing else, with bandwidth over size, how times are spread, and the bare
 //! limit drawn in.
 
-use super::report::Figures;
+use super::report::{Figures, OF_WAKE_UPS};
 use hdrhistogram::Histogram;
 use std::fmt::Write;
 
@@ -80,6 +80,9 @@ fn table(page: &mut String, rows: &[Figures]) {
         );
     }
     page.push_str("</table>\n");
+    if rows.iter().any(Figures::tells_wake_ups) {
+        let _ = writeln!(page, "<p>{OF_WAKE_UPS}</p>");
+    }
 }
 
 /// A way and a layout, with its points.

@@ -1,11 +1,11 @@
 //! What a command line asks the bench for: which rows, for how long, with whom.
 
-use super::case::{Case, LayoutKind, Layouts, Spread};
+use super::case::{Case, CaseError, End, Layouts, Spread};
 use super::talk::Row;
 use crate::config::error::ConfigError;
 use crate::config::flags::{ShapeFlags, TransferBenchFlags};
 use crate::transfer::transport::rdma::{Nic, Settings};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ pub enum Place {
         /// End when standard input does.
         until_eof: bool,
     },
-    /// It follows, and listens there.
-    Connect(SocketAddr),
+    /// It follows, and listens at this HOST:PORT.
+    Connect(String),
 }
 
 /// What is to be done.
@@ -55,7 +55,7 @@ impl Plan {
     pub fn new(flags: &TransferBenchFlags) -> Result<Plan, ConfigError> {
         let place = match (&flags.listen, &flags.connect) {
             (Some(address), _) => Place::Listen { address: *address, until_eof: flags.until_eof },
-            (None, Some(peer)) => Place::Connect(resolve(peer)?),
+            (None, Some(peer)) => Place::Connect(peer.clone()),
             (None, None) => Place::Local,
         };
         if !DURATION.contains(&flags.duration) {
@@ -71,31 +71,32 @@ impl Plan {
             transports.retain(|&name| name != "rdma");
             left_out.push(format!("rdma is left out: {why}"));
         }
+        if !transports.contains(&"rdma") {
+            let typed = [
+                ("--pieces", flags.pieces.map(|pieces| pieces.to_string())),
+                ("--data-threads", flags.data_threads.map(|threads| threads.to_string())),
+            ];
+            if let Some((flag, Some(typed))) = typed.into_iter().find(|(_, typed)| typed.is_some()) {
+                let ways = transports.join(" and ");
+                return Err(value(flag, typed, format!("is for rdma, and all rows go over {ways}")));
+            }
+        }
         let mut layouts = choose("--layout", &flags.layout, &Layouts::ALL, |kind| kind.name())?;
         // One that both sides have.
         if flags.layout == "all" {
             layouts.retain(|layouts| layouts.source == layouts.destination);
         }
         let cases = match flags.shape.pages {
-            Some(pages) => vec![own(pages, &flags.shape)?],
-            None if flags.case == "small" => Case::small(),
-            None => {
-                // "all" is not the small ones, which have names of their own all the same.
-                let known = Case::known();
-                let small = Case::small().into_iter().find(|case| case.name == flags.case);
-                match small.filter(|small| known.iter().all(|case| case.name != small.name)) {
-                    Some(small) => vec![small],
-                    None => choose("--case", &flags.case, &known, |case| &case.name)?,
-                }
-            }
+            Some(pages) => vec![own(pages, &flags.shape)],
+            None => cases(&flags.case)?,
         };
         let mut rows = Vec::new();
         let all_cases = flags.shape.pages.is_none() && ["all", "small"].contains(&flags.case.as_str());
         for case in &cases {
-            let ranks = [flags.src_tp, flags.dst_tp];
-            let uneven = ranks.into_iter().find_map(|ranks| case.layout(LayoutKind::PageMajor, ranks).err());
-            if let Some(why) = uneven.filter(|_| all_cases) {
-                left_out.push(format!("{} is left out: {}", case.name, why.0));
+            let ranks = [(End::Source, flags.src_tp), (End::Destination, flags.dst_tp)];
+            let unfit = ranks.into_iter().find_map(|(end, ranks)| case.check_ranks(end, ranks).err());
+            if let Some(why) = unfit.filter(|_| all_cases) {
+                left_out.push(format!("{} is left out: {why}", case.name));
                 continue;
             }
             for &layouts in &layouts {
@@ -112,10 +113,13 @@ impl Plan {
                         },
                         pieces: flags.pieces.unwrap_or(Settings::default().pieces),
                         busy_poll: flags.busy_poll,
-                        data_threads: flags.data_threads,
+                        data_threads: flags.data_threads.unwrap_or_default(),
                     };
-                    let ranks = row.ranks();
-                    row.check().map_err(|error| value("--src-tp, --dst-tp", ranks, error.0))?;
+                    row.check().map_err(|CaseError { flag, value, limit }| ConfigError::Value {
+                        flag,
+                        value,
+                        limit,
+                    })?;
                     rows.push(row);
                 }
             }
@@ -144,9 +148,29 @@ fn choose<T: Clone>(
     }
 }
 
-fn own(pages: u32, shape: &ShapeFlags) -> Result<Case, ConfigError> {
+/// All, all small ones, or one of either, where a name of both is the larger pool's.
+fn cases(name: &str) -> Result<Vec<Case>, ConfigError> {
+    match name {
+        "all" => return Ok(Case::known()),
+        "small" => return Ok(Case::small()),
+        _ => {}
+    }
+    let mut one_each = Case::known();
+    for small in Case::small() {
+        if one_each.iter().all(|case| case.name != small.name) {
+            one_each.push(small);
+        }
+    }
+    if let Some(found) = one_each.iter().position(|case| case.name == name) {
+        return Ok(vec![one_each.swap_remove(found)]);
+    }
+    let names: Vec<&str> = one_each.iter().map(|case| &case.name[..]).collect();
+    Err(value("--case", name, format!("there is all, small, {}", names.join(", "))))
+}
+
+fn own(pages: u32, shape: &ShapeFlags) -> Case {
     let spread = if shape.fragmented { Spread::Fragmented } else { Spread::Contiguous };
-    let case = Case {
+    Case {
         name: "own".into(),
         pages,
         buffers: shape.layers * 2,
@@ -156,17 +180,7 @@ fn own(pages: u32, shape: &ShapeFlags) -> Result<Case, ConfigError> {
         // Room for lists that differ.
         pool: pages.saturating_mul(2),
         spread,
-    };
-    match case.check() {
-        Ok(()) => Ok(case),
-        Err(error) => Err(value("--pages", pages, error.0)),
     }
-}
-
-fn resolve(peer: &str) -> Result<SocketAddr, ConfigError> {
-    let wrong = |why: String| value("--connect", peer, why);
-    let mut addresses = peer.to_socket_addrs().map_err(|error| wrong(error.to_string()))?;
-    addresses.next().ok_or_else(|| wrong("no address".into()))
 }
 
 fn value(flag: &'static str, value: impl ToString, limit: String) -> ConfigError {
@@ -200,7 +214,7 @@ mod tests {
             of_two
                 .left_out
                 .iter()
-                .any(|why| why == "smol-128 is left out: 3 KV heads of smol-128 on 2 ranks")
+                .any(|why| why.starts_with("smol-128 is left out: --dst-tp 2: must divide the 3 KV heads"))
         );
     }
 
@@ -219,20 +233,46 @@ mod tests {
     }
 
     #[test]
+    fn help_lists_the_cases() {
+        let help = plan("--help").unwrap_err();
+        let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+        let names = |cases: Vec<Case>| {
+            let names: Vec<String> = cases.into_iter().map(|case| case.name).collect();
+            let (last, others) = names.split_last().unwrap();
+            format!("{} and {last}", others.join(", "))
+        };
+        for (name, cases) in [("all", Case::known()), ("small", Case::small())] {
+            let line = format!("{name}, which is {}", names(cases));
+            assert!(help.contains(&line), "{line}: {help}");
+        }
+    }
+
+    #[test]
     fn what_means_nothing_is_told_with_what_there_is() {
         for (words, said) in [
-            ("--case smol", "smol-128"),
+            ("--case smol", "--case smol: there is all, small, tiny-2k, smol-128,"),
+            ("--case qwen", ", qwen-64, p1-32"),
             ("--transport ucx", "there is all, shm, tcp, rdma"),
             ("--layout token-major", "page-major"),
             ("--duration 9999", "0 to 3600"),
-            ("--pages 10 --item-bytes 100", "multiple of 64"),
-            ("--case smol-128 --src-tp 2", "3 KV heads of smol-128 on 2 ranks"),
-            ("--case qwen-128 --dst-tp 3", "8 KV heads of qwen-128 on 3 ranks"),
-            ("--dst-tp 65", "64"),
-            ("--pages 4000000000", "at most"),
-            ("--connect nowhere", "--connect nowhere"),
+            ("--pages 10 --item-bytes 100", "--item-bytes 100 with --kv-heads 8: must be a multiple of 64"),
+            ("--pages 10 --kv-heads 3", "--item-bytes 32768 with --kv-heads 3: must be a multiple of 24"),
+            ("--pages 10 --item-bytes 0", "for '--item-bytes <BYTES>': 0 is not in 1..="),
+            ("--case smol-128 --src-tp 2", "--src-tp 2: must divide the 3 KV heads of smol-128, or"),
+            ("--case qwen-128 --dst-tp 3", "--dst-tp 3: must divide the 8 KV heads of qwen-128, or"),
+            ("--case qwen-8192 --transport shm --dst-tp 65", "for '--dst-tp <N>': 65 is not in 1..=64"),
+            ("--pages 2000 --dst-tp 64", "--dst-tp 64: all pools of own have 67108864000 bytes, at most"),
+            ("--pages 0", "for '--pages <N>': 0 is not in 1..=524288"),
+            ("--pages 524289", "for '--pages <N>': 524289 is not in 1..=524288"),
+            (
+                "--pages 524288",
+                "--pages 524288 with --layers 32 and --item-bytes 32768: its pool has 2199023255552 bytes",
+            ),
+            ("--connect nowhere", "a peer is HOST:PORT"),
             ("--layers 3", "pages"),
             ("--lanes 33", "32"),
+            ("--transport shm --pieces 4", "--pieces 4: is for rdma, and all rows go over shm"),
+            ("--transport tcp --data-threads fused", "--data-threads fused: is for rdma"),
             ("--listen 127.0.0.1:1 --connect 127.0.0.1:1", "cannot be used with"),
         ] {
             let error = plan(words).unwrap_err();

@@ -1,10 +1,17 @@
 //! Figures of rows, as a table for people and as JSON for programs.
 
+use super::limit::RING_BYTES_MAX;
 use super::talk::Row;
 use crate::config::resolved::DataThreads;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 use std::fmt;
+
+/// What the ratio of a row that [`Figures::tells_wake_ups`] means.
+pub const OF_WAKE_UPS: &str = "Up to 16 KiB a ratio tells wake-ups, not copies: a hand-off wakes three threads in \
+     turn, the limit spins (tcp: waits once). --busy-poll spins too.";
+
+const _: () = assert!(RING_BYTES_MAX == 16 << 10, "as the words say");
 
 /// Times of one row, in nanoseconds.
 #[derive(Clone, Debug)]
@@ -99,6 +106,11 @@ impl Figures {
     /// Of the medians.
     pub fn ratio(&self) -> f64 {
         self.p50() / self.limit_p50()
+    }
+
+    /// Whether so few bytes were handed over by threads that park that the ratio says nothing about copies.
+    pub fn tells_wake_ups(&self) -> bool {
+        !self.row.busy_poll && self.row.moved().bytes() <= RING_BYTES_MAX
     }
 
     fn runs(&self) -> u64 {

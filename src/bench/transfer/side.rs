@@ -125,11 +125,11 @@ fn text(error: impl std::fmt::Display) -> String {
 impl Parts {
     fn new(row: &Row, end: End, talk: TcpStream) -> Result<Parts, String> {
         let transport = transport_of(&row.transport)?;
-        row.check().map_err(|error| error.0)?;
+        row.check().map_err(text)?;
         let mut reactor = Reactor::new().map_err(text)?;
         let talk = Talk(reactor.adopt(talk).map_err(text)?);
         let waker = reactor.waker();
-        let layout = row.layout(end).map_err(|error| error.0)?;
+        let layout = row.layout(end).ok_or("ranks that do not share the heads")?;
         let region_bytes = u64::from(layout.ranks) * layout.rank_stride;
         let region = Region::new(c"baton-kv", region_bytes as usize).map_err(text)?;
         let memory = Memory {

@@ -22,6 +22,7 @@ mod split;
 pub use destination::{RdmaDestination, RdmaOffer};
 pub use nic::{Nic, cores_near};
 pub use rails::{Rails, Settings};
+pub use slabs::Slabs;
 pub use source::RdmaSource;
 pub use split::{DataThreads, Poller, Poster, Split};
 

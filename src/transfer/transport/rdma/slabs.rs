@@ -8,7 +8,7 @@ use std::ops::Range;
 
 /// A pool's slabs on one NIC.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Slabs {
+pub struct Slabs {
     shift: u32,
 }
 
@@ -18,7 +18,7 @@ impl Slabs {
     ///
     /// # Errors
     /// The pool takes too many of them, for people.
-    pub(super) fn cut(bytes: u64, region_max: u64) -> Result<Slabs, String> {
+    pub fn cut(bytes: u64, region_max: u64) -> Result<Slabs, String> {
         let whole = bytes.checked_next_power_of_two().filter(|_| bytes <= region_max);
         let shift = whole.or(Some(region_max)).and_then(u64::checked_ilog2);
         let (most, slabs) = (RailGrant::SLABS_MAX, shift.map(|shift| Slabs { shift }));
@@ -31,40 +31,40 @@ impl Slabs {
     }
 
     /// Those of a peer, whose grant was checked: `bytes` is a power of two.
-    pub(super) fn of(bytes: u64) -> Slabs {
+    pub fn of(bytes: u64) -> Slabs {
         Slabs { shift: bytes.trailing_zeros() }
     }
 
     /// Bytes of each but the last.
-    pub(super) fn bytes(self) -> u64 {
+    pub fn bytes(self) -> u64 {
         1 << self.shift
     }
 
     /// How many a pool of `bytes` has.
-    pub(super) fn count(self, bytes: u64) -> usize {
+    pub fn count(self, bytes: u64) -> usize {
         bytes.div_ceil(self.bytes()) as usize
     }
 
     /// What of a pool of `bytes` each holds.
-    pub(super) fn ranges(self, bytes: u64) -> impl Iterator<Item = Range<u64>> {
+    pub fn ranges(self, bytes: u64) -> impl Iterator<Item = Range<u64>> {
         (0..bytes).step_by(self.bytes() as usize).map(move |at| at..(at + self.bytes()).min(bytes))
     }
 
     /// The one that `offset` lies in.
     #[inline]
-    pub(super) fn slab(self, offset: u64) -> usize {
+    pub fn slab(self, offset: u64) -> usize {
         (offset >> self.shift) as usize
     }
 
     /// How far inside it.
     #[inline]
-    pub(super) fn within(self, offset: u64) -> u64 {
+    pub fn within(self, offset: u64) -> u64 {
         offset & (self.bytes() - 1)
     }
 
     /// Bytes from `offset` to its end.
     #[inline]
-    pub(super) fn left(self, offset: u64) -> u64 {
+    pub fn left(self, offset: u64) -> u64 {
         self.bytes() - self.within(offset)
     }
 }

@@ -104,8 +104,8 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
 /// What one request has left, the next one with the same beginning neither computes nor gets sent.
 #[test]
 fn a_prompt_that_begins_the_same_is_computed_and_sent_from_where_it_differs() {
-    let mut longer = Wanted::new(30, 5);
-    longer.prompt.extend(alone(&Wanted::new(30, 5)).tokens.iter().map(|sampled| sampled.token));
+    let mut longer = Wanted::new(30, 6);
+    longer.prompt.extend(alone(&Wanted::new(30, 6)).tokens.iter().map(|sampled| sampled.token));
     longer.prompt.extend([1, 2, 3]);
     for split in [true, false] {
         let setup = Setup::new();
@@ -119,12 +119,13 @@ fn a_prompt_that_begins_the_same_is_computed_and_sent_from_where_it_differs() {
             assert_eq!(computed, wanted.prompt.len() as u64 - u64::from(rig.cached[&legs.decode]));
             (rig.cached[&legs.decode], rig.copied() - before.1)
         };
-        let first = Wanted::new(30, 5);
+        let first = Wanted::new(30, 6);
         assert_eq!(ask(&mut rig, &first), (0, if split { 30 } else { 0 }));
         // Whole pages of 4, and never the last token, whose logits are wanted.
         assert_eq!(ask(&mut rig, &first), (28, if split { 2 } else { 0 }));
-        // 30 and 4 of the answer have KV where it was generated: 8 pages. A prefill worker has read 7.
-        assert_eq!(ask(&mut rig, &longer), if split { (28, 38 - 32) } else { (32, 0) });
+        // 30 and 5 of the answer have KV where it was generated, not its last token: 8 pages, and a prefill worker has
+        // read 7.
+        assert_eq!(ask(&mut rig, &longer), if split { (28, 39 - 32) } else { (32, 0) });
         let other = Wanted { salt: Some(Salt(1)), ..longer.clone() };
         assert_eq!(ask(&mut rig, &other).0, 0, "another tenant's");
         let nobody = Wanted { salt: None, ..longer.clone() };

@@ -19,7 +19,7 @@ use crate::sched::mailbox::Command;
 use crate::sched::request::Request;
 use crate::sys::event::{EventCounter, WaitSet};
 use crate::transfer::command::{SessionId, SourceCommand, Target};
-use crate::transfer::manager::destination::DestinationManager;
+use crate::transfer::manager::destination::{DestinationManager, Rest};
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::manager::source::SourceManager;
 use crate::transfer::plan::Template;
@@ -374,8 +374,8 @@ impl Handoff {
             .map(|index| worker.lists().page(slot.id, index))
             .collect();
         let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
-        let transport =
-            manager.expecting(slot, tenant.prompt, tokens.start, &pages, tenant.deadline, now, effects);
+        let rest = Rest { prefix: tokens.start, pages: &pages };
+        let transport = manager.expecting(slot, tenant.prompt, rest, tenant.deadline, now, effects);
         worker.expects(slot, tokens.start, transport);
         self.settle(now);
     }

@@ -28,6 +28,15 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// What a decode worker wants of a prompt's KV.
+#[derive(Clone, Copy, Debug)]
+pub struct Rest<'a> {
+    /// Tokens at its beginning that it holds already.
+    pub prefix: u32,
+    /// Where it wants those behind them.
+    pub pages: &'a [PageId],
+}
+
 /// What the protocol makes happen. `L` names a link, `A` where a prefill worker is reached.
 pub trait DestinationEffects<L, A> {
     /// Sends a message over a link.
@@ -183,14 +192,13 @@ where
         Ok(())
     }
 
-    /// The scheduler has leased `pages`, for what follows `prefix` tokens, and set WaitingForInput: Destination may
-    /// leave. Tells how its KV comes.
+    /// The scheduler has leased the pages of `rest` and set WaitingForInput: Destination may leave. Tells how its KV
+    /// comes.
     pub fn expecting(
         &mut self,
         slot: Slot,
         prompt: Prompt,
-        prefix: u32,
-        pages: &[PageId],
+        rest: Rest<'_>,
         deadline: Instant,
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
@@ -214,11 +222,11 @@ where
             id,
             session: source.generation,
             tokens: prompt.tokens,
-            prefix_tokens: prefix,
+            prefix_tokens: rest.prefix,
             ids_hash: prompt.hash,
             aux_index: slot.id.0,
             deadline_ms: left.min(u32::MAX.into()) as u32,
-            pages: pages.into(),
+            pages: rest.pages.into(),
         };
         effects.send(link, &Message::Destination(destination));
         source.transport()

@@ -9,6 +9,7 @@ use crate::wire::message::{Fingerprint, HostId, ShmGrant, SocketName, TcpGrant, 
 use bytemuck::Zeroable;
 
 const SESSIONS: usize = 4;
+const REST: Rest<'static> = Rest { prefix: 0, pages: &[PageId(0)] };
 const PROMPT: Prompt = Prompt { tokens: 16, hash: [1; 16] };
 
 /// A prefill worker is named by a number, its link by the same.
@@ -193,7 +194,7 @@ impl Worker {
         };
         if sent {
             let deadline = self.now + SESSION_SETUP_DEADLINE;
-            self.manager.expecting(slot, PROMPT, 0, &[PageId(0)], deadline, self.now, &mut self.effects);
+            self.manager.expecting(slot, PROMPT, REST, deadline, self.now, &mut self.effects);
         }
         let failed = Move::Fail(Cause::ClientGone);
         self.status.advance(slot.id, slot.generation, failed).unwrap();
@@ -206,7 +207,7 @@ impl Worker {
         let slot = self.enter(0, 1).unwrap();
         self.set_up_by(Transport::Rdma, 1);
         let deadline = self.now + SESSION_SETUP_DEADLINE;
-        self.manager.expecting(slot, PROMPT, 0, &[PageId(0)], deadline, self.now, &mut self.effects);
+        self.manager.expecting(slot, PROMPT, REST, deadline, self.now, &mut self.effects);
         let id = TransferId { room: Room(7), slot: slot.id, generation: slot.generation };
         let status = Message::Status(wire::Status { id, state: State::Failed as u8, cause: Some(cause) });
         self.manager.receive(1, &status, self.now, &mut self.effects);
@@ -225,7 +226,7 @@ impl Worker {
         let slot = self.enter(0, source).unwrap();
         let session = self.set_up(source);
         let deadline = self.now + SESSION_SETUP_DEADLINE;
-        self.manager.expecting(slot, PROMPT, 0, &[PageId(0)], deadline, self.now, &mut self.effects);
+        self.manager.expecting(slot, PROMPT, REST, deadline, self.now, &mut self.effects);
         assert_eq!(self.effects.destinations.pop(), Some(source));
         self.leave(slot);
         session
@@ -471,7 +472,7 @@ fn a_room_that_its_source_has_refused_is_not_aborted_as_well() {
     let slot = worker.enter(0, 1).unwrap();
     worker.set_up_by(Transport::Rdma, 1);
     let deadline = worker.now + SESSION_SETUP_DEADLINE;
-    worker.manager.expecting(slot, PROMPT, 0, &[PageId(0)], deadline, worker.now, &mut worker.effects);
+    worker.manager.expecting(slot, PROMPT, REST, deadline, worker.now, &mut worker.effects);
     // The room is another's there, say.
     worker.answer(slot, true);
     assert_eq!(worker.effects.quiet, [slot]);
@@ -492,8 +493,7 @@ fn no_destination_leaves_for_a_slot_that_has_failed() {
     worker.enter(1, 1).unwrap();
     worker.set_up(1);
     let deadline = worker.now + SESSION_SETUP_DEADLINE;
-    let way =
-        worker.manager.expecting(slot, PROMPT, 0, &[PageId(0)], deadline, worker.now, &mut worker.effects);
+    let way = worker.manager.expecting(slot, PROMPT, REST, deadline, worker.now, &mut worker.effects);
     assert_eq!((way, &worker.effects.destinations[..]), (None, &[][..]));
 }
 

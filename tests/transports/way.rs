@@ -83,6 +83,8 @@ pub struct Rails {
 #[derive(Default)]
 pub struct Posters {
     pub stepped: Vec<Split>,
+    /// There are some that run.
+    pub runs: bool,
     pub running: DataThreads,
 }
 
@@ -118,8 +120,9 @@ impl Way {
                 let (mut nics, fabric) = nics(rig, count, 2);
                 let source = Arc::get_mut(&mut nics[0]).unwrap();
                 let stepped = source.split(&Arc::new(Bell::new(|| ())), false).unwrap();
-                let mut posters = Posters { stepped, running: DataThreads::default() };
+                let mut posters = Posters { stepped, ..Posters::default() };
                 if let Kind::Threads(_) = kind {
+                    posters.runs = true;
                     posters.stepped.drain(..).for_each(|split| posters.running.start(split, None).unwrap());
                 }
                 let mut way = Way::rdma(rig, session, template, &nics, fabric);
@@ -234,6 +237,11 @@ impl Way {
     pub fn step(&mut self) -> bool {
         let moved = self.relays.iter_mut().fold(false, |moved, relay| moved | relay.step());
         moved | self.rails.as_mut().is_some_and(Rails::step)
+    }
+
+    /// Whether posters run beside the steps.
+    pub fn has_threads(&self) -> bool {
+        self.rails.as_ref().is_some_and(|rails| rails.posters.runs)
     }
 
     /// Whether there are posters to step.

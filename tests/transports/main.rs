@@ -1,6 +1,7 @@
 //! One suite over all transports: exact bytes, nothing outside leased pages, aborts and deaths at every
 //! point, stale notices, nonsense.
 
+mod hangs;
 mod rig;
 mod way;
 

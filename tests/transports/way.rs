@@ -83,9 +83,18 @@ pub struct Rails {
 #[derive(Default)]
 pub struct Posters {
     pub stepped: Vec<Split>,
+    /// Of those that are stepped: none comes back to its ring.
+    pub hangs: Option<Hangs>,
     /// There are some that run.
     pub runs: bool,
     pub running: DataThreads,
+}
+
+/// Which threads of the NICs hang.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hangs {
+    Posters,
+    Pollers,
 }
 
 pub struct Relay {
@@ -250,13 +259,17 @@ impl Way {
     }
 
     pub fn step_posters(&mut self) -> bool {
-        let splits = self.rails.iter_mut().flat_map(|rails| &mut rails.posters.stepped);
-        splits.fold(false, |moved, split| moved | split.poster.0.step())
+        self.splits(Hangs::Posters).fold(false, |moved, split| moved | split.poster.0.step())
     }
 
     pub fn step_pollers(&mut self) -> bool {
-        let splits = self.rails.iter_mut().flat_map(|rails| &mut rails.posters.stepped);
-        splits.fold(false, |moved, split| moved | split.poller.0.step())
+        self.splits(Hangs::Pollers).fold(false, |moved, split| moved | split.poller.0.step())
+    }
+
+    /// Those to step, unless these hang.
+    fn splits(&mut self, unless: Hangs) -> impl Iterator<Item = &mut Split> {
+        let posters = self.rails.iter_mut().map(|rails| &mut rails.posters);
+        posters.filter(move |posters| posters.hangs != Some(unless)).flat_map(|posters| &mut posters.stepped)
     }
 
     pub fn hold(&mut self, hold: bool) {

@@ -20,9 +20,11 @@ impl Bytes<'_> {
             (1..=4).filter(|&ranks| KvLayout::heads_per_rank(heads, ranks).is_some()).collect();
         let ranks = even[self.below(even.len() as u32) as usize];
         let held = KvLayout::heads_per_rank(heads, ranks).expect("even");
-        let rank = match self.below(2) {
+        let rank = match self.below(3) {
             0 => KvLayout::page_major(page_size, layers, held, dim, KvDtype::F16),
-            _ => KvLayout::layer_major(page_size, layers, held, dim, KvDtype::F16, PAGES),
+            1 => KvLayout::layer_major(page_size, layers, held, dim, KvDtype::F16, PAGES),
+            // One side may keep as pages of tokens what the other keeps as slots.
+            _ => KvLayout::state_slots(layers, held, 2 * dim, KvDtype::F16).expect("halves"),
         };
         rank.on_ranks(ranks, u64::from(PAGES) * rank.page_bytes(), heads).expect("even")
     }

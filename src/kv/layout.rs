@@ -3,7 +3,8 @@
 //! Arithmetic only: no memory is touched here. Ours is page-major and head-major:
 //! `[page][layer][K|V][kv_head][token][head_dim]`; others lay KV out layer by layer. A worker of several
 //! tensor-parallel ranks has a region for each, all alike, page ids in common; its regions are one behind the
-//! other. What is kept as one latent instead of heads (MLA) is one KV head, which every rank holds.
+//! other. What is kept as one latent instead of heads (MLA) is one KV head, which every rank holds. What has no keys
+//! and values ([`KvLayout::state_slots`]) says that its heads' first halves are keys.
 
 use crate::ids::PageId;
 use std::ops::Range;
@@ -141,6 +142,32 @@ impl KvLayout {
             rank_stride: 0,
             model_kv_heads: kv_heads,
         }
+    }
+
+    /// A pool of state slots, `[slot][layer][head][element]`: a record for each request of a model whose state is not
+    /// kept token by token. A slot is a page of one token, `elements` are one head's in one layer; state of another
+    /// shape is a pool and a layout of its own. One rank, which holds all heads. None where a head has no halves.
+    pub const fn state_slots(layers: u32, heads: u32, elements: u32, dtype: KvDtype) -> Option<KvLayout> {
+        if !elements.is_multiple_of(2) {
+            return None;
+        }
+        let head_stride = elements as u64 * dtype.bytes();
+        let layer_stride = head_stride * heads as u64;
+        Some(KvLayout {
+            page_size: 1,
+            layers,
+            kv_heads: heads,
+            head_dim: elements / 2,
+            dtype,
+            page_stride: layer_stride * layers as u64,
+            layer_stride,
+            kv_stride: head_stride / 2,
+            head_stride,
+            token_stride: layer_stride,
+            ranks: 1,
+            rank_stride: 0,
+            model_kv_heads: heads,
+        })
     }
 
     /// KV heads that each of `ranks` ranks holds of a model with `kv_heads`: its share of them, or, where there are

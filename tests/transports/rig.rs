@@ -254,6 +254,10 @@ impl Rig {
     }
 
     pub fn step_ways(&mut self) -> bool {
+        if self.ways.iter().any(Way::has_threads) {
+            // Threads are woken by then, or not.
+            std::thread::sleep(std::time::Duration::from_micros(20));
+        }
         self.ways.iter_mut().fold(false, |moved, way| moved | way.step())
     }
 
@@ -372,6 +376,13 @@ impl Rig {
 
     pub fn lost(&self, at: At) -> bool {
         self.reports.iter().any(|(side, report)| *side == at && matches!(report, Report::Lost { .. }))
+    }
+
+    /// The source's mover has said of a room that nothing of it is under way.
+    pub fn has_withdrawn(&self) -> bool {
+        let withdrawn =
+            |(at, report): &(At, Report)| *at == At::Source && matches!(report, Report::Withdrawn { .. });
+        self.reports.iter().any(withdrawn)
     }
 
     /// Takes in ends and reports; plays `ctl` where a source must hear that it was pulled from.

@@ -83,7 +83,18 @@ pub struct Rails {
 #[derive(Default)]
 pub struct Posters {
     pub stepped: Vec<Split>,
+    /// Of those that are stepped: none comes back to its ring.
+    pub hangs: Option<Hangs>,
+    /// There are some that run.
+    pub runs: bool,
     pub running: DataThreads,
+}
+
+/// Which threads of the NICs hang.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Hangs {
+    Posters,
+    Pollers,
 }
 
 pub struct Relay {
@@ -118,8 +129,9 @@ impl Way {
                 let (mut nics, fabric) = nics(rig, count, 2);
                 let source = Arc::get_mut(&mut nics[0]).unwrap();
                 let stepped = source.split(&Arc::new(Bell::new(|| ())), false).unwrap();
-                let mut posters = Posters { stepped, running: DataThreads::default() };
+                let mut posters = Posters { stepped, ..Posters::default() };
                 if let Kind::Threads(_) = kind {
+                    posters.runs = true;
                     posters.stepped.drain(..).for_each(|split| posters.running.start(split, None).unwrap());
                 }
                 let mut way = Way::rdma(rig, session, template, &nics, fabric);
@@ -236,19 +248,28 @@ impl Way {
         moved | self.rails.as_mut().is_some_and(Rails::step)
     }
 
+    /// Whether posters run beside the steps.
+    pub fn has_threads(&self) -> bool {
+        self.rails.as_ref().is_some_and(|rails| rails.posters.runs)
+    }
+
     /// Whether there are posters to step.
     pub fn is_split(&self) -> bool {
         self.rails.as_ref().is_some_and(|rails| !rails.posters.stepped.is_empty())
     }
 
     pub fn step_posters(&mut self) -> bool {
-        let splits = self.rails.iter_mut().flat_map(|rails| &mut rails.posters.stepped);
-        splits.fold(false, |moved, split| moved | split.poster.0.step())
+        self.splits(Hangs::Posters).fold(false, |moved, split| moved | split.poster.0.step())
     }
 
     pub fn step_pollers(&mut self) -> bool {
-        let splits = self.rails.iter_mut().flat_map(|rails| &mut rails.posters.stepped);
-        splits.fold(false, |moved, split| moved | split.poller.0.step())
+        self.splits(Hangs::Pollers).fold(false, |moved, split| moved | split.poller.0.step())
+    }
+
+    /// Those to step, unless these hang.
+    fn splits(&mut self, unless: Hangs) -> impl Iterator<Item = &mut Split> {
+        let posters = self.rails.iter_mut().map(|rails| &mut rails.posters);
+        posters.filter(move |posters| posters.hangs != Some(unless)).flat_map(|posters| &mut posters.stepped)
     }
 
     pub fn hold(&mut self, hold: bool) {

@@ -5,8 +5,9 @@
  * both sides at any time, or on one beside a fault. A fault (FAULTS) is a link that is cut, queue pairs that fail on either side, or an answer
  * that is overdue; a new session follows. Each thread's steps are options of its process; others may come between any
  * two of them. A room's number serves as its slots' generation too, a link's as its session's.
- * What the source's poster does is in steps of its own, which may be long after the mover has told it; where the mover
- * posts itself they follow at once, as one of the orders.
+ * Each of the two lanes is on a NIC of its own. What its poster does is in steps of its own, which may be long after the
+ * mover has told it, and before or behind the other's; where the mover posts itself they follow at once, as one of the
+ * orders.
  *
  * Holds, whatever the order:
  *   bytes land only in pages leased to their room        every landing asserts it
@@ -97,7 +98,7 @@ chan s_ring = [6] of { mtype, byte };
 chan s_reports = [6] of { mtype, byte };
 /* Mover. */
 byte sm_session = 1, sm_room; bit sm_cancelled, sm_complete;
-byte sp_cancel;                             /* in the poster's ring: a Cancel of this room */
+byte sp_cancel[2];                          /* in the ring of each lane's poster: a Cancel of this room */
 /* By room and lane. A write is queued in the mover, posted, on its way, landed, or gone; then it is completed. */
 #define QUEUED 1
 #define POSTED 2
@@ -452,11 +453,16 @@ inline sm_end() { sm_room = 0; sm_cancelled = 0; sm_complete = 0; s_lease = 0 }
 
 inline drop_queued(x, l) { if :: write[at(x, l)] == QUEUED -> write[at(x, l)] = 0 :: else fi }
 
-#define outstanding(x, l) (write[at(x, l)] == POSTED || write[at(x, l)] == FLIES || write[at(x, l)] == LANDED)
-#ifdef NO_COMPLETIONS_FIRST
-#define clean(x) true
+/* A lane's poster has left the room; all that it has posted has completed. */
+#ifdef NO_POSTER_COUNTED
+#define left(x, l) true
 #else
-#define clean(x) (!outstanding(x, 0) && !outstanding(x, 1))
+#define left(x, l) (write[at(x, l)] != QUEUED)
+#endif
+#ifdef NO_COMPLETIONS_FIRST
+#define clean(x, l) true
+#else
+#define clean(x, l) (!write[at(x, l)] || write[at(x, l)] == QUEUED)
 #endif
 
 inline sm_withdrawn(x) { s_reports!WITHDRAWN,x; sm_end() }
@@ -474,7 +480,7 @@ inline flush(x, l) {
 }
 
 inline sm_close() {
-    sm_session = 0; sp_cancel = 0;
+    sm_session = 0; sp_cancel[0] = 0; sp_cancel[1] = 0;
     flush(A, 0); flush(A, 1); flush(B, 0); flush(B, 1);
     if
     :: sm_room -> if :: open(s_state) -> s_state = FAILED :: else fi;
@@ -485,14 +491,10 @@ inline sm_close() {
     fi
 }
 
-inline complete(x, l) {
-    write[at(x, l)] = 0;
+/* Who brings the count to zero says so. */
+inline over(x, l) {
     if
-#ifdef NO_POSTER_COUNTED
-    :: sm_room == x && clean(x) ->
-#else
-    :: sm_room == x && clean(x) && !write[at(x, 1 - l)] ->
-#endif
+    :: sm_room == x && clean(x, l) && clean(x, 1 - l) && left(x, 1 - l) ->
         if
         :: sm_cancelled -> sm_withdrawn(x)
         :: !sm_cancelled && sm_complete -> sm_end(); if :: open(s_state) -> s_state = SUCCESS :: else fi
@@ -500,6 +502,20 @@ inline complete(x, l) {
         fi
     :: else
     fi
+}
+
+inline complete(x, l) { write[at(x, l)] = 0; over(x, l) }
+
+/* A lane's poster takes Cancel. */
+inline take_cancel(l) {
+    r = sp_cancel[l]; sp_cancel[l] = 0;
+#ifndef NO_QUEUE_DROPPED
+    drop_queued(r, l);
+#endif
+#ifdef NO_JOBS_IN_ORDER
+    if :: sm_room == B -> drop_queued(B, l) :: else fi;
+#endif
+    if :: sm_cancelled -> over(r, l) :: else fi
 }
 
 /* A NIC reads its pages when a write departs; it lands if the queue pair that it was meant for is there. */
@@ -551,22 +567,15 @@ end:
         :: kind == CANCEL && sm_room == r -> sm_cancelled = 1;
             if
             :: !write[at(r, 0)] && !write[at(r, 1)] -> sm_withdrawn(r)
-            :: else -> sp_cancel = r;
+            :: else -> sp_cancel[0] = r; sp_cancel[1] = r;
 #ifdef NO_HELD_TO_COMPLETION
                 sm_end()
 #endif
             fi
         :: else
         fi }
-    /* The poster takes Cancel. */
-    :: d_step { sp_cancel -> r = sp_cancel; sp_cancel = 0;
-#ifndef NO_QUEUE_DROPPED
-        drop_queued(r, 0); drop_queued(r, 1);
-#endif
-#ifdef NO_JOBS_IN_ORDER
-        if :: sm_room == B -> drop_queued(B, 0); drop_queued(B, 1) :: else fi;
-#endif
-        if :: sm_room == r && sm_cancelled && clean(r) -> sm_withdrawn(r) :: else fi }
+    :: d_step { sp_cancel[0] -> take_cancel(0) }
+    :: d_step { sp_cancel[1] -> take_cancel(1) }
     /* What is queued is posted as there is room. */
     :: d_step { write[at(A, 0)] == QUEUED -> write[at(A, 0)] = POSTED }
     :: d_step { write[at(A, 1)] == QUEUED -> write[at(A, 1)] = POSTED }
@@ -593,11 +602,13 @@ end:
     :: d_step { write[at(A, 1)] == POSTED -> depart(A, 1) }
     :: d_step { write[at(A, 0)] == FLIES -> land(A, 0) }
     :: d_step { write[at(A, 1)] == FLIES -> land(A, 1) }
-    /* B's, which follow nobody's, at once. */
+    /* B's, which follow nobody's, at once, but behind what its poster was told before. */
 #ifdef NO_JOBS_IN_ORDER
-    :: d_step { write[at(B, 0)] == QUEUED -> depart(B, 0); land(B, 0); depart(B, 1); land(B, 1) }
+    :: d_step { write[at(B, 0)] == QUEUED -> depart(B, 0); land(B, 0) }
+    :: d_step { write[at(B, 1)] == QUEUED -> depart(B, 1); land(B, 1) }
 #else
-    :: d_step { write[at(B, 0)] == QUEUED && !sp_cancel -> depart(B, 0); land(B, 0); depart(B, 1); land(B, 1) }
+    :: d_step { write[at(B, 0)] == QUEUED && !sp_cancel[0] -> depart(B, 0); land(B, 0) }
+    :: d_step { write[at(B, 1)] == QUEUED && !sp_cancel[1] -> depart(B, 1); land(B, 1) }
 #endif
     od
 }

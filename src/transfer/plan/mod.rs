@@ -8,7 +8,7 @@
 //! stream that knows no addresses (tcp) walk the same order ([`fragment`]).
 //!
 //! Part of the layers: [`Template::of_layers`]. A prefix that the destination holds: tokens from there on, and pages
-//! counted from there. A state slot is a page of one token in a region of its own.
+//! counted from there. A state slot is a page of one token in a region of its own ([`KvLayout::state_slots`]).
 
 mod fragment;
 #[cfg(test)]

@@ -201,6 +201,111 @@ proptest! {
     }
 }
 
+/// State of a model on one side, as an engine keeps it: slot by slot, or a tensor of all slots for each layer.
+#[derive(Clone, Copy, Debug)]
+struct StatePool {
+    by_layer: bool,
+    ranks: u32,
+    shape: StateShape,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct StateShape {
+    layers: u32,
+    heads: u32,
+    /// Of a head in a layer.
+    elements: u32,
+    dtype: KvDtype,
+}
+
+impl StatePool {
+    fn held(&self) -> u32 {
+        KvLayout::heads_per_rank(self.shape.heads, self.ranks).expect("even")
+    }
+
+    fn head_bytes(&self) -> u64 {
+        u64::from(self.shape.elements) * self.shape.dtype.bytes()
+    }
+
+    fn rank_bytes(&self) -> u64 {
+        u64::from(PAGES * self.shape.layers * self.held()) * self.head_bytes()
+    }
+
+    fn layout(&self) -> KvLayout {
+        let StateShape { layers, elements, dtype, heads } = self.shape;
+        let by_slot = KvLayout::state_slots(layers, self.held(), elements, dtype).expect("halves");
+        let page_stride = u64::from(self.held()) * self.head_bytes();
+        let layer_stride = u64::from(PAGES) * page_stride;
+        let rank = if self.by_layer { KvLayout { page_stride, layer_stride, ..by_slot } } else { by_slot };
+        rank.on_ranks(self.ranks, self.rank_bytes() + GAP, heads).expect("even")
+    }
+
+    /// Where a head of the model lies at a rank: found by counting, not by the layout. None: not there.
+    fn at(&self, rank: u32, slot: PageId, layer: u32, head: u32) -> Option<usize> {
+        let (heads, held) = (self.shape.heads, self.held());
+        // With more ranks than heads neighbours hold the same one.
+        let first = if self.ranks <= heads { rank * held } else { rank / (self.ranks / heads) };
+        let own = head.checked_sub(first).filter(|&own| own < held)?;
+        let record = if self.by_layer { layer * PAGES + slot.0 } else { slot.0 * self.shape.layers + layer };
+        let inside = u64::from(record * held + own) * self.head_bytes();
+        Some((u64::from(rank) * (self.rank_bytes() + GAP) + inside) as usize)
+    }
+}
+
+prop_compose! {
+    fn state_pools()(shape in (1u32..4, 1u32..7, 1u32..5, any::<bool>()))(
+        shape in Just(shape),
+        by_layer in any::<(bool, bool)>(),
+        ranks in (ranks(shape.1), ranks(shape.1)),
+    ) -> (StatePool, StatePool) {
+        let dtype = if shape.3 { KvDtype::F32 } else { KvDtype::Bf16 };
+        let shape = StateShape { layers: shape.0, heads: shape.1, elements: 2 * shape.2, dtype };
+        let pool = |by_layer, ranks| StatePool { by_layer, ranks, shape };
+        (pool(by_layer.0, ranks.0), pool(by_layer.1, ranks.1))
+    }
+}
+
+proptest! {
+    /// One slot is one page index; between any numbers of ranks each head goes to all who hold it, and nothing else moves.
+    #[test]
+    fn a_state_slot_is_a_page(
+        (from, to) in state_pools(),
+        slots in (0..PAGES, 0..PAGES),
+        layers in (0u32..4, 0u32..4),
+    ) {
+        let layers = layers.0.min(layers.1).min(from.shape.layers)..layers.0.max(layers.1).min(from.shape.layers);
+        let (source_slot, slot) = (PageId(slots.0), PageId(slots.1));
+        let template = Template::of_layers(&from.layout(), &to.layout(), layers.clone()).expect("alike");
+        let source: Vec<u8> = (0..region_bytes(&from.layout())).map(|i| (i * 31 + i / 251) as u8 | 1).collect();
+        let mut moved = vec![0u8; region_bytes(&to.layout())];
+        let mut expected = moved.clone();
+        for run in template.all_runs(0..1, |_| source_slot, |_| slot) {
+            let (a, b, n) = (run.source as usize, run.destination as usize, run.bytes as usize);
+            moved[b..b + n].copy_from_slice(&source[a..a + n]);
+        }
+        let n = from.head_bytes() as usize;
+        for (layer, head) in layers.flat_map(|layer| (0..from.shape.heads).map(move |head| (layer, head))) {
+            let held = |rank| from.at(rank, source_slot, layer, head);
+            let a = (0..from.ranks).find_map(held).expect("somebody holds it");
+            for b in (0..to.ranks).filter_map(|rank| to.at(rank, slot, layer, head)) {
+                expected[b..b + n].copy_from_slice(&source[a..a + n]);
+            }
+        }
+        prop_assert_eq!(moved, expected);
+    }
+}
+
+#[test]
+fn a_whole_state_slot_is_one_run() {
+    let slots = KvLayout::state_slots(24, 16, 64 * 128, KvDtype::F32).unwrap();
+    let template = Template::new(&slots, &slots).unwrap();
+    let runs: Vec<Run> = template.all_runs(0..1, |_| PageId(3), |_| PageId(5)).collect();
+    let bytes = 24 * 16 * 64 * 128 * 4;
+    assert_eq!(runs, [Run { source: 3 * bytes, destination: 5 * bytes, bytes }]);
+    assert_eq!((slots.page_bytes(), slots.page_stride), (bytes, bytes));
+    assert_eq!(KvLayout::state_slots(24, 16, 3, KvDtype::F32), None);
+}
+
 #[test]
 fn neighbouring_pages_are_one_run() {
     let ours = KvLayout::page_major(16, 30, 3, 64, KvDtype::F16);

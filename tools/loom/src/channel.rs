@@ -27,9 +27,15 @@ pub struct Sender<T>(Arc<Channel<T>>);
 /// As crossbeam's.
 pub struct Receiver<T>(Arc<Channel<T>>);
 
-/// Nothing there, or no room.
+/// Nothing there.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Failed;
+pub struct TryRecvError;
+
+/// No room: never, as no model fills a channel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TrySendError<T> {
+    Full(T),
+}
 
 // SAFETY: a place is written by the one sender that has drawn it and read by the one receiver behind `full`;
 // loom fails the model where that is not so.
@@ -49,7 +55,7 @@ pub fn bounded<T>(capacity: usize) -> (Sender<T>, Receiver<T>) {
 
 impl<T> Sender<T> {
     #[allow(unsafe_code)]
-    pub fn try_send(&self, message: T) -> Result<(), Failed> {
+    pub fn try_send(&self, message: T) -> Result<(), TrySendError<T>> {
         let at = self.0.sent.fetch_add(1, Ordering::Relaxed) as usize;
         let place = &self.0.places[at];
         // SAFETY: `at` is ours alone.
@@ -69,15 +75,15 @@ impl<T> Sender<T> {
 
 impl<T> Receiver<T> {
     #[allow(unsafe_code)]
-    pub fn try_recv(&self) -> Result<T, Failed> {
+    pub fn try_recv(&self) -> Result<T, TryRecvError> {
         let at = self.0.received.load(Ordering::Relaxed);
-        let Some(place) = self.0.places.get(at as usize) else { return Err(Failed) };
+        let Some(place) = self.0.places.get(at as usize) else { return Err(TryRecvError) };
         if !place.full.load(Ordering::Acquire) {
-            return Err(Failed);
+            return Err(TryRecvError);
         }
         self.0.received.store(at + 1, Ordering::Relaxed);
         // SAFETY: the sender is done with it.
-        place.message.with_mut(|cell| unsafe { (*cell).take() }).ok_or(Failed)
+        place.message.with_mut(|cell| unsafe { (*cell).take() }).ok_or(TryRecvError)
     }
 }
 

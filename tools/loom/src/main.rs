@@ -17,14 +17,16 @@ mod channel;
 #[path = "../../../src/ids.rs"]
 mod ids;
 mod kv;
+mod limits;
 mod models;
+mod obs;
 mod stdx;
 mod sys;
 mod transfer;
 
 // The product's `use crossbeam_channel` means this crate.
 extern crate self as crossbeam_channel;
-pub use channel::{Receiver, Sender, bounded};
+pub use channel::{Receiver, Sender, TrySendError, bounded};
 
 fn main() {
     let report = std::panic::take_hook();

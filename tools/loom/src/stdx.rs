@@ -7,7 +7,14 @@ pub mod phase;
 
 /// In the place of the product's module, which gives those of `std`.
 pub mod sync {
+    pub use loom::sync::Mutex;
     pub use loom::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
+    pub use loom::thread::yield_now;
+
+    /// Time does not pass here: others run.
+    pub fn sleep(_time: std::time::Duration) {
+        yield_now();
+    }
 }
 
 /// Models may allocate.

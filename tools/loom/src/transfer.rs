@@ -14,11 +14,24 @@ pub mod pages;
 pub mod ring;
 #[path = "../../../src/transfer/rings.rs"]
 pub mod rings;
+pub mod session;
+#[path = "../../../src/transfer/transport/rdma/split.rs"]
+pub mod split;
 #[path = "../../../src/transfer/status.rs"]
 pub mod status;
 pub mod transport;
 #[path = "../../../src/transfer/waiter.rs"]
 pub mod waiter;
+
+/// In the place of the product's, over verbs.
+pub mod posting {
+    pub use super::session::Posting;
+}
+
+/// Likewise.
+pub mod reaping {
+    pub use super::session::Reaping;
+}
 
 /// In the place of the product's record, which nobody here looks into.
 pub mod aux {

@@ -3,7 +3,7 @@
 //! entries of 64 bytes behind a doorbell, and carried out by copying when the fabric is stepped.
 //!
 //! It does what neither a NIC nor soft-RoCE does on demand: holds packets back, carries queue pairs out in any
-//! order, fails a request with a given cause, loses completions. Keys, bounds, permissions, receives and resets
+//! order, fails a request with a given cause, loses completions, keeps who posts. Keys, bounds, permissions, receives and resets
 //! are checked as the standard says. Not here: packets, loss on the wire, time.
 
 mod queue;
@@ -17,8 +17,10 @@ use super::completion::Fault;
 use super::device::Device;
 use super::endpoint::Route;
 use std::fmt;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
 use wire::Wire;
 
 /// A fabric of its own, on which all devices opened from it meet.
@@ -49,13 +51,23 @@ pub(super) struct Shared {
     pace: AtomicU8,
     /// Bytes of a region, of devices that are opened from now on.
     region_max: AtomicU64,
+    /// Who posts does not come back.
+    stalls: AtomicBool,
+    /// Somebody does not.
+    has_stalled: AtomicBool,
 }
 
 impl Fabric {
     /// An empty one, that waits to be stepped.
     pub fn new() -> Fabric {
         let pace = AtomicU8::new(Pace::Stepped as u8);
-        Fabric(Arc::new(Shared { wire: Mutex::default(), pace, region_max: AtomicU64::new(1 << 40) }))
+        Fabric(Arc::new(Shared {
+            wire: Mutex::default(),
+            pace,
+            region_max: AtomicU64::new(1 << 40),
+            stalls: AtomicBool::new(false),
+            has_stalled: AtomicBool::new(false),
+        }))
     }
 
     /// A device on it. Two of them are as two hosts, in one process.
@@ -107,6 +119,16 @@ impl Fabric {
         self.0.wire().held.remove(&number);
     }
 
+    /// From now on a thread that posts stays there until this is taken back; then what it came with is posted.
+    pub fn stall(&self, stalls: bool) {
+        self.0.stalls.store(stalls, Ordering::Release);
+    }
+
+    /// A thread has been kept.
+    pub fn has_stalled(&self) -> bool {
+        self.0.has_stalled.load(Ordering::Acquire)
+    }
+
     /// The next request of this queue pair fails.
     pub fn fail_next(&self, number: u32, fault: Fault) {
         self.with(number, |pair| pair.next_status = Some(fault.status()));
@@ -146,6 +168,14 @@ impl fmt::Debug for Fabric {
 impl Shared {
     fn wire(&self) -> MutexGuard<'_, Wire> {
         self.wire.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    #[inline]
+    fn keep(&self) {
+        while self.stalls.load(Ordering::Acquire) {
+            self.has_stalled.store(true, Ordering::Release);
+            thread::sleep(Duration::from_micros(100));
+        }
     }
 
     #[inline]

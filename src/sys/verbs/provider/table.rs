@@ -393,8 +393,11 @@ unsafe extern "C" fn destroy_qp(qp: *mut Qp) -> c_int {
 }
 
 unsafe extern "C" fn post_send(qp: *mut Qp, request: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
-    // SAFETY: a queue pair that lives, and the caller's chain; one thread posts.
-    match unsafe { (*qp.cast::<QueuePair>()).queue.post(request) } {
+    // SAFETY: a queue pair that lives.
+    let own = unsafe { &*qp.cast::<QueuePair>() };
+    own.shared.keep();
+    // SAFETY: the caller's chain; one thread posts.
+    match unsafe { own.queue.post(request) } {
         Ok(()) => 0,
         Err((refused, error)) => {
             // SAFETY: the caller's place.

@@ -18,13 +18,15 @@ mod reaping;
 mod slabs;
 mod source;
 mod split;
+mod threads;
 
 pub use destination::{RdmaDestination, RdmaOffer};
 pub use nic::{Nic, cores_near};
 pub use rails::{Rails, Settings};
 pub use slabs::Slabs;
 pub use source::RdmaSource;
-pub use split::{DataThreads, Poller, Poster, Split};
+pub use split::{Poller, Poster, Split};
+pub use threads::DataThreads;
 
 use crate::ids::{Generation, SlotId};
 use crate::transfer::aux::AuxRecord;

@@ -6,7 +6,7 @@
 //! seat's end: it takes the queue pairs away from the poster, which holds them for a turn at most, and destroys them.
 //! Invariants: a slot's post and its Cancel come in order, so that a poster that has taken Cancel posts nothing more of
 //! it; rings have room for all that can be under way; once a seat is dropped, nothing of its session is read or lands.
-//! The two threads neither allocate nor free.
+//! The two threads neither allocate nor free. Not here: how they are started ([`super::threads`]).
 
 use super::posting::Posting;
 use super::reaping::Reaping;
@@ -14,14 +14,13 @@ use crate::ids::SlotId;
 use crate::limits::SESSIONS_MAX;
 use crate::obs::log::event;
 use crate::stdx::bell::Bell;
-use crate::stdx::sync::{AtomicBool, Ordering};
+use crate::stdx::sync::{AtomicBool, Mutex, Ordering, sleep, yield_now};
 use crate::sys::event::WaitSet;
 use crate::transfer::transport::{Lost, Post};
 use crate::transfer::waiter::{Turns, Waiter};
 use crossbeam_channel as channel;
 use std::io;
-use std::sync::{Arc, Mutex, TryLockError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, TryLockError};
 use std::time::Duration;
 
 /// Sessions of a NIC: those that are set up, and as many again that are about to end.
@@ -312,75 +311,15 @@ fn take<T>(side: &Mutex<Option<T>>) -> Option<T> {
             Ok(mut held) => return held.take(),
             // Its thread is gone.
             Err(TryLockError::Poisoned(held)) => return held.into_inner().take(),
-            Err(TryLockError::WouldBlock) if looks < YIELDS => thread::yield_now(),
+            Err(TryLockError::WouldBlock) if looks < YIELDS => yield_now(),
             Err(TryLockError::WouldBlock) if looks < YIELDS + TURN_MAX_MS => {
-                thread::sleep(Duration::from_millis(1));
+                sleep(Duration::from_millis(1));
             }
             Err(TryLockError::WouldBlock) => {
                 // The NIC may read and write what would now be given to others, and nobody can stop it but the kernel.
                 event!(Error, "move", "a thread that posts or polls hangs: the process ends");
                 std::process::abort();
             }
-        }
-    }
-}
-
-/// A thread that panics takes all sessions of its NIC with it, and leaves what they have under way to nobody.
-struct EndsWithItsThread;
-
-impl Drop for EndsWithItsThread {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            std::process::abort();
-        }
-    }
-}
-
-/// Threads of a worker's NICs, stopped and joined when dropped.
-#[derive(Debug, Default)]
-pub struct DataThreads {
-    stop: Arc<std::sync::atomic::AtomicBool>,
-    bells: Vec<Arc<Bell>>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-impl DataThreads {
-    /// Starts `post-n` and `poll-n`, with n counted on, on these CPUs where given.
-    pub fn start(&mut self, split: Split, cpus: Option<[usize; 2]>) -> io::Result<()> {
-        let number = self.threads.len() / 2;
-        let Split { poster: (poster, posting), poller: (poller, polling), .. } = split;
-        let [post, poll] = cpus.map_or([None; 2], |cpus| cpus.map(Some));
-        self.spawn(format!("post-{number}"), poster, posting, post)?;
-        self.spawn(format!("poll-{number}"), poller, polling, poll)
-    }
-
-    fn spawn(
-        &mut self,
-        name: String,
-        mut turns: impl Turns + Send + 'static,
-        waiter: Waiter,
-        cpu: Option<usize>,
-    ) -> io::Result<()> {
-        let stop = self.stop.clone();
-        self.bells.push(waiter.bell.clone());
-        self.threads.push(thread::Builder::new().name(name).spawn(move || {
-            if let Some(id) = cpu {
-                core_affinity::set_for_current(core_affinity::CoreId { id });
-            }
-            let _ends = EndsWithItsThread;
-            waiter.run(&mut turns, &stop);
-        })?);
-        Ok(())
-    }
-}
-
-impl Drop for DataThreads {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        self.bells.iter().for_each(|bell| bell.ring());
-        for thread in self.threads.drain(..) {
-            // One that panicked has said so; sessions end without it.
-            let _ = thread.join();
         }
     }
 }

@@ -158,6 +158,11 @@ pub const RUNNING_REQUESTS_MAX: u32 = 4096;
 pub const QUEUED_REQUESTS_MAX: u32 = 65_536;
 /// Most clients that wait for prefix caches to be emptied; one is enough for all of them.
 pub const FLUSHES_MAX: usize = 16;
+/// How long one waits: an engine looks for commands between layers, so one that takes longer hangs.
+pub const FLUSH_TIME: Duration = Duration::from_secs(10);
+/// Prompts of one turn that are looked up in the prefix cache before they are admitted, each some microseconds for a
+/// long one; those behind them in line wait for pages as if it had nothing of them.
+pub const PREFIX_LOOKUPS_PER_TURN: u32 = 16;
 /// Most workers of one role in one process; they share its cores, so more only cuts the memory up.
 pub const WORKERS_MAX: u32 = 16;
 /// Most threads of a team: beyond any machine of today.

@@ -54,7 +54,7 @@ fn bounded(message: &Message<'_>) {
         Message::Destination(destination) => {
             assert!(destination.pages.len() <= PAGES_MAX);
             assert_eq!(destination.pages.iter().count(), destination.pages.len());
-            assert!(destination.prefix_tokens <= destination.tokens && destination.tokens > 0);
+            assert!(destination.prefix_tokens < destination.tokens);
         }
         Message::Status(status) => assert!(status.state <= 4),
         Message::Hello(hello) => assert!((1..=RANKS_MAX).contains(&usize::from(hello.ranks))),

@@ -38,6 +38,8 @@ struct Request {
     pages: Vec<PageId>,
     kept: u32,
     leases: Vec<(Lease, Vec<PageId>)>,
+    /// By a transfer, so that nothing is computed or kept before it ends.
+    is_written: bool,
 }
 
 impl Request {
@@ -139,6 +141,7 @@ pub fn run(data: &[u8]) {
                     pages: Vec::with_capacity(PAGES as usize),
                     kept: 0,
                     leases: Vec::new(),
+                    is_written: false,
                 };
                 if admit(&mut pool, &mut list, &mut new) {
                     requests.push(new);
@@ -147,22 +150,32 @@ pub fn run(data: &[u8]) {
             2 | 3 if !requests.is_empty() => {
                 let at = which as usize % requests.len();
                 let request = &mut requests[at];
+                if request.is_written {
+                    end(&mut pool, &mut list, request, &right);
+                    request.is_written = false;
+                }
                 grow(&mut pool, &mut list, request, act / 8);
             }
             4 if !requests.is_empty() => {
                 let at = which as usize % requests.len();
                 let request = &mut requests[at];
-                // From where a destination's own pages begin.
-                let pages = request.pages[(act / 8) as usize % request.pages.len()..].to_vec();
-                let lease = pool.lease(SlotId(0), Generation(1), &pages);
+                // A source's is over all pages; a destination's over those that nobody else knows until it ends.
+                let is_written = act / 8 % 2 == 1;
+                if is_written && !request.leases.is_empty() || request.is_written {
+                    continue;
+                }
+                request.is_written = is_written;
+                let pages = request.pages[if is_written { request.kept as usize } else { 0 }..].to_vec();
+                let lease = match is_written {
+                    true => pool.lease_to_write(SlotId(0), Generation(1), &pages),
+                    false => pool.lease(SlotId(0), Generation(1), &pages),
+                };
                 pages.iter().for_each(|page| list.pages[page.index()].leases += 1);
                 request.leases.push((lease, pages));
             }
             5 | 6 if !requests.is_empty() => {
                 let mut request = requests.swap_remove(which as usize % requests.len());
-                // A destination's lease is over pages that nobody else knows until it ends; a source's is over all.
-                let partial = request.leases.iter().any(|(_, pages)| pages.len() < request.pages.len());
-                if partial || act % 8 == 5 {
+                if act % 8 == 5 {
                     end(&mut pool, &mut list, &mut request, &right);
                 }
                 pool.release(&request.pages);

@@ -6,7 +6,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 const ONE_RANK: &str = "a worker is one rank; run more workers instead";
 const CPU_ONLY: &str = "models run on CPUs only";
-const CACHES: &str = "prefill and decode workers cache prefixes unless told --disable-radix-cache";
+const CACHES: &str = "all workers cache prefixes unless told --disable-radix-cache";
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
 const NO_RETRY: &str = "a request that was sent to a pair of workers is not sent to another";
 const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";

@@ -70,12 +70,10 @@ struct Resolver<'a> {
 
 impl Resolver<'_> {
     fn serve(&mut self, flags: ServeFlags) -> Result<ServeConfig, ConfigError> {
-        Ok(ServeConfig {
-            worker: self.worker(flags.worker, FRONT_PORT)?,
-            layout: layout(&flags.layout)?,
-            chunks: chunks(&flags.prefill)?,
-            log: self.log(&flags.process)?,
-        })
+        let (mut worker, layout) = (self.worker(flags.worker, FRONT_PORT)?, layout(&flags.layout)?);
+        let fake = matches!(layout, WorkerLayout::Split { transfer: Transfer::Fake, .. });
+        worker.kv.prefix_cache &= !fake;
+        Ok(ServeConfig { worker, layout, chunks: chunks(&flags.prefill)?, log: self.log(&flags.process)? })
     }
 
     fn prefill(&mut self, flags: PrefillFlags) -> Result<PrefillConfig, ConfigError> {

@@ -148,6 +148,23 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
 }
 
 #[test]
+fn prefixes_are_cached_unless_told_otherwise_or_nothing_is_computed() {
+    for (line, cached) in [
+        ("serve m", true),
+        ("serve m --disable-radix-cache", false),
+        ("serve m --no-enable-prefix-caching", false),
+        ("serve m --transfer fake", false),
+    ] {
+        let (Command::Serve(config), _) = run(line) else { panic!("{line}") };
+        assert_eq!(config.worker.kv.prefix_cache, cached, "{line}");
+    }
+    for (line, cached) in [("decode m", true), ("decode m --transfer fake", false)] {
+        let (Command::Decode(config), _) = run(line) else { panic!("{line}") };
+        assert_eq!(config.worker.kv.prefix_cache, cached, "{line}");
+    }
+}
+
+#[test]
 fn what_comes_later_is_refused_by_name() {
     for (line, name) in [
         ("serve m --tensor-parallel-size 2", "--tensor-parallel-size"),

@@ -97,7 +97,7 @@ pub struct Generations {
     /// Of both.
     by_conn: HashMap<ConnId, u64>,
     legs: HashMap<RequestId, Leg>,
-    flushes: Flushes,
+    flushes: Flushes<ConnId>,
     metrics: Vec<Arc<WorkerMetrics>>,
     next_exchange: u64,
     next_request: u64,
@@ -216,9 +216,9 @@ impl Generations {
     ///
     /// # Errors
     /// Too many wait for that.
-    pub fn flush(&mut self, conn: ConnId) -> Result<(), ApiError> {
+    pub fn flush(&mut self, conn: ConnId, now: Instant) -> Result<(), ApiError> {
         let workers = self.handoff.members().iter().map(|member| member.worker.id).collect::<Vec<_>>();
-        self.flushes.begin(conn, &workers)?;
+        self.flushes.begin(conn, &workers, now)?;
         for worker in workers {
             self.handoff.worker_mut(worker).engine.send(Command::Flush { worker });
         }
@@ -258,6 +258,9 @@ impl Generations {
     /// Takes in what the tokeniser has done and what movers say. True when there was something.
     pub fn turn(&mut self, way: &mut Way<'_>) -> bool {
         let mut busy = self.handoff.turn(way.now);
+        while let Some(conn) = self.flushes.overdue(way.now) {
+            way.refuse(conn, &ApiError::new(503, "unavailable", "a worker does not empty its cache"));
+        }
         while let Some(answer) = self.queue.poll() {
             self.answered(answer, way);
             busy = true;

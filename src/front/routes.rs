@@ -191,7 +191,7 @@ impl Routes {
                 event!(Info, "http", "aborted by request", count = aborted);
                 json(conn, &serde_json::json!({ "aborted": aborted }), way)
             }
-            (Post, "/flush_cache") => generations.flush(conn),
+            (Post, "/flush_cache") => generations.flush(conn, way.now),
             _ if is_known(path) => {
                 Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
             }

@@ -115,6 +115,11 @@ impl PagePool {
         true
     }
 
+    /// Pages that the cache could have of the first `tokens` tokens of anything.
+    pub fn most_reusable(&self, tokens: u32) -> u32 {
+        self.prefixes.as_ref().map_or(0, |tree| tokens / tree.page_size() as u32)
+    }
+
     /// What of `sequence` is in the cache: whole pages, without a gap, of its first `tokens` tokens.
     pub fn reusable(&self, sequence: &Sequence<'_>, tokens: u32) -> Reusable {
         let mut found = Reusable::default();
@@ -169,7 +174,7 @@ impl PagePool {
     pub fn flush(&mut self) -> u32 {
         let cached = self.counts.cached;
         self.evict(cached);
-        if let Some(tree) = &mut self.prefixes {
+        if let Some(tree) = self.prefixes.as_mut().filter(|tree| !tree.is_empty()) {
             (0..self.pages.len()).for_each(|index| tree.remove(PageId(index as u32)));
         }
         cached
@@ -181,7 +186,13 @@ impl PagePool {
         pages.iter().rev().for_each(|&page| self.remove_user(page));
     }
 
-    /// Leases pages in use to a transfer.
+    /// Leases pages in use to a transfer that writes them: none of them is in the cache, where others read.
+    pub fn lease_to_write(&mut self, slot: SlotId, generation: Generation, pages: &[PageId]) -> Lease {
+        assert!(!pages.iter().any(|&page| self.is_cached(page)), "a cached page is nobody's to write");
+        self.lease(slot, generation, pages)
+    }
+
+    /// Leases pages in use to a transfer that reads them.
     pub fn lease(&mut self, slot: SlotId, generation: Generation, pages: &[PageId]) -> Lease {
         for &id in pages {
             let page = &mut self.pages[id.index()];

@@ -8,11 +8,22 @@
 //! Not here: who uses a page, and so which are idle ([`super::pool`]).
 
 use crate::ids::PageId;
+use sha2::{Digest, Sha256};
 use std::hash::{BuildHasher, Hasher, RandomState};
 
 /// Separates tenants: what one has cached, another neither gets nor learns of. A digest of what names the tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Salt(pub u128);
+
+impl Salt {
+    /// What is so called inside this one.
+    pub fn of(self, name: &str) -> Salt {
+        let digest: [u8; 32] =
+            Sha256::new().chain_update(self.0.to_le_bytes()).chain_update(name).finalize().into();
+        let half = digest.first_chunk().expect("sixteen of its bytes");
+        Salt(u128::from_le_bytes(*half))
+    }
+}
 
 /// The ids of a sequence, for a lookup: prompt, then output.
 #[derive(Clone, Copy, Debug)]
@@ -51,7 +62,7 @@ impl Sequence<'_> {
 
 /// What comes before a page.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Parent {
+pub(in crate::kv) enum Parent {
     /// Nothing: it is the first of its tenant's.
     Root(Salt),
     /// This page.
@@ -67,12 +78,12 @@ struct Node {
     /// Left before it, and after it; meaningful while idle.
     older: Option<PageId>,
     newer: Option<PageId>,
-    /// When it was left.
+    /// When it was left; for [`PrefixTree::invariants`], which must not allocate.
     left: u64,
 }
 
 /// The tree over one worker's pages.
-pub struct PrefixTree {
+pub(in crate::kv) struct PrefixTree {
     page_size: usize,
     nodes: Box<[Node]>,
     /// Ids by page.
@@ -81,6 +92,8 @@ pub struct PrefixTree {
     buckets: Box<[Option<PageId>]>,
     /// Drawn at start, so that nobody outside can fill one bucket.
     keys: RandomState,
+    /// Pages in the tree.
+    len: usize,
     /// Left longest ago, and last.
     oldest: Option<PageId>,
     newest: Option<PageId>,
@@ -97,6 +110,7 @@ impl PrefixTree {
             ids: vec![0; pages as usize * page_size as usize].into(),
             buckets: vec![None; (pages as usize).next_power_of_two()].into(),
             keys: RandomState::new(),
+            len: 0,
             oldest: None,
             newest: None,
             clock: 0,
@@ -106,6 +120,11 @@ impl PrefixTree {
     /// Tokens of a page.
     pub fn page_size(&self) -> usize {
         self.page_size
+    }
+
+    /// Whether no page is in the tree.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
     }
 
     /// Whether the page is in the tree.
@@ -135,6 +154,7 @@ impl PrefixTree {
         let bucket = self.bucket(parent, self.ids_of(page));
         let next = self.buckets[bucket].replace(page);
         self.nodes[page.index()] = Node { parent: Some(parent), next, ..Node::default() };
+        self.len += 1;
     }
 
     /// Takes a page that is not idle out of the tree.
@@ -157,6 +177,7 @@ impl PrefixTree {
             }
         }
         self.nodes[page.index()] = Node::default();
+        self.len -= 1;
     }
 
     /// A page of the tree is held by nobody from now on. Its descendants were left before.
@@ -215,6 +236,7 @@ impl PrefixTree {
             }
         }
         assert_eq!(indexed, self.nodes.iter().filter(|node| node.parent.is_some()).count());
+        assert_eq!(indexed, self.len);
         let (mut at, mut older, mut left, mut ordered) = (self.oldest, None, 0, 0);
         while let Some(page) = at {
             let node = &self.nodes[page.index()];

@@ -196,8 +196,9 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let fake_bootstrap = config.handoff.fake_bootstrap || fake_by_default;
+    let proven = config.handoff.cluster_key.is_some();
     let worker = process.add_decode(&loaded)?;
-    let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default };
+    let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default, proven };
     let mode = About::mode_of(EngineType::Decode);
     let bell = ctl.clone();
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;

@@ -54,6 +54,12 @@ mod tests {
         assert_eq!(allocatable(3, 2, 9), 0);
     }
 
+    #[test]
+    fn who_takes_idle_pages_of_the_cache_pays_for_them() {
+        let charge = |pages, idle| charge(10, Reusable { pages, idle });
+        assert_eq!((charge(0, 0), charge(4, 0), charge(4, 3), charge(4, 4)), (10, 6, 9, 10));
+    }
+
     proptest! {
         /// Whatever arrives and however far each has come: who was admitted gets every page it asks for.
         #[test]

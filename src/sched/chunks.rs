@@ -6,13 +6,13 @@
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
-use crate::limits::UNMEASURED_CHUNK_TOKENS;
+use crate::limits::{PREFIX_LOOKUPS_PER_TURN, UNMEASURED_CHUNK_TOKENS};
 use crate::model::forward::batch::{Batch, Logits};
 use crate::model::forward::{KvPool, StepEnd};
 use crate::sched::config::SchedConfig;
 use crate::sched::line::Line;
 use crate::sched::mail::Mail;
-use crate::sched::slots::Slots;
+use crate::sched::slots::{Held, Slots};
 use crate::sched::worker::Turn;
 use std::ops::Range;
 use std::time::Duration;
@@ -99,21 +99,20 @@ impl Chunks {
             left -= self.add(slot, slots, turn.batch, left);
         }
         let Allowance { mut pages, mut prompts } = allowance;
-        let charge = |slots: &Slots<S>, pool: &PagePool, slot| {
-            let held = &slots[slot];
-            held.charge(need(held.prompt_tokens(), held.request.max_new), pool)
-        };
+        let need = |held: &Held<S>| need(held.prompt_tokens(), held.request.max_new);
+        let mut lookups = PREFIX_LOOKUPS_PER_TURN;
         while self.begun.is_none()
             && prompts > 0
             && self.picked.len() < self.config.max_running
             && left >= self.config.page_size
         {
-            let Some(slot) = self.line.next(|slot| charge(slots, pool, slot) <= pages) else { break };
-            pages -= charge(slots, pool, slot);
+            let fits = |slot| slots[slot].fits(need(&slots[slot]), pages, pool, &mut lookups);
+            let Some(slot) = self.line.next(fits) else { break };
             prompts -= 1;
             let held = &mut slots[slot];
-            held.take_prompt_pages(pool, self.config.page_size);
-            held.computed = held.cached;
+            let (tokens, taken) = held.take_prompt_pages(need(held), pool, self.config.page_size);
+            pages -= taken;
+            (held.computed, held.cached) = (tokens, tokens);
             held.request.stamps.admitted = Some(turn.now);
             left -= self.add(slot, slots, turn.batch, left);
         }
@@ -172,16 +171,20 @@ struct Pace {
     seconds: f64,
 }
 
-/// What a chunk more leaves of the weight of the earlier ones.
+/// What a chunk of [`PACE_TOKENS`] or more leaves of the weight of the earlier ones; a smaller one, most of which is the
+/// step's own cost, leaves more.
 const PACE_MEMORY: f64 = 0.75;
+const PACE_TOKENS: f64 = 64.0;
 
 impl Pace {
     fn measure(&mut self, tokens: usize, took: Duration) {
         if took.is_zero() {
             return;
         }
-        self.tokens = self.tokens * PACE_MEMORY + tokens as f64;
-        self.seconds = self.seconds * PACE_MEMORY + took.as_secs_f64();
+        let weight = (tokens as f64 / PACE_TOKENS).min(1.0);
+        let memory = PACE_MEMORY.powf(weight);
+        self.tokens = self.tokens * memory + weight * tokens as f64;
+        self.seconds = self.seconds * memory + weight * took.as_secs_f64();
     }
 
     /// Tokens that fit into `ms` milliseconds.

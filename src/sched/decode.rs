@@ -8,6 +8,7 @@
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
+use crate::limits::PREFIX_LOOKUPS_PER_TURN;
 use crate::sched::admission;
 use crate::sched::config::SchedConfig;
 use crate::sched::line::Line;
@@ -179,7 +180,6 @@ impl DecodeWorker {
         let page_size = self.config.page_size;
         let need =
             |held: &Held<Decode>| admission::need(page_size, held.prompt_tokens(), held.request.max_new);
-        let charge = |held: &Held<Decode>, pool: &PagePool| held.charge(need(held), pool);
         let holders = self.slots.iter().filter(|held| held.state.stage != Stage::Over);
         let promised = holders
             .filter(|held| !held.request.pages.is_empty())
@@ -187,32 +187,36 @@ impl DecodeWorker {
             .sum();
         let counts = self.pool.counts();
         let mut left = admission::allocatable(counts.free, counts.cached, promised);
-        while self.receiver.has_room()
-            && let Some(slot) = self.line.next(|slot| charge(&self.slots[slot], &self.pool) <= left)
-        {
-            left -= charge(&self.slots[slot], &self.pool);
-            self.expect(slot, now, mail);
+        let mut lookups = PREFIX_LOOKUPS_PER_TURN;
+        while self.receiver.has_room() {
+            let (slots, pool) = (&self.slots, &self.pool);
+            let fits = |slot| slots[slot].fits(need(&slots[slot]), left, pool, &mut lookups);
+            let Some(slot) = self.line.next(fits) else { break };
+            let need = need(&self.slots[slot]);
+            left -= self.expect(slot, need, now, mail);
         }
     }
 
-    /// Leases the prompt's pages to the transfer and lets Destination leave.
-    fn expect(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
+    /// Leases the prompt's pages, but those that the prefix cache has, to the transfer and lets Destination leave. What
+    /// it took of the pool.
+    fn expect(&mut self, slot: SlotId, need: u32, now: Instant, mail: &mut Mail) -> u32 {
         let tokens = self.slots[slot].prompt_tokens();
         let held = &mut self.slots[slot];
-        let Some(session) = held.state.session else { return };
-        held.take_prompt_pages(&mut self.pool, self.config.page_size);
-        let Held { request, cached, state, .. } = held;
+        let Some(session) = held.state.session else { return 0 };
+        let (prefix, taken) = held.take_prompt_pages(need, &mut self.pool, self.config.page_size);
+        let Held { request, state, .. } = held;
         let (room, generation) = (request.room, request.generation);
         request.stamps.admitted = Some(now);
-        state.prefix = (*cached / self.config.page_size) as usize;
-        let lease = self.pool.lease(slot, generation, &request.pages[state.prefix..]);
+        state.prefix = (prefix / self.config.page_size) as usize;
+        let lease = self.pool.lease_to_write(slot, generation, &request.pages[state.prefix..]);
         state.lease = LeaseState::Out;
-        let tokens = *cached..tokens;
+        let tokens = prefix..tokens;
         state.stage = Stage::Transferring;
         // When the slot has failed meanwhile, the next sweep sees it.
         if self.receiver.expect(slot, generation, (session, room), tokens.clone(), &request.pages, lease) {
             mail.tell(Event::Expecting { worker: self.id, slot, generation, session, room, tokens });
         }
+        taken
     }
 
     /// Arrived requests take the free places of the batch.

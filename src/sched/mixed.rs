@@ -69,6 +69,7 @@ impl MixedWorker {
         if let Err(request) = self.slots.insert(request, Stage::Waiting) {
             refuse(request, mail);
         } else if fits {
+            self.slots[slot].foresee(&self.pool, self.config.page_size);
             self.chunks.join(slot);
         } else {
             self.finish(slot, Outcome::Failed(Cause::Refused), mail);
@@ -172,7 +173,7 @@ impl MixedWorker {
                 Stage::Waiting => census.waiting += 1,
                 Stage::Prompt | Stage::Running => census.running += 1,
             }
-            census.waiting_tokens += u64::from(held.prompt_tokens() - held.computed);
+            census.waiting_tokens += u64::from(held.uncomputed());
         }
         self.stats.publish(&self.pool, census);
     }

@@ -110,9 +110,10 @@ impl PrefillWorker {
         held.state.stage = Stage::Prompt;
         held.request.stamps.bootstrapped = Some(now);
         let left = held.request.deadline.saturating_duration_since(now);
+        held.foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
         let ahead = self.slots.iter().filter(|held| held.state.stage == Stage::Prompt);
-        let tokens = ahead.map(|held| u64::from(held.prompt_tokens() - held.computed)).sum();
+        let tokens = ahead.map(|held| u64::from(held.uncomputed())).sum();
         if self.chunks.estimate(tokens).is_some_and(|wait| wait > left) {
             self.fail(slot, Cause::Overloaded, mail);
         }
@@ -264,7 +265,7 @@ impl PrefillWorker {
                 Stage::Over => census.ending += 1,
             }
             if held.state.stage == Stage::Prompt {
-                census.waiting_tokens += u64::from(held.prompt_tokens() - held.computed);
+                census.waiting_tokens += u64::from(held.uncomputed());
             }
         }
         self.stats.publish(&self.pool, census);

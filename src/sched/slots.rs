@@ -4,7 +4,7 @@
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
-use crate::kv::pool::PagePool;
+use crate::kv::pool::{PagePool, Reusable};
 use crate::sched::admission;
 use crate::sched::mail::Mail;
 use crate::sched::mailbox::{Event, Outcome};
@@ -20,8 +20,10 @@ pub struct Held<S> {
     pub request: Box<Request>,
     /// Prompt tokens whose KV is in place on this worker.
     pub computed: u32,
-    /// Prompt tokens that nobody computed for it.
+    /// Prompt tokens that nobody computed for it, here or at its prefill worker.
     pub cached: u32,
+    /// Prompt tokens that the prefix cache had when it began to wait.
+    foreseen: u32,
     /// Of its pages, from the first on, those that went through the prefix cache.
     kept: u32,
     /// The worker's own.
@@ -34,27 +36,55 @@ impl<S> Held<S> {
         self.request.prompt.len() as u32
     }
 
-    /// What it takes of the pool when it is admitted, where it needs so many pages in all.
-    pub fn charge(&self, need: u32, pool: &PagePool) -> u32 {
+    /// Whether it fits into `left` pages, where it needs `need` in all. Takes one of `lookups` where it hangs on what the
+    /// prefix cache has of it.
+    pub fn fits(&self, need: u32, left: u32, pool: &PagePool, lookups: &mut u32) -> bool {
         let tokens = self.request.reusable_tokens();
-        let reusable = self.request.sequence().map(|sequence| pool.reusable(&sequence, tokens));
-        admission::charge(need, reusable.unwrap_or_default())
+        if need <= left {
+            return true;
+        }
+        if *lookups == 0 || need - pool.most_reusable(tokens) > left {
+            return false;
+        }
+        *lookups -= 1;
+        admission::charge(need, self.reusable(pool)) <= left
     }
 
-    /// Takes the pages of its prompt, which was admitted: those that the prefix cache has, and new ones behind them.
-    pub fn take_prompt_pages(&mut self, pool: &mut PagePool, page_size: u32) {
+    /// What the prefix cache has of its prompt.
+    pub fn reusable(&self, pool: &PagePool) -> Reusable {
+        let sequence = self.request.sequence();
+        sequence.map_or(Reusable::default(), |it| pool.reusable(&it, self.request.reusable_tokens()))
+    }
+
+    /// Prompt tokens that are to be computed, as far as that is known.
+    pub fn uncomputed(&self) -> u32 {
+        self.prompt_tokens() - self.computed.max(self.foreseen)
+    }
+
+    /// It waits for its turn: looks once how much of its prompt need not be computed.
+    pub fn foresee(&mut self, pool: &PagePool, page_size: u32) {
+        self.foreseen = self.reusable(pool).pages * page_size;
+    }
+
+    /// Takes the pages of its prompt, which was admitted: those that the prefix cache has, and new ones behind them. How
+    /// many tokens it has, and what it took of [`admission::allocatable`], where it needs `need` pages in all.
+    pub fn take_prompt_pages(&mut self, need: u32, pool: &mut PagePool, page_size: u32) -> (u32, u32) {
+        let before = pool.counts();
         let mut pages = mem::take(&mut self.request.pages);
         if let Some(sequence) = self.request.sequence() {
             pool.reuse(&sequence, self.request.reusable_tokens(), &mut pages);
         }
         self.kept = pages.len() as u32;
-        self.cached = self.kept * page_size;
         let missing = self.prompt_tokens().div_ceil(page_size) - self.kept;
         assert!(
             pool.allocate(missing, &mut pages),
             "admitted {missing} pages that are neither free nor cached"
         );
+        let (held, after) = (pages.len() as u32, pool.counts());
+        let taken = (before.free + before.cached) - (after.free + after.cached);
         self.request.pages = pages;
+        self.foreseen = 0;
+        (self.kept * page_size, taken + admission::promised(need, held))
     }
 
     /// Pages that are full of KV go into the prefix cache.
@@ -113,7 +143,7 @@ impl<S> Slots<S> {
     pub fn insert(&mut self, request: Box<Request>, state: S) -> Result<(), Box<Request>> {
         match self.0.get_mut(request.slot.index()) {
             Some(entry @ None) => {
-                *entry = Some(Held { request, computed: 0, cached: 0, kept: 0, state });
+                *entry = Some(Held { request, computed: 0, cached: 0, foreseen: 0, kept: 0, state });
                 Ok(())
             }
             _ => Err(request),

@@ -157,14 +157,13 @@ fn check_workers(mut fleet: Fleet) {
         assert_eq!(await_served(&fleet, &body(4, 230)), expected);
     }
     // Others are served while what was sent before lands in nobody's pages: it would be other KV.
-    let others: Vec<_> = (5..8)
-        .map(|salt| (body(salt, 230), ids(fleet.router.post("/v1/completions", &body(salt, 230)))))
-        .collect();
+    let others: Vec<_> =
+        (5..8).map(|salt| (salt, ids(fleet.router.post("/v1/completions", &body(salt, 230))))).collect();
     check_fails(&fleet, &held());
     let begun = Instant::now();
     while begun.elapsed() < 2 * Duration::from_micros(held().lateness) {
-        for (body, expected) in &others {
-            assert_eq!(&await_served(&fleet, body), expected);
+        for (salt, expected) in &others {
+            assert_eq!(&await_served(&fleet, &body(*salt, 230)), expected);
         }
     }
     fleet.check_idle();

@@ -4,6 +4,7 @@ use crate::fleet::Fleet;
 use crate::process::{PATIENCE, Process};
 use serde_json::{Value, json};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -30,11 +31,14 @@ fn pair(rdma: &[&str]) -> Fleet {
     Fleet::new(vec![prefill], vec![start("decode", &rdma[..2])])
 }
 
+/// Each is a tenant of its own, so that no cache has any of it.
 pub fn body(salt: u32, tokens: u32) -> String {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let tenant = COUNT.fetch_add(1, Ordering::Relaxed).to_string();
     let prompt: Vec<u32> = (0..tokens).map(|i| 10 + (i * 7 + salt * 13) % 300).collect();
     json!({
         "prompt": prompt, "max_tokens": 12, "temperature": 0.7, "seed": salt, "ignore_eos": true,
-        "logprobs": 1, "return_token_ids": true,
+        "logprobs": 1, "return_token_ids": true, "cache_salt": tenant,
     })
     .to_string()
 }
@@ -47,8 +51,13 @@ fn answers_are_those_of_one_process_byte_for_byte() {
     for (salt, tokens) in [(1, 5), (2, 16), (3, 100), (4, 33)] {
         let body = body(salt, tokens);
         let expected = ids(alone.post("/v1/completions", &body));
-        assert_eq!(ids(fleet.router.post("/v1/completions", &body)), expected, "{tokens} tokens");
+        // The second time all but the last page is there.
+        for time in ["first", "second"] {
+            let found = ids(fleet.router.post("/v1/completions", &body));
+            assert_eq!(found, expected, "{tokens} tokens, the {time} time");
+        }
     }
+    assert!(fleet.decode[0].metric("vllm:prefix_cache_hits_total{", "") >= 96.0 + 32.0);
     assert!(fleet.decode[0].has_said("transport=rdma"), "the session says how KV moves");
     fleet.check_idle();
 }
@@ -62,7 +71,7 @@ fn clients_that_leave_at_any_time_leave_nothing() {
     let expected = ask(&fleet);
     for wait in [0, 5, 10, 20, 40, 60, 80, 120, 160, 240, 400] {
         let mut leaving = std::net::TcpStream::connect(fleet.router.address).unwrap();
-        let body = json!({"prompt": vec![11; 200], "max_tokens": 100, "stream": true}).to_string();
+        let body = json!({"prompt": vec![11; 200], "max_tokens": 100, "stream": true, "cache_salt": wait.to_string()}).to_string();
         let length = body.len();
         let head =
             format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}");

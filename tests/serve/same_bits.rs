@@ -167,7 +167,11 @@ fn split_equals_mixed_however_the_work_is_cut() {
     ] {
         let flags: Vec<&str> = flags.split(' ').collect();
         let server = Server::start(&flags);
-        for at_once in [false, true] {
+        // All computed, twice; then from what the cache has.
+        for (at_once, flush) in [(false, false), (true, true), (true, false)] {
+            if flush {
+                assert_eq!(server.post("/flush_cache", &json!({})).status(), 200);
+            }
             check(&expected, &all(&server, &cases, at_once), &cases, &format!("{flags:?}, {at_once}"));
         }
         server.wait_until_idle();
@@ -182,6 +186,7 @@ fn a_stream_says_what_a_whole_answer_says() {
             let expected = whole(&case, &server.post(case.path, &case.body));
             let mut body = case.body.clone();
             body["stream"] = json!(true);
+            assert_eq!(server.post("/flush_cache", &json!({})).status(), 200);
             let found = joined(&case, &server.post(case.path, &body));
             assert_eq!(found, expected, "{}", case.body);
         }

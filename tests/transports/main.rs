@@ -92,10 +92,13 @@ fn what_the_destination_holds_already_is_neither_sent_nor_written() {
 #[test]
 fn what_the_destination_holds_already_cannot_be_sent() {
     for kind in KINDS.into_iter().filter(|kind| !kind.is_rdma()) {
-        for first in [0, 8, 24] {
+        let wrong: [fn(&mut Post); 3] =
+            [|post| post.tokens.start = 0, |post| post.tokens.start = 8, |post| post.tokens.start = 24];
+        for spoil in wrong {
             let mut rig = Rig::new(kind);
             let wrong = rig.begin_behind(SESSION, 1, 16..40);
-            rig.chunk(&wrong, first..40);
+            rig.scripts[0].set(|faults| faults.spoil = Some(spoil));
+            rig.chunk(&wrong, 16..40);
             rig.until("it is heard", |rig| rig.states(&wrong)[1] == State::Failed);
             rig.fail(&wrong, At::Source, Cause::OtherLeg);
             rig.until("leases end", |rig| rig.holds_no_lease(&wrong));

@@ -12,7 +12,6 @@ use crate::limits::REQUEST_TIME_MAX;
 use crate::model::sampler::SamplingParams;
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
-use sha2::{Digest, Sha256};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -43,6 +42,8 @@ pub enum Placement {
         fake_bootstrap: bool,
         /// Whether a request that names no prefill worker has the fake one, too.
         fake_by_default: bool,
+        /// Whether prefill workers have proven that they know the cluster key.
+        proven: bool,
     },
 }
 
@@ -66,11 +67,16 @@ impl Generations {
                 let request = self.request(exchange, sample, worker, room, ids, Some(1))?;
                 self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
             }
-            Placement::Decode { worker, fake_bootstrap, fake_by_default } => {
+            Placement::Decode { worker, fake_bootstrap, fake_by_default, proven } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
                 let mut request = self.request(exchange, sample, worker, room, ids, None)?;
-                // It goes on from KV that nobody computed, which is nobody else's to go on from.
-                request.salt = request.salt.filter(|_| source != Source::Fake);
+                if source == Source::Fake {
+                    // It goes on from KV that nobody computed, which is nobody else's to go on from.
+                    request.salt = None;
+                } else if !proven {
+                    // Whoever a client names is asked, and may send anything: that harms its own clients alone.
+                    request.salt = request.salt.map(|salt| salt.of(&source.to_string()));
+                }
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
             }
             Placement::Mixed(workers) => {
@@ -172,7 +178,10 @@ impl Generations {
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
             // What tries a worker out does all the work.
-            salt: (!live.trial).then(|| salt(asked.cache_salt.as_deref())),
+            salt: (!live.trial).then(|| {
+                let shared = Salt::default();
+                asked.cache_salt.as_deref().map_or(shared, |text| shared.of(text))
+            }),
             sampling: sampling(asked, sample),
             top_logprobs: asked.logprobs.unwrap_or(0),
             max_new,
@@ -182,14 +191,6 @@ impl Generations {
             stamps: Stamps::new(live.arrived),
         }))
     }
-}
-
-/// Requests with the same text share a prefix cache; those without one share theirs.
-fn salt(text: Option<&str>) -> Salt {
-    text.map_or_else(Salt::default, |text| {
-        let digest: [u8; 32] = Sha256::digest(text).into();
-        Salt(u128::from_le_bytes(digest[..16].try_into().expect("half of a digest")))
-    })
 }
 
 /// Sampling of one sample: the n samples of a seeded request differ, and the same seed gives the same n.

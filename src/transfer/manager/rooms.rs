@@ -46,8 +46,10 @@ pub struct Wanted<L> {
     pub target: Target,
     /// What the decode leg means to read.
     pub prompt: Prompt,
-    /// Its pages, where the source writes into them.
+    /// The pages behind its prefix, where the source writes into them.
     pub pages: Arc<[PageId]>,
+    /// Which of the prompt's pages is the first of them.
+    pub first: usize,
 }
 
 #[derive(Debug)]

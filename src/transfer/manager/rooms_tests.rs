@@ -15,7 +15,7 @@ fn wanted(slot: u32) -> Wanted<u8> {
         room: ROOM,
         prefix: 0,
     };
-    Wanted { link: 9, target, prompt: PROMPT, pages: Arc::default() }
+    Wanted { link: 9, target, prompt: PROMPT, pages: Arc::default(), first: 0 }
 }
 
 fn theirs(slot: u32) -> Slot {

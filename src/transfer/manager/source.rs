@@ -170,6 +170,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             }
             Err(why) => {
                 self.close(session, effects);
+                // Its peer did not wait for Welcome with them.
+                self.fail_rooms(link, Cause::PeerLost, effects);
                 let mismatch = Mismatch {
                     reason: Refusal::Transport,
                     field: "transport".into(),
@@ -330,7 +332,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let target = Target { session: id, slot, generation, room, prefix: asked.prefix_tokens };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
         let pages = if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
-        let wanted = Wanted { link, target, prompt, pages };
+        let first = (asked.prefix_tokens / session.page_size) as usize;
+        let wanted = Wanted { link, target, prompt, pages, first };
         if !names_its_pages(session, asked) {
             return self.turn_down(&wanted, Cause::Mismatch, effects);
         }
@@ -349,9 +352,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     fn meet(&mut self, met: Met<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
         let Met { slot, wanted } = met;
         if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() {
-            let session = self.sessions[wanted.target.session.0 as usize].as_ref();
-            let first = session.map_or(0, |session| wanted.target.prefix / session.page_size);
-            effects.granted(slot, wanted.target, first as usize, &wanted.pages);
+            effects.granted(slot, wanted.target, wanted.first, &wanted.pages);
         } else {
             // Failed before it was granted: nothing was posted, and the mover may have said so before they met.
             let _ = self.rooms.withdrawn(slot, now);
@@ -455,5 +456,58 @@ fn transfer_id<L>(room: Room, wanted: &Wanted<L>) -> TransferId {
 impl From<TransferId> for Slot {
     fn from(id: TransferId) -> Slot {
         Slot { id: SlotId(id.slot.0), generation: id.generation }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::message::IdsHash;
+
+    /// A pool of 100 pages of 16 tokens, four slots.
+    fn names(tokens: u32, prefix_tokens: u32, pages: &[u32], slot: u32) -> bool {
+        let session = Session {
+            link: (),
+            generation: SessionGeneration(1),
+            transport: Transport::Rdma,
+            page_size: 16,
+            pages: 100,
+            slots: 4,
+            usage: SessionGeneration(1),
+        };
+        let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
+        let asked = Destination {
+            id: TransferId { room: Room(1), slot: SlotId(slot), generation: crate::ids::Generation(1) },
+            session: SessionGeneration(1),
+            tokens,
+            prefix_tokens,
+            ids_hash: IdsHash::default(),
+            aux_index: slot,
+            deadline_ms: 1000,
+            pages: pages.as_slice().into(),
+        };
+        names_its_pages(&session, &asked)
+    }
+
+    #[test]
+    fn a_destination_names_exactly_the_pages_behind_its_prefix() {
+        assert!(names(1, 0, &[99], 3));
+        assert!(names(33, 0, &[1, 2, 3], 0));
+        assert!(names(33, 16, &[2, 3], 0));
+        assert!(names(33, 32, &[3], 0));
+        for (tokens, prefix, pages, slot, why) in [
+            (33, 0, &[1, 2][..], 0, "a page too few"),
+            (33, 0, &[1, 2, 3, 4], 0, "a page too many"),
+            (33, 16, &[1, 2, 3], 0, "a page of the prefix"),
+            (33, 15, &[1, 2, 3], 0, "part of a page held"),
+            (33, 17, &[2, 3], 0, "part of a page held"),
+            (33, 33, &[3], 0, "nothing left to hand over"),
+            (32, 32, &[], 0, "nothing left to hand over"),
+            (16, 32, &[], 0, "more held than there is"),
+            (1, 0, &[100], 0, "beyond the pool"),
+            (1, 0, &[0], 4, "no such slot"),
+        ] {
+            assert!(!names(tokens, prefix, pages, slot), "{why}: {tokens}, {prefix}");
+        }
     }
 }

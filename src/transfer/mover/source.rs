@@ -196,6 +196,10 @@ impl SourceMover {
             transfer.pending = None;
             return false;
         };
+        debug_assert!(
+            tokens.start >= transfer.target.prefix,
+            "its destination holds that and did not name its pages"
+        );
         let post = Post { slot, target: transfer.target, tokens: tokens.clone(), last: *last };
         if half.post(&self.memory, &post).is_err() {
             return false;

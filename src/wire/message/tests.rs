@@ -296,8 +296,10 @@ fn values_out_of_range_are_refused_by_name() {
         match message {
             Message::Destination(good) => {
                 assert_eq!(refused(Message::Destination(Destination { tokens: 0, ..good })), "tokens");
-                let long = Destination { prefix_tokens: 49, ..good };
-                assert_eq!(refused(Message::Destination(long)), "prefix");
+                for prefix_tokens in [good.tokens, good.tokens + 1] {
+                    let long = Destination { prefix_tokens, ..good };
+                    assert_eq!(refused(Message::Destination(long)), "prefix");
+                }
                 let unbound = Destination { session: SessionGeneration(0), ..good };
                 assert_eq!(refused(Message::Destination(unbound)), "session");
             }

@@ -76,7 +76,7 @@ pub struct Destination<'a> {
     pub session: SessionGeneration,
     /// Tokens of the prompt.
     pub tokens: u32,
-    /// Tokens at its beginning that decode already holds; fewer than `tokens` or all of them.
+    /// Tokens at its beginning that decode already holds, and so not asked for; fewer than `tokens`.
     pub prefix_tokens: u32,
     /// [`ids_hash`] of the prompt.
     pub ids_hash: IdsHash,
@@ -112,7 +112,7 @@ impl<'a> Destination<'a> {
         }
         within("session", body.session.0, 1..=u32::MAX.into())?;
         within("tokens", body.tokens, 1..=u32::MAX.into())?;
-        within("prefix", body.prefix_tokens, 0..=body.tokens.into())?;
+        within("prefix", body.prefix_tokens, 0..=u64::from(body.tokens) - 1)?;
         let DestinationBody { id, ids_hash, session, tokens, prefix_tokens, aux_index, deadline_ms, .. } =
             body;
         Ok(Destination {

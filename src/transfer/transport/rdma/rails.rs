@@ -57,7 +57,7 @@ pub struct Rails {
     desks: Vec<Desk>,
     /// A record for each slot.
     pub(super) record_region: Arc<Region>,
-    /// Where at their destinations this worker's slots go, by slot.
+    /// Where at their destinations the slots of this worker go, by slot; meaningful behind the prefix that they hold.
     pub targets: Arc<PageLists>,
 }
 

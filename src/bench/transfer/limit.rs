@@ -242,6 +242,9 @@ impl VerbsLimit {
 
     /// Connects to the other end.
     pub fn connect(&mut self, peer: VerbsEnds) -> io::Result<()> {
+        if peer.rails.is_empty() {
+            return Err(io::Error::other("the other process has no NIC"));
+        }
         // As many as both have, as sessions do.
         self.rails.truncate(peer.rails.len());
         for (rail, ends) in self.rails.iter_mut().zip(&peer.rails) {

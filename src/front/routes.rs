@@ -5,17 +5,18 @@
 use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
-use crate::front::http::{Method, Request};
+use crate::front::http::{Method, REQUEST_TIMEOUT, Request};
 use crate::front::openai::info::{Abort, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version};
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
 use crate::front::telemetry::Telemetry;
 use crate::front::text::Task;
+use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use serde::Serialize;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// What a server tells about itself.
 #[derive(Clone, Debug)]
@@ -133,15 +134,18 @@ impl Routes {
         }
         match (method, path) {
             (Post, "/v1/completions") => {
-                let parsed = completion::parse(&request.body, &self.about.sampling)?;
+                let mut parsed = completion::parse(&request.body, &self.about.sampling)?;
+                parsed.patience = patience(request)?;
                 self.generate(conn, parsed, id, generations, way)
             }
             (Post, "/v1/chat/completions") => {
-                let parsed = chat::parse(&request.body, &self.about.sampling)?;
+                let mut parsed = chat::parse(&request.body, &self.about.sampling)?;
+                parsed.patience = patience(request)?;
                 self.generate(conn, parsed, id, generations, way)
             }
             (Post, "/generate") => {
-                let parsed = generate::parse(&request.body, &self.about.sampling)?;
+                let mut parsed = generate::parse(&request.body, &self.about.sampling)?;
+                parsed.patience = patience(request)?;
                 self.generate(conn, parsed, id, generations, way)
             }
             (Get, "/health_generate") => {
@@ -341,6 +345,16 @@ pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
 
 /// A model's name follows.
 const ONE_MODEL: &str = "/v1/models/";
+
+/// How long the client says that it waits, at most [`REQUEST_TIME_MAX`].
+fn patience(request: &Request) -> Result<Duration, ApiError> {
+    let Some(text) = request.head.headers.get(REQUEST_TIMEOUT) else { return Ok(REQUEST_TIME_MAX) };
+    let milliseconds = text.parse::<u64>().ok().filter(|&milliseconds| milliseconds > 0);
+    let milliseconds = milliseconds.ok_or_else(|| {
+        ApiError::invalid(REQUEST_TIMEOUT, format!("must be a positive number of milliseconds, not {text:?}"))
+    })?;
+    Ok(Duration::from_millis(milliseconds).min(REQUEST_TIME_MAX))
+}
 
 fn is_known(path: &str) -> bool {
     const KNOWN: &[&str] = &[

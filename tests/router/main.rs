@@ -24,7 +24,7 @@ fn trio() -> (Worker, Worker, Router) {
 fn both_workers_get_the_same_request_and_decode_answers() {
     let (prefill, decode, router) = trio();
     let mut client = router.connect();
-    let fields = "authorization: Bearer k\r\ntraceparent: 00-1\r\nx-request-id: mine\r\ncookie: c\r\n";
+    let fields = "authorization: Bearer k\r\ntraceparent: 00-1\r\nx-request-timeout-ms: 900\r\nx-request-id: mine\r\ncookie: c\r\n";
     client.post("/v1/completions?x=1", fields, r#"{"prompt":["a","b"],"bootstrap_room":5,"n":2}"#);
     let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
     for (asked, worker) in [(&at_prefill, &prefill), (&at_decode, &decode)] {
@@ -32,6 +32,7 @@ fn both_workers_get_the_same_request_and_decode_answers() {
         assert_eq!(asked.header("host"), Some(worker.address.to_string().as_str()));
         assert_eq!(asked.header("authorization"), Some("Bearer k"));
         assert_eq!(asked.header("traceparent"), Some("00-1"));
+        assert_eq!(asked.header("x-request-timeout-ms"), Some("900"));
         assert_eq!(asked.header("x-request-id"), Some("mine"));
         assert_eq!(asked.header("content-type"), Some("application/json"));
         assert_eq!(asked.header("cookie"), None);

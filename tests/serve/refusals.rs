@@ -204,3 +204,27 @@ fn without_its_key_only_health_is_told() {
         assert_eq!(server.get(path).status(), 200, "{path}");
     }
 }
+
+/// The client says how long it waits; what is not done by then ends, and says why.
+#[test]
+fn a_client_s_own_deadline_is_kept() {
+    let server = Server::start(&[]);
+    let ask = |milliseconds: &str, more: Value| {
+        let mut body = json!({"prompt": [5, 6, 7], "max_tokens": 400, "ignore_eos": true});
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let headers = [("X-Request-Timeout-Ms", milliseconds)];
+        server.request(Method::Post, "/v1/completions", &headers, body.to_string().as_bytes())
+    };
+    let late = ask("1", json!({}));
+    let error: Value = serde_json::from_str(late.text()).unwrap();
+    assert_eq!((late.status(), &error["error"]["code"]), (408, &json!("deadline")));
+    assert!(ask("1", json!({"stream": true})).text().contains("\"deadline\""));
+    assert_eq!(ask("60000", json!({"max_tokens": 3})).status(), 200);
+    for wrong in ["0", "-1", "soon", "1.5", "99999999999999999999999"] {
+        let refused = ask(wrong, json!({}));
+        let error: Value = serde_json::from_str(refused.text()).unwrap();
+        let found = (refused.status(), &error["error"]["code"], &error["error"]["param"]);
+        assert_eq!(found, (400, &json!("invalid_value"), &json!("x-request-timeout-ms")), "{wrong}");
+    }
+    server.wait_until_idle();
+}

@@ -8,7 +8,6 @@ use crate::front::handoff::{self, Source, prompt_of, room_of};
 use crate::front::openai::{ApiError, Bootstrap, GenerateRequest};
 use crate::ids::{RequestId, Room, WorkerId};
 use crate::kv::prefix::Salt;
-use crate::limits::REQUEST_TIME_MAX;
 use crate::model::sampler::SamplingParams;
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
@@ -160,7 +159,7 @@ impl Generations {
     ) -> Result<Box<Request>, ApiError> {
         let Some(live) = self.live.get(&exchange) else { return Err(ApiError::new(500, "internal", "lost")) };
         let asked = &live.request;
-        let deadline = live.arrived + REQUEST_TIME_MAX;
+        let deadline = live.arrived + asked.patience;
         let home = self.handoff.worker_mut(worker);
         let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
         let room_left = home.tokens().min(self.terms.context).saturating_sub(ids.len()).max(1) as u32;

@@ -20,6 +20,9 @@ pub use response::{BodyStream, Exchange, ResponseWriter};
 
 use crate::limits;
 
+/// Header field of a request for text: how many milliseconds the client waits.
+pub const REQUEST_TIMEOUT: &str = "x-request-timeout-ms";
+
 /// Bounds of one message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Limits {

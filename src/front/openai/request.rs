@@ -7,9 +7,11 @@ use super::bootstrap::{self, Bootstrap};
 use super::error::ApiError;
 use super::fields::{Fields, List, Neutral, OneOrMany, first_item};
 use crate::limits::{
-    CHOICES_MAX, NAME_BYTES_MAX, SAMPLES_MAX, STOP_IDS_MAX, STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
+    CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX, STOP_STRING_BYTES_MAX,
+    STOP_STRINGS_MAX,
 };
 use serde_json::{Map, Value};
+use std::time::Duration;
 
 /// Fields of vLLM, SGLang and llama.cpp that a client relies on to be obeyed, at every endpoint.
 const OBEYED: &[Neutral<'_>] = &[
@@ -163,6 +165,8 @@ pub struct GenerateRequest {
     pub rids: Vec<String>,
     /// Separates prefix caches.
     pub cache_salt: Option<String>,
+    /// How long it may take, from when it was read.
+    pub patience: Duration,
     /// Where the legs meet: one for each choice, prompt by prompt.
     pub bootstrap: Option<Vec<Bootstrap>>,
     /// Fields that were ignored, for the log.
@@ -221,6 +225,7 @@ impl GenerateRequest {
             batch: false,
             rids: Vec::new(),
             cache_salt: fields.name("cache_salt")?,
+            patience: REQUEST_TIME_MAX,
             bootstrap: None,
             unknown: Vec::new(),
         };

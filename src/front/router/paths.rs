@@ -4,7 +4,7 @@
 
 use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
-use crate::front::http::{self, Method};
+use crate::front::http::{self, Method, REQUEST_TIMEOUT};
 use crate::front::openai::ApiError;
 use crate::front::openai::info::{Load, Loads, Version};
 use crate::front::openai::routed::Routed;
@@ -20,7 +20,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// Header fields that workers get as the client sent them.
-const PASSED: [&str; 2] = ["authorization", "traceparent"];
+const PASSED: [&str; 3] = ["authorization", "traceparent", REQUEST_TIMEOUT];
 
 /// What serves a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -303,7 +303,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     /// Forgets what is too old. Early Destinations whose request never came are given to `unclaimed`.
     pub fn expire(&mut self, now: Instant, mut unclaimed: impl FnMut(Room, Wanted<L>)) {
-        let mut late = Vec::new();
+        let mut late: Vec<(Room, Wanted<L>)> = Vec::new();
         for (&room, entry) in &self.entries {
             if let Entry::Early { wanted, until } = entry
                 && *until <= now
@@ -311,6 +311,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 late.push((room, wanted.clone()));
             }
         }
+        late.sort_unstable_by_key(|&(room, _)| room);
         for (room, wanted) in late {
             self.early -= 1;
             self.bury(room, now);

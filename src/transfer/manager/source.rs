@@ -415,7 +415,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
 
     /// Why each room of a session that broke has failed: behind that the link ends.
     fn tell_causes(&self, link: L, effects: &mut impl SourceEffects<L>) {
-        for (slot, room, wanted) in self.rooms.partners(link) {
+        let mut partners: Vec<_> = self.rooms.partners(link).collect();
+        partners.sort_unstable_by_key(|(slot, ..)| slot.id);
+        for (slot, room, wanted) in partners {
             let status = self.status.load(slot.id);
             if status.generation == slot.generation && !matches!(status.state, State::Success) {
                 // One that had not begun stood beside, too.
@@ -429,6 +431,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     fn fail_rooms(&mut self, link: L, cause: Cause, effects: &mut impl SourceEffects<L>) {
         let mut slots = Vec::new();
         self.rooms.unlink(link, |slot| slots.push(slot));
+        slots.sort_unstable_by_key(|slot: &Slot| slot.id);
         for slot in slots {
             self.fail(slot, cause, effects);
         }

@@ -20,6 +20,11 @@ impl ConnId {
     pub const fn outside(index: u32) -> ConnId {
         ConnId { index, generation: 0 }
     }
+
+    /// The number of a connection from [`ConnId::outside`].
+    pub const fn number(self) -> u32 {
+        self.index
+    }
 }
 
 impl fmt::Display for ConnId {

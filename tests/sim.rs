@@ -1,0 +1,51 @@
+//! The simulated cluster: seeds that must go well, and replays that must be replays.
+
+use baton::config::resolved::{LogConfig, LogLevel};
+use baton::obs::log;
+use baton::sim::campaign::{Campaign, run};
+use baton::sim::cluster::Report;
+use baton::sim::plan::{Plan, Scale};
+
+const SCALE: Scale = Scale { prefill: 3, decode: 5, requests: 100 };
+
+/// What workers warn of is what is simulated.
+fn quiet() {
+    log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
+}
+
+/// Runs a seed, or panics with what replays it.
+fn well(seed: u64, scale: Scale) -> Report {
+    let (result, _) = run(&Plan::new(seed, scale), None);
+    let campaign = Campaign { seed, seeds: 1, scale, trace: None };
+    result.unwrap_or_else(|failure| panic!("{}", campaign.tell(seed, &failure)))
+}
+
+#[test]
+fn all_requests_end_well_whatever_the_order_of_steps() {
+    quiet();
+    for seed in 1..=40 {
+        let report = well(seed, SCALE);
+        assert_eq!(report.well, SCALE.requests as usize, "seed {seed}");
+    }
+}
+
+#[test]
+fn clusters_of_any_shape_serve() {
+    quiet();
+    for (seed, prefill, decode) in [(1, 1, 1), (2, 1, 8), (3, 8, 1), (4, 2, 2), (5, 16, 16)] {
+        well(seed, Scale { prefill, decode, requests: 60 });
+    }
+}
+
+#[test]
+fn a_seed_repeats_itself_to_the_last_happening() {
+    quiet();
+    let mut hashes = Vec::new();
+    for seed in 1..=8 {
+        let report = well(seed, SCALE);
+        assert_eq!(well(seed, SCALE), report, "seed {seed}");
+        hashes.push(report.hash);
+    }
+    hashes.dedup();
+    assert_eq!(hashes.len(), 8, "another seed is another story");
+}

@@ -60,6 +60,9 @@ pub struct SimFlags {
     /// Requests of each seed, 1 to 4096
     #[arg(long, value_name = "R", default_value_t = 100, value_parser = value_parser!(u32).range(1..=4096))]
     pub requests: u32,
+    /// Have nothing go wrong but the order in which things happen
+    #[arg(long)]
+    pub calm: bool,
     /// Tell the story of one room as well, as a failure names it
     #[arg(long, value_name = "ROOM")]
     pub trace: Option<u64>,

@@ -63,11 +63,11 @@ impl<T> Agenda<T> {
     /// Puts something down; what would be past is due now.
     pub fn put(&mut self, at: Nanos, what: T) {
         let at = at.max(self.now);
-        self.heap.push(Reverse(Entry { at, order: self.dice.next(), what }));
+        self.heap.push(Reverse(Entry { at, order: self.dice.draw(), what }));
     }
 
     /// What happens next; time goes on to it.
-    pub fn next(&mut self) -> Option<T> {
+    pub fn take(&mut self) -> Option<T> {
         let Reverse(Entry { at, what, .. }) = self.heap.pop()?;
         self.now = at;
         Some(what)

@@ -25,8 +25,8 @@ pub struct Campaign {
 impl Campaign {
     /// As typed.
     pub fn new(flags: &SimFlags) -> Campaign {
-        let SimFlags { seed, seeds, prefill, decode, requests, trace } = *flags;
-        let scale = Scale { prefill, decode, requests };
+        let SimFlags { seed, seeds, prefill, decode, requests, calm, trace } = *flags;
+        let scale = Scale { prefill, decode, requests, faults: !calm };
         Campaign { seed, seeds, scale, trace: trace.map(Room) }
     }
 
@@ -75,9 +75,11 @@ impl Campaign {
     /// What is said of a seed that fails, with the command that replays it.
     pub fn tell(&self, seed: u64, failure: &Failure) -> String {
         let Failure { what, at, room } = failure;
-        let Scale { prefill, decode, requests } = self.scale;
-        let replay =
-            format!("baton sim --seed {seed} --prefill {prefill} --decode {decode} --requests {requests}");
+        let Scale { prefill, decode, requests, faults } = self.scale;
+        let calm = if faults { "" } else { " --calm" };
+        let replay = format!(
+            "baton sim --seed {seed} --prefill {prefill} --decode {decode} --requests {requests}{calm}"
+        );
         let trace = room.map_or(String::new(), |room| format!(" --trace {}", room.0));
         let time = *at as f64 / MILLI as f64;
         format!("seed {seed} fails at {time:.3} ms: {what}\nreplay: {replay}{trace}")

@@ -5,10 +5,13 @@
 //! Invariants: whatever is drawn comes from the plan's dice, so that a seed repeats itself; a connection keeps
 //! its order, two of them do not.
 
+mod harm;
+
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
-use super::checkers::{ends::Ends, idle, pages, tokens};
+use super::checkers::{ends::Ends, idle, pages, shadow::Shadow, tokens};
 use super::dice::Dice;
 use super::edge::{ConnNumber, Input, Job, Output, Parcel, Turn};
+use super::faults::Fault;
 use super::plan::{Plan, Size};
 use super::process::{Process, Thread};
 use super::router::{Answer, Flights, LegName, Wish};
@@ -16,11 +19,11 @@ use super::story::Story;
 use super::workload::Workload;
 use crate::cluster::router::Role;
 use crate::ids::Room;
-use crate::limits::EARLY_DESTINATION_LIFE;
+use crate::limits::{EARLY_DESTINATION_LIFE, PEER_PROOF_TIME_MAX};
 use crate::sched::worker::Activity;
 use crate::wire::message::Message;
-use std::collections::{BTreeMap, VecDeque};
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
 
 /// Most happenings of a run: many times what the longest of them takes.
 const EVENTS_MAX: u64 = 20_000_000;
@@ -28,6 +31,14 @@ const EVENTS_MAX: u64 = 20_000_000;
 const CHECK_EVERY: Nanos = SECOND;
 /// What a request may take beyond its own deadline: a host's silence, a pause, and an answer's way.
 const SLACK: Nanos = 30 * SECOND;
+/// From the last fault until the cluster must serve again: silence is noticed, links are dialled anew.
+const SETTLED: Nanos = 8 * SECOND;
+/// How long a request may take then.
+const RECOVERED: Nanos = 10 * SECOND;
+/// From the last request's end until nothing of it is held any more but rooms whose request never came.
+const CLEARED: Nanos = 10 * SECOND;
+/// Between two tries of a dial whose packets are lost.
+const DIAL_AGAIN: Nanos = 200 * MILLI;
 /// How long a lost packet waits to be sent again, at most.
 const RESENT: Nanos = 400 * MILLI;
 
@@ -80,6 +91,14 @@ enum Happening {
     Remind(usize),
     /// Is everything as it must be?
     Check,
+    /// Something goes wrong.
+    Fault(Fault),
+    /// A process is started where one has died.
+    Restart { host: usize },
+    /// Packets arrive again.
+    Heal { ways: [Option<(usize, usize)>; 2] },
+    /// A model is as fast as it was.
+    Quicken { host: usize, life: u32 },
 }
 
 /// Where a process runs, or ran, or will.
@@ -93,6 +112,16 @@ struct Host {
     due: [Nanos; 3],
     /// The engine computes until then.
     computes_until: Nanos,
+    /// The process stands still until then.
+    paused_until: Nanos,
+    /// How much later than the cluster's its clock is.
+    skew: Nanos,
+}
+
+impl Host {
+    fn is_up(&self, now: Nanos) -> bool {
+        self.process.is_some() && self.paused_until <= now
+    }
 }
 
 /// A control connection.
@@ -106,6 +135,14 @@ struct Conn {
     queues: [VecDeque<Parcel>; 2],
     /// When the last of them comes.
     last: [Nanos; 2],
+    /// Those that were lost and will be sent again.
+    lost: [u32; 2],
+}
+
+impl Conn {
+    fn is_end(&self, end: usize, host: usize, life: u32) -> bool {
+        (self.hosts[end], self.lives[end]) == (host, life)
+    }
 }
 
 /// A leg's HTTP connection.
@@ -123,8 +160,10 @@ struct Leg {
 enum Phase {
     /// Requests come and end.
     Working,
-    /// All have ended; what is left over must go by itself until then.
-    Idle { until: Nanos },
+    /// All have ended; the next pair is tried from then on.
+    Recovering { from: Nanos, pair: usize },
+    /// All have ended; what is left over must go by itself.
+    Idle { since: Nanos },
     /// It has.
     Over,
 }
@@ -143,7 +182,12 @@ pub struct Cluster<'a> {
     flights: Flights,
     workload: Workload,
     ends: Ends,
+    shadow: Shadow,
     phase: Phase,
+    /// From a host to another, nothing arrives.
+    parted: BTreeSet<(usize, usize)>,
+    /// When the last fault is over.
+    calm_from: Nanos,
     /// What happened.
     pub story: Story,
     report: Report,
@@ -155,8 +199,16 @@ impl<'a> Cluster<'a> {
         let dice = Dice::new(plan.seed);
         let base = Instant::now();
         let (prefill, decode) = (plan.scale.prefill as usize, plan.scale.decode as usize);
-        let host =
-            |role, size| Host { role, size, process: None, life: 0, due: [Nanos::MAX; 3], computes_until: 0 };
+        let host = |role, size| Host {
+            role,
+            size,
+            process: None,
+            life: 0,
+            due: [Nanos::MAX; 3],
+            computes_until: 0,
+            paused_until: 0,
+            skew: 0,
+        };
         let hosts = (0..prefill).map(|_| host(Role::Prefill, plan.prefill));
         let mut cluster = Cluster {
             plan,
@@ -170,7 +222,10 @@ impl<'a> Cluster<'a> {
             flights: Flights::new(plan.policy, prefill, decode, base),
             workload: Workload::new(dice.fork("workload"), plan.patience),
             ends: Ends::default(),
+            shadow: Shadow::default(),
             phase: Phase::Working,
+            parted: BTreeSet::new(),
+            calm_from: 0,
             story: Story::new(trace),
             report: Report::default(),
             dice: dice.fork("delays"),
@@ -178,6 +233,9 @@ impl<'a> Cluster<'a> {
         (0..prefill + decode).for_each(|host| cluster.start(host));
         cluster.agenda.put(0, Happening::Request);
         cluster.agenda.put(CHECK_EVERY, Happening::Check);
+        for &(at, fault) in plan.faults.iter().flat_map(|faults| &faults.list) {
+            cluster.agenda.put(at, Happening::Fault(fault));
+        }
         cluster
     }
 
@@ -187,7 +245,7 @@ impl<'a> Cluster<'a> {
     /// What was not as it must be.
     pub fn run(&mut self) -> Result<Report, Failure> {
         while self.phase != Phase::Over {
-            let what = self.agenda.next();
+            let what = self.agenda.take();
             let went = match what {
                 Some(what) => self.happen(what),
                 None => Err("nothing is to happen any more".into()),
@@ -214,22 +272,31 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         match what {
             Happening::Turn { host, life, thread, at } => {
-                let current = &self.hosts[host];
-                if current.life == life && current.due[thread as usize] == at {
-                    self.turn(host, thread, now)?;
+                let current = &mut self.hosts[host];
+                if current.life != life || current.due[thread as usize] != at {
+                    return Ok(());
+                }
+                current.due[thread as usize] = Nanos::MAX;
+                match current.paused_until {
+                    until if until > now => self.wake(host, thread, until),
+                    _ => self.turn(host, thread, now)?,
                 }
             }
             Happening::Arrive { conn, end } => self.arrive(conn, end),
             Happening::Reach { conn, until } => self.reach(conn, until),
-            Happening::Pass { host, life, input } => self.deliver(host, life, input),
-            Happening::ToWorker { leg, input } => self.to_worker(leg, input),
-            Happening::ToRouter { leg, answer } => self.to_router(leg, answer)?,
+            Happening::Pass { host, life, input } => self.pass(host, life, input),
+            Happening::ToWorker { leg, input } => self.reach_worker(leg, input),
+            Happening::ToRouter { leg, answer } => self.reach_router(leg, answer)?,
             Happening::Request => self.request(),
             Happening::Remind(flight) => {
                 self.flights.overdue(flight, now);
                 self.carry_out()?;
             }
             Happening::Check => self.check()?,
+            Happening::Fault(fault) => self.go_wrong(fault)?,
+            Happening::Restart { host } => self.restart(host),
+            Happening::Heal { ways } => self.heal(ways),
+            Happening::Quicken { host, life } => self.slow_down(host, life, 1),
         }
         Ok(())
     }
@@ -240,10 +307,11 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
         let mut process = Process::new(host.role, &host.size, self.base).expect("memory for a process");
-        process.edge.begin(process.instant(now));
+        process.edge.begin(process.instant(now + host.skew));
         host.process = Some(process);
         host.life += 1;
         host.due = [Nanos::MAX; 3];
+        (host.computes_until, host.paused_until) = (0, 0);
         for thread in Thread::ALL {
             let at = now + self.late();
             self.wake(index, thread, at);
@@ -281,11 +349,11 @@ impl<'a> Cluster<'a> {
 
     fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Result<(), String> {
         let host = &mut self.hosts[index];
-        host.due[thread as usize] = Nanos::MAX;
         let Some(process) = &mut host.process else { return Ok(()) };
+        let own = now + host.skew;
         let detail = match thread {
             Thread::Engine => {
-                let (activity, took) = process.step_engine(now);
+                let (activity, took) = process.step_engine(own);
                 pages::conserved(index, &process.stats, host.size.pages)?;
                 host.computes_until = now + took;
                 let pause = match activity {
@@ -300,7 +368,14 @@ impl<'a> Cluster<'a> {
                 took << 2 | activity as u64
             }
             Thread::Move => {
+                let watched = host.role == Role::Decode;
+                if watched {
+                    self.shadow.look(process);
+                }
                 let busy = process.step_mover();
+                if watched && busy {
+                    self.shadow.compare(index, process)?;
+                }
                 if busy {
                     self.wake_soon(index, thread);
                     self.wake_peers(index);
@@ -309,10 +384,11 @@ impl<'a> Cluster<'a> {
             }
             Thread::Ctl => {
                 process.attend(true);
-                let instant = process.instant(now);
-                process.edge.turn(&mut Turn { now: instant, nanos: now, conns: &mut self.last_conn });
+                let instant = process.instant(own);
+                process.edge.turn(&mut Turn { now: instant, nanos: own, conns: &mut self.last_conn });
                 process.attend(false);
-                let (outputs, tick) = (std::mem::take(&mut process.edge.outbox), process.edge.next_tick);
+                let tick = process.edge.next_tick - host.skew;
+                let outputs = std::mem::take(&mut process.edge.outbox);
                 let sent = outputs.len();
                 outputs.into_iter().for_each(|output| self.dispatch(index, output));
                 self.wake(index, thread, tick);
@@ -349,13 +425,28 @@ impl<'a> Cluster<'a> {
         }
     }
 
+    /// As [`Cluster::deliver`]; who calls a process that is gone is told.
+    fn pass(&mut self, index: usize, life: u32, input: Input) {
+        let gone = self.hosts[index].life != life || self.hosts[index].process.is_none();
+        match (gone, input) {
+            (true, Input::Called(conn, ..)) => {
+                let at = self.agenda.now() + self.delay();
+                let Some(conns) = self.conns.get(&conn) else { return };
+                let (host, life) = (conns.hosts[0], conns.lives[0]);
+                self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, None) });
+            }
+            (_, input) => self.deliver(index, life, input),
+        }
+    }
+
     // Connections.
 
     fn dispatch(&mut self, from: usize, output: Output) {
         let now = self.agenda.now();
         match output {
             Output::Parcel(conn, parcel) => self.send(from, conn, parcel),
-            Output::Dial { conn, to, until } => {
+            Output::Dial { conn, to, patience } => {
+                let until = now + patience;
                 let lives = [self.hosts[from].life, self.hosts[to].life];
                 let conns = Conn {
                     hosts: [from, to],
@@ -363,6 +454,7 @@ impl<'a> Cluster<'a> {
                     open: [true, false],
                     queues: Default::default(),
                     last: [0; 2],
+                    lost: [0; 2],
                 };
                 self.conns.insert(conn, conns);
                 self.story.tell(now, "process", from, "dials", None, to as u64);
@@ -372,16 +464,8 @@ impl<'a> Cluster<'a> {
             Output::Call(conn, token, shown) => {
                 let Some(other) = self.conns.get(&conn) else { return };
                 let (host, life) = (other.hosts[1], other.lives[1]);
-                let gone = self.hosts[host].life != life || self.hosts[host].process.is_none();
                 let at = now + self.delay();
-                let what = match gone {
-                    true => {
-                        let life = self.hosts[from].life;
-                        Happening::Pass { host: from, life, input: Input::Shown(conn, None) }
-                    }
-                    false => Happening::Pass { host, life, input: Input::Called(conn, token, shown) },
-                };
-                self.agenda.put(at, what);
+                self.agenda.put(at, Happening::Pass { host, life, input: Input::Called(conn, token, shown) });
             }
             Output::Show(conn, shown) => {
                 let Some(other) = self.conns.get(&conn) else { return };
@@ -426,6 +510,10 @@ impl<'a> Cluster<'a> {
     fn arrive(&mut self, number: ConnNumber, end: usize) {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let (host, life) = (conn.hosts[end], conn.lives[end]);
+        if self.parted.contains(&(conn.hosts[1 - end], host)) {
+            conn.lost[end] += 1;
+            return;
+        }
         let Some(parcel) = conn.queues[end].pop_front() else { return };
         if !conn.open[end] {
             return;
@@ -436,40 +524,74 @@ impl<'a> Cluster<'a> {
         self.deliver(host, life, Input::Parcel(number, parcel));
     }
 
-    fn reach(&mut self, number: ConnNumber, _until: Nanos) {
-        let at = self.agenda.now() + self.delay();
+    fn reach(&mut self, number: ConnNumber, until: Nanos) {
+        let now = self.agenda.now();
+        let mut answered = now + self.delay();
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let [from, to] = conn.hosts;
+        if self.hosts[from].life != conn.lives[0] || !conn.open[0] {
+            self.conns.remove(&number);
+            return;
+        }
         let target = &self.hosts[to];
-        let stands = target.process.is_some();
+        let parted = self.parted.contains(&(from, to)) || self.parted.contains(&(to, from));
+        let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
+        let again = match target.process {
+            _ if parted => until.min(now + DIAL_AGAIN),
+            // Its kernel takes the connection, and somebody may answer in time.
+            Some(_) => target.paused_until.min(now + proof),
+            None => 0,
+        };
+        let stands = match again > now {
+            true if parted || target.paused_until == again => {
+                return self.agenda.put(again, Happening::Reach { conn: number, until });
+            }
+            true => {
+                answered = again;
+                false
+            }
+            false => target.process.is_some() && !parted,
+        };
+        let life = target.life;
         if stands {
-            conn.lives[1] = target.life;
+            conn.lives[1] = life;
             conn.open = [true; 2];
-            let life = target.life;
             self.deliver(to, life, Input::Accepted { conn: number, from });
         } else {
             self.conns.remove(&number);
         }
         let life = self.hosts[from].life;
-        self.agenda.put(at, Happening::Pass { host: from, life, input: Input::Dialled(number, stands) });
+        self.agenda
+            .put(answered, Happening::Pass { host: from, life, input: Input::Dialled(number, stands) });
     }
 
     // Requests.
 
     fn request(&mut self) {
         let now = self.agenda.now();
-        let order = self.workload.draw();
-        let room = Room(self.rooms.next() >> 1);
-        self.ends.begun(now + order.patience + SLACK, self.plan.is_calm());
-        let hosts = &self.hosts;
-        let id = self.flights.begin(order, room, None, |host| hosts[host].process.is_some());
-        self.story.tell(now, "request", id, "begins", Some(room), 0);
+        self.begin(None, self.plan.is_calm());
         self.report.requests += 1;
         if self.report.requests < self.plan.scale.requests as usize {
             let next = now + self.dice.within(0, self.plan.gap);
             self.agenda.put(next, Happening::Request);
         }
-        self.carry_out().expect("nothing has come yet");
+    }
+
+    /// A client asks; `pair` is whom it wants to be served by.
+    fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) {
+        let now = self.agenda.now();
+        let mut order = self.workload.draw();
+        let mut until = now + order.patience + SLACK;
+        if pair.is_some() {
+            (order.patience, until) = (RECOVERED, now + RECOVERED);
+        }
+        let room = Room(self.rooms.draw() >> 1);
+        self.ends.begun(until, must_succeed);
+        let hosts = &self.hosts;
+        let id = self.flights.begin(order, room, pair, |host| hosts[host].process.is_some());
+        self.story.tell(now, "request", id, "begins", Some(room), 0);
+        // Nothing has come of it yet that could be wrong.
+        let _ = self.carry_out();
     }
 
     /// Does what the router wants done.
@@ -479,10 +601,20 @@ impl<'a> Cluster<'a> {
                 Wish::Send { flight, room, prefill, decode } => {
                     self.open_leg(LegName { flight, role: Role::Prefill, copy: 0 }, room, prefill, prefill);
                     self.open_leg(LegName { flight, role: Role::Decode, copy: 0 }, room, decode, prefill);
+                    let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
+                    if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
+                        let (role, host) =
+                            self.dice.pick(&[(Role::Prefill, prefill), (Role::Decode, decode)]);
+                        self.open_leg(LegName { flight, role, copy: 1 }, room, host, prefill);
+                    }
                 }
                 Wish::Cancel(name) => self.post(name, Input::Cancel(name)),
                 Wish::Remind(flight, at) => self.agenda.put(at, Happening::Remind(flight)),
                 Wish::Over(flight, how) => {
+                    for role in [Role::Prefill, Role::Decode] {
+                        let copy = LegName { flight, role, copy: 1 };
+                        self.post(copy, Input::Cancel(copy));
+                    }
                     let room = self.flights.room(flight);
                     let what = match how {
                         Ok(_) => "ends well",
@@ -519,15 +651,19 @@ impl<'a> Cluster<'a> {
         self.agenda.put(at, Happening::ToWorker { leg: name, input });
     }
 
-    fn to_worker(&mut self, name: LegName, input: Input) {
+    fn reach_worker(&mut self, name: LegName, input: Input) {
         let Some(leg) = self.legs.get(&name) else { return };
         let (host, life, room) = (leg.host, leg.life, leg.room);
         let what = if matches!(input, Input::Cancel(_)) { "is cancelled" } else { "comes" };
         self.story.tell(self.agenda.now(), "process", host, what, Some(room), name.role as u64);
+        if self.hosts[host].life != life || self.hosts[host].process.is_none() {
+            let now = self.agenda.now();
+            return self.lose(name, now);
+        }
         self.deliver(host, life, input);
     }
 
-    fn to_router(&mut self, name: LegName, answer: Answer) -> Result<(), String> {
+    fn reach_router(&mut self, name: LegName, answer: Answer) -> Result<(), String> {
         let now = self.agenda.now();
         let Some(leg) = self.legs.get(&name) else { return Ok(()) };
         let detail = match answer {
@@ -556,24 +692,46 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now)?;
+        let instant = self.base + Duration::from_nanos(now);
+        let hosts = &self.hosts;
+        self.flights.probe(|host| hosts[host].is_up(now), instant);
         let all = self.report.requests == self.plan.scale.requests as usize;
         match self.phase {
-            Phase::Working if all && self.ends.open() == 0 => {
-                let life = EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
-                self.phase = Phase::Idle { until: now + life + 10 * SECOND };
+            Phase::Working if all && self.ends.open() == 0 && now >= self.calm_from => {
+                self.phase = match self.plan.is_calm() {
+                    true => Phase::Idle { since: now },
+                    false => Phase::Recovering { from: now + SETTLED, pair: 0 },
+                };
             }
-            Phase::Working | Phase::Over => {}
-            Phase::Idle { until } => {
-                let processes = self.hosts.iter().enumerate();
-                let mut running = processes.filter_map(|(index, host)| Some((index, host.process.as_ref()?)));
-                match running.try_for_each(|(index, process)| idle::holds_nothing(index, process)) {
-                    Ok(()) => self.phase = Phase::Over,
-                    Err(what) if now > until => return Err(what),
-                    Err(_) => {}
+            Phase::Recovering { from, pair } if now >= from && self.ends.open() == 0 => {
+                let (prefill, decode) = (self.plan.scale.prefill as usize, self.plan.scale.decode as usize);
+                self.phase = match pair < prefill * decode {
+                    true => {
+                        self.begin(Some((pair % prefill, prefill + pair / prefill)), true);
+                        Phase::Recovering { from, pair: pair + 1 }
+                    }
+                    false => Phase::Idle { since: now },
+                };
+            }
+            Phase::Working | Phase::Recovering { .. } | Phase::Over => {}
+            Phase::Idle { since } => {
+                let rooms_gone = CLEARED + EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
+                match (self.all(idle::holds_nothing), self.all(idle::has_no_rooms)) {
+                    (Ok(()), Ok(())) => self.phase = Phase::Over,
+                    (Err(what), _) if now - since > CLEARED => return Err(what),
+                    (_, Err(what)) if now - since > rooms_gone => return Err(what),
+                    _ => {}
                 }
             }
         }
         Ok(())
+    }
+
+    /// Whether something is true of all processes.
+    fn all(&self, holds: impl Fn(usize, &Process) -> Result<(), String>) -> Result<(), String> {
+        let hosts = self.hosts.iter().enumerate();
+        let mut running = hosts.filter_map(|(index, host)| Some((index, host.process.as_ref()?)));
+        running.try_for_each(|(index, process)| holds(index, process))
     }
 }
 

@@ -19,14 +19,14 @@ impl Dice {
     }
 
     /// 64 bits.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1);
         mix(self.0)
     }
 
     /// In `low..=high`.
     pub fn within(&mut self, low: u64, high: u64) -> u64 {
-        low + self.next() % (high - low + 1)
+        low + self.draw() % (high - low + 1)
     }
 
     /// In `low..=high`.
@@ -36,11 +36,11 @@ impl Dice {
 
     /// Once in `n` times.
     pub fn one_in(&mut self, n: u64) -> bool {
-        self.next().is_multiple_of(n)
+        self.draw().is_multiple_of(n)
     }
 
     /// One of them.
     pub fn pick<T: Copy>(&mut self, among: &[T]) -> T {
-        among[self.next() as usize % among.len()]
+        among[self.draw() as usize % among.len()]
     }
 }

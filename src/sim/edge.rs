@@ -6,6 +6,7 @@
 //! how long they take (`cluster`).
 
 use super::agenda::Nanos;
+use super::checkers::shadow::Grants;
 use super::process::WORKER;
 use super::router::{Answer, LegName};
 use super::workload::Order;
@@ -108,8 +109,8 @@ pub enum Output {
         conn: ConnNumber,
         /// To whom.
         to: usize,
-        /// When it is given up.
-        until: Nanos,
+        /// How long it is tried.
+        patience: Nanos,
     },
     /// A call for descriptors.
     Call(ConnNumber, Token, DestinationDescriptors),
@@ -157,6 +158,7 @@ pub struct Edge {
     /// Calls that are not answered.
     calling: BTreeMap<ConnNumber, (DestinationSession, ShmCursor)>,
     legs: BTreeMap<RequestId, Leg>,
+    grants: Grants,
     next_request: u64,
     next_token: u64,
     /// When overdue things are looked for.
@@ -192,6 +194,7 @@ impl Edge {
             pending: BTreeMap::new(),
             calling: BTreeMap::new(),
             legs: BTreeMap::new(),
+            grants: Grants::new(),
             next_request: 0,
             next_token: 0,
             next_tick: 0,
@@ -210,9 +213,9 @@ impl Edge {
         &self.handoff
     }
 
-    /// Whether nothing is under way here.
-    pub fn is_idle(&self) -> bool {
-        self.legs.is_empty() && self.inbox.is_empty()
+    /// Pages that sources were told of, or are about to be.
+    pub fn grants(&self) -> &Grants {
+        &self.grants
     }
 
     /// One turn, in the order of `front::service`.
@@ -356,9 +359,9 @@ impl Edge {
                 let Source::Remote(address) = source else { return };
                 *turn.conns += 1;
                 let (conn, to) = (*turn.conns, usize::from(address.port() - FIRST_PORT));
-                let until = turn.nanos + until.saturating_duration_since(turn.now).as_nanos() as Nanos;
+                let patience = until.saturating_duration_since(turn.now).as_nanos() as Nanos;
                 self.add(conn, Some(source), None, false, turn.now);
-                self.outbox.push(Output::Dial { conn, to, until });
+                self.outbox.push(Output::Dial { conn, to, patience });
             }
             Remote::HangUp(conn) => {
                 let conn = number(conn);
@@ -502,6 +505,11 @@ impl Edge {
                 }
             }
             Event::Expecting { worker, slot, generation, tokens, .. } => {
+                let worker_of = self.handoff.worker(worker);
+                let layout = worker_of.layout();
+                let pages = (tokens.start / layout.page_size)..layout.pages_for(tokens.end);
+                let pages = pages.map(|index| worker_of.lists().page(slot, index as usize)).collect();
+                self.grants.insert(slot, (generation, pages));
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
             Event::Finished { request, outcome, .. } => {
@@ -522,6 +530,7 @@ impl Edge {
             }
             Event::Released(request) => {
                 let slot = Slot { id: request.slot, generation: request.generation };
+                self.grants.remove(&slot.id);
                 self.handoff.released(WORKER, slot);
                 let leg = self.legs.remove(&request.id);
                 assert!(leg.is_some_and(|leg| leg.finished), "a request was released before it ended");

@@ -17,6 +17,7 @@ pub mod checkers;
 pub mod cluster;
 pub mod dice;
 pub mod edge;
+pub mod faults;
 pub mod model;
 pub mod plan;
 pub mod process;

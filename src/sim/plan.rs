@@ -2,6 +2,7 @@
 
 use super::agenda::{MICRO, MILLI, Nanos, SECOND};
 use super::dice::Dice;
+use super::faults::Faults;
 use super::model::VOCAB;
 use crate::config::resolved::Policy;
 use crate::sched::config::SchedConfig;
@@ -18,8 +19,10 @@ pub struct Scale {
     pub prefill: u32,
     /// Decode workers.
     pub decode: u32,
-    /// Requests, probes of the end not counted.
+    /// Requests, those that try at the end whether all is well again not counted.
     pub requests: u32,
+    /// Whether things go wrong.
+    pub faults: bool,
 }
 
 /// One worker.
@@ -58,6 +61,8 @@ pub struct Plan {
     pub lateness: Nanos,
     /// How long a request may take.
     pub patience: Nanos,
+    /// What is done to it.
+    pub faults: Option<Faults>,
 }
 
 impl Plan {
@@ -77,32 +82,46 @@ impl Plan {
         };
         // Workers of two page sizes hand over to each other, too.
         let other = if dice.one_in(3) { dice.pick(&[2, 4, 8, 16]) } else { shared.page_size };
-        let prefill = size(shared, scale, &mut dice);
-        let decode = size(SchedConfig { page_size: other, ..shared }, scale, &mut dice);
+        let mut faulty = Dice::new(seed).fork("faults");
         let delay = dice.pick(&[20 * MICRO, 100 * MICRO, 2 * MILLI]);
+        let gap = dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]);
+        // Where things go wrong for seconds, requests come for seconds.
+        let gap = if scale.faults { gap * faulty.pick(&[1, 20, 100]) } else { gap };
+        let faults = scale.faults.then(|| {
+            let span = gap * u64::from(scale.requests) / 2;
+            Faults::draw(&mut faulty, scale.prefill as usize, scale.decode as usize, span)
+        });
         Plan {
             seed,
             scale,
-            prefill,
-            decode,
+            prefill: size(shared, scale, &mut dice, &mut faulty),
+            decode: size(SchedConfig { page_size: other, ..shared }, scale, &mut dice, &mut faulty),
             policy: dice.pick(&[Policy::LeastLoaded, Policy::RoundRobin]),
-            gap: dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]),
+            gap,
             delay: (delay / 4, delay),
             lateness: dice.pick(&[10 * MICRO, 100 * MICRO, MILLI]),
-            patience: 300 * SECOND,
+            patience: if scale.faults {
+                faulty.pick(&[500 * MILLI, 5 * SECOND, 40 * SECOND])
+            } else {
+                300 * SECOND
+            },
+            faults,
         }
     }
 
     /// Whether nothing is done to the cluster that could make a request fail.
     pub fn is_calm(&self) -> bool {
-        true
+        self.faults.is_none()
     }
 }
 
-fn size(config: SchedConfig, scale: Scale, dice: &mut Dice) -> Size {
+fn size(config: SchedConfig, scale: Scale, dice: &mut Dice, faulty: &mut Dice) -> Size {
     let longest = (PROMPT_MAX + ANSWER_MAX).div_ceil(config.page_size) + 1;
     // From hardly one long request to more than can be used.
     let pages = longest * dice.number(2, 12) / 2;
-    let slots = scale.requests as usize + 1;
-    Size { config, pages, slots, commands: slots * 4 + 64, token: dice.within(MICRO, 20 * MICRO) }
+    let most = scale.requests as usize + 1;
+    // Where some may be refused, also few places and a ring that is full now and then.
+    let slots = if scale.faults { faulty.pick(&[3, 8, most]) } else { most };
+    let commands = if scale.faults { faulty.pick(&[2, 8, slots * 4 + 64]) } else { slots * 4 + 64 };
+    Size { config, pages, slots, commands, token: dice.within(MICRO, 20 * MICRO) }
 }

@@ -160,9 +160,11 @@ impl Flights {
         self.flights.iter().enumerate().filter(|(_, flight)| !flight.over).map(|(id, _)| id)
     }
 
-    /// A worker is asked how it is, as at each interval.
-    pub fn probed(&mut self, worker: usize, is_well: bool, now: Instant) {
-        self.router.probed(WorkerNumber(worker), is_well, now);
+    /// Asks the workers whose turn it is how they are.
+    pub fn probe(&mut self, is_well: impl Fn(usize) -> bool, now: Instant) {
+        while let Some(worker) = self.router.begin_probe(now) {
+            self.router.probed(worker, is_well(worker.0), now);
+        }
     }
 
     /// Something has come on a leg.

@@ -48,11 +48,11 @@ impl Workload {
         let dice = &mut self.dice;
         let tokens = dice.number(1, PROMPT_MAX);
         let shared = if dice.one_in(2) { dice.number(0, tokens) } else { 0 };
-        let stem = dice.next() as usize % self.stems.len();
+        let stem = dice.draw() as usize % self.stems.len();
         let mut prompt = self.stems[stem][..shared as usize].to_vec();
         prompt.extend(ids(dice, tokens - shared));
         let sampling = match dice.one_in(3) {
-            true => SamplingParams { temperature: 0.8, seed: dice.next(), ..SamplingParams::GREEDY },
+            true => SamplingParams { temperature: 0.8, seed: dice.draw(), ..SamplingParams::GREEDY },
             false => SamplingParams::GREEDY,
         };
         let stop_tokens = if dice.one_in(4) { ids(dice, 2) } else { Vec::new() };

@@ -4,6 +4,17 @@ use crate::cause::Cause;
 use crate::sched::mailbox::Outcome;
 use crate::sim::agenda::Nanos;
 
+/// What requests may end with where processes die, links break, and places are few.
+const HAPPENS: &[Cause] = &[
+    Cause::ClientGone,
+    Cause::Refused,
+    Cause::Overloaded,
+    Cause::PeerLost,
+    Cause::Deadline,
+    Cause::OtherLeg,
+    Cause::Flushed,
+];
+
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     until: Nanos,
@@ -36,6 +47,9 @@ impl Ends {
         match how {
             Err(cause) if entry.must_succeed => {
                 Err(format!("request {id} failed ({cause}), and nothing was done to it"))
+            }
+            Err(cause) if !HAPPENS.contains(&cause) => {
+                Err(format!("request {id} failed ({cause}), which nothing that was done explains"))
             }
             _ => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! When nothing runs nothing is held: no page, lease, slot, room or place in a queue.
+//! When nothing runs nothing is held: no page, lease, slot or place in a queue, and later no room.
 
 use crate::sched::stats::WorkerStats;
 use crate::sim::process::{Process, WORKER};
@@ -25,6 +25,13 @@ pub fn holds_nothing(index: usize, process: &Process) -> Result<(), String> {
     left("pages in use", counts.in_use as usize)?;
     left("leased pages", counts.leased as usize)?;
     let worker = process.edge.handoff().worker(WORKER);
-    left("slots", worker.slots() - worker.free_slots())?;
-    left("open rooms", process.edge.open_rooms())
+    left("slots", worker.slots() - worker.free_slots())
+}
+
+/// Nor does it know of a room; one whose request never came is kept for a while.
+pub fn has_no_rooms(index: usize, process: &Process) -> Result<(), String> {
+    match process.edge.open_rooms() {
+        0 => Ok(()),
+        count => Err(format!("process {index} is idle and knows {count} open rooms")),
+    }
 }

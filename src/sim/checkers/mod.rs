@@ -3,4 +3,5 @@
 pub mod ends;
 pub mod idle;
 pub mod pages;
+pub mod shadow;
 pub mod tokens;

@@ -6,7 +6,7 @@ use baton::sim::campaign::{Campaign, run};
 use baton::sim::cluster::Report;
 use baton::sim::plan::{Plan, Scale};
 
-const SCALE: Scale = Scale { prefill: 3, decode: 5, requests: 100 };
+const SCALE: Scale = Scale { prefill: 3, decode: 5, requests: 100, faults: false };
 
 /// What workers warn of is what is simulated.
 fn quiet() {
@@ -30,10 +30,21 @@ fn all_requests_end_well_whatever_the_order_of_steps() {
 }
 
 #[test]
+fn whatever_goes_wrong_requests_end_and_the_cluster_serves_again() {
+    quiet();
+    let mut failures = 0;
+    for seed in 1..=60 {
+        let report = well(seed, Scale { faults: true, ..SCALE });
+        failures += report.failures.values().sum::<usize>();
+    }
+    assert!(failures > 0, "nothing went wrong");
+}
+
+#[test]
 fn clusters_of_any_shape_serve() {
     quiet();
     for (seed, prefill, decode) in [(1, 1, 1), (2, 1, 8), (3, 8, 1), (4, 2, 2), (5, 16, 16)] {
-        well(seed, Scale { prefill, decode, requests: 60 });
+        well(seed, Scale { prefill, decode, requests: 60, faults: false });
     }
 }
 
@@ -42,8 +53,9 @@ fn a_seed_repeats_itself_to_the_last_happening() {
     quiet();
     let mut hashes = Vec::new();
     for seed in 1..=8 {
-        let report = well(seed, SCALE);
-        assert_eq!(well(seed, SCALE), report, "seed {seed}");
+        let scale = Scale { faults: seed > 2, ..SCALE };
+        let report = well(seed, scale);
+        assert_eq!(well(seed, scale), report, "seed {seed}");
         hashes.push(report.hash);
     }
     hashes.dedup();

@@ -6,22 +6,23 @@
 //! its order, two of them do not.
 
 mod harm;
+mod network;
+mod requests;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
-use super::checkers::{ends::Ends, idle, pages, shadow::Shadow, tokens};
+use super::checkers::{ends::Ends, idle, pages, shadow::Shadow};
 use super::dice::Dice;
-use super::edge::{ConnNumber, Input, Job, Output, Parcel, Turn};
+use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
 use super::plan::{Plan, Size};
 use super::process::{Process, Thread};
-use super::router::{Answer, Flights, LegName, Wish};
+use super::router::{Answer, Flights, LegName};
 use super::story::Story;
 use super::workload::Workload;
 use crate::cluster::router::Role;
 use crate::ids::Room;
-use crate::limits::{EARLY_DESTINATION_LIFE, PEER_PROOF_TIME_MAX};
+use crate::limits::EARLY_DESTINATION_LIFE;
 use crate::sched::worker::Activity;
-use crate::wire::message::Message;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -37,8 +38,8 @@ const SETTLED: Nanos = 8 * SECOND;
 const RECOVERED: Nanos = 10 * SECOND;
 /// From the last request's end until nothing of it is held any more but rooms whose request never came.
 const CLEARED: Nanos = 10 * SECOND;
-/// Between two tries of a dial whose packets are lost.
-const DIAL_AGAIN: Nanos = 200 * MILLI;
+/// Longest that a thread which always lags is late.
+const LAG_MAX: Nanos = 30 * MILLI;
 /// How long a lost packet waits to be sent again, at most.
 const RESENT: Nanos = 400 * MILLI;
 
@@ -114,6 +115,10 @@ struct Host {
     computes_until: Nanos,
     /// The process stands still until then.
     paused_until: Nanos,
+    /// Each thread does.
+    stalled_until: [Nanos; 3],
+    /// How many times later than others each thread is.
+    lags: [u64; 3],
     /// How much later than the cluster's its clock is.
     skew: Nanos,
 }
@@ -131,8 +136,8 @@ struct Conn {
     hosts: [usize; 2],
     lives: [u32; 2],
     open: [bool; 2],
-    /// On their way to each end.
-    queues: [VecDeque<Parcel>; 2],
+    /// On their way to each end, and when they come.
+    queues: [VecDeque<(Nanos, Parcel)>; 2],
     /// When the last of them comes.
     last: [Nanos; 2],
     /// Those that were lost and will be sent again.
@@ -191,6 +196,8 @@ pub struct Cluster<'a> {
     /// What happened.
     pub story: Story,
     report: Report,
+    /// Requests so far, without those that try whether all is well again.
+    asked: u32,
 }
 
 impl<'a> Cluster<'a> {
@@ -207,6 +214,8 @@ impl<'a> Cluster<'a> {
             due: [Nanos::MAX; 3],
             computes_until: 0,
             paused_until: 0,
+            stalled_until: [0; 3],
+            lags: [1; 3],
             skew: 0,
         };
         let hosts = (0..prefill).map(|_| host(Role::Prefill, plan.prefill));
@@ -228,13 +237,17 @@ impl<'a> Cluster<'a> {
             calm_from: 0,
             story: Story::new(trace),
             report: Report::default(),
+            asked: 0,
             dice: dice.fork("delays"),
         };
         (0..prefill + decode).for_each(|host| cluster.start(host));
         cluster.agenda.put(0, Happening::Request);
         cluster.agenda.put(CHECK_EVERY, Happening::Check);
-        for &(at, fault) in plan.faults.iter().flat_map(|faults| &faults.list) {
-            cluster.agenda.put(at, Happening::Fault(fault));
+        if let Some(faults) = &plan.faults {
+            cluster.hosts.iter_mut().zip(&faults.lags).for_each(|(host, &lags)| host.lags = lags);
+            for &(at, fault) in &faults.list {
+                cluster.agenda.put(at, Happening::Fault(fault));
+            }
         }
         cluster
     }
@@ -277,7 +290,7 @@ impl<'a> Cluster<'a> {
                     return Ok(());
                 }
                 current.due[thread as usize] = Nanos::MAX;
-                match current.paused_until {
+                match current.paused_until.max(current.stalled_until[thread as usize]) {
                     until if until > now => self.wake(host, thread, until),
                     _ => self.turn(host, thread, now)?,
                 }
@@ -301,8 +314,6 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    // Processes and their threads.
-
     fn start(&mut self, index: usize) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
@@ -311,7 +322,7 @@ impl<'a> Cluster<'a> {
         host.process = Some(process);
         host.life += 1;
         host.due = [Nanos::MAX; 3];
-        (host.computes_until, host.paused_until) = (0, 0);
+        (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
         for thread in Thread::ALL {
             let at = now + self.late();
             self.wake(index, thread, at);
@@ -343,8 +354,8 @@ impl<'a> Cluster<'a> {
     }
 
     fn wake_soon(&mut self, index: usize, thread: Thread) {
-        let at = self.agenda.now() + self.late();
-        self.wake(index, thread, at);
+        let late = self.late() * self.hosts[index].lags[thread as usize];
+        self.wake(index, thread, self.agenda.now() + late.min(LAG_MAX));
     }
 
     fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Result<(), String> {
@@ -416,278 +427,6 @@ impl<'a> Cluster<'a> {
         peers.into_iter().for_each(|peer| self.wake_soon(peer, Thread::Move));
     }
 
-    /// Puts something into what the kernel keeps for a process, if that is the one it is for.
-    fn deliver(&mut self, index: usize, life: u32, input: Input) {
-        let host = &mut self.hosts[index];
-        if let Some(process) = host.process.as_mut().filter(|_| host.life == life) {
-            process.edge.inbox.push_back(input);
-            self.wake_soon(index, Thread::Ctl);
-        }
-    }
-
-    /// As [`Cluster::deliver`]; who calls a process that is gone is told.
-    fn pass(&mut self, index: usize, life: u32, input: Input) {
-        let gone = self.hosts[index].life != life || self.hosts[index].process.is_none();
-        match (gone, input) {
-            (true, Input::Called(conn, ..)) => {
-                let at = self.agenda.now() + self.delay();
-                let Some(conns) = self.conns.get(&conn) else { return };
-                let (host, life) = (conns.hosts[0], conns.lives[0]);
-                self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, None) });
-            }
-            (_, input) => self.deliver(index, life, input),
-        }
-    }
-
-    // Connections.
-
-    fn dispatch(&mut self, from: usize, output: Output) {
-        let now = self.agenda.now();
-        match output {
-            Output::Parcel(conn, parcel) => self.send(from, conn, parcel),
-            Output::Dial { conn, to, patience } => {
-                let until = now + patience;
-                let lives = [self.hosts[from].life, self.hosts[to].life];
-                let conns = Conn {
-                    hosts: [from, to],
-                    lives,
-                    open: [true, false],
-                    queues: Default::default(),
-                    last: [0; 2],
-                    lost: [0; 2],
-                };
-                self.conns.insert(conn, conns);
-                self.story.tell(now, "process", from, "dials", None, to as u64);
-                let at = now + self.delay() + self.delay();
-                self.agenda.put(at, Happening::Reach { conn, until });
-            }
-            Output::Call(conn, token, shown) => {
-                let Some(other) = self.conns.get(&conn) else { return };
-                let (host, life) = (other.hosts[1], other.lives[1]);
-                let at = now + self.delay();
-                self.agenda.put(at, Happening::Pass { host, life, input: Input::Called(conn, token, shown) });
-            }
-            Output::Show(conn, shown) => {
-                let Some(other) = self.conns.get(&conn) else { return };
-                let (host, life) = (other.hosts[0], other.lives[0]);
-                let at = now + self.delay();
-                self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, shown) });
-            }
-            Output::Answer(name, answer) => {
-                let delay = self.delay();
-                let Some(leg) = self.legs.get_mut(&name) else { return };
-                leg.last[1] = (now + delay).max(leg.last[1] + 1);
-                let at = leg.last[1];
-                self.agenda.put(at, Happening::ToRouter { leg: name, answer });
-            }
-        }
-    }
-
-    fn send(&mut self, from: usize, number: ConnNumber, parcel: Parcel) {
-        let delay = self.delay();
-        let now = self.agenda.now();
-        let Some(conn) = self.conns.get_mut(&number) else { return };
-        let Some(end) = conn.hosts.iter().position(|&host| host == from) else { return };
-        if !conn.open[end] {
-            return;
-        }
-        if matches!(parcel, Parcel::Close) {
-            conn.open[end] = false;
-        }
-        let to = 1 - end;
-        conn.last[to] = (now + delay).max(conn.last[to]);
-        let at = conn.last[to];
-        if let Parcel::Message(message) = &parcel
-            && let Ok(Some(message)) = Message::decode(message.parts(), None)
-        {
-            let (what, room) = told(&message);
-            self.story.tell(now, "process", from, what, room, number.into());
-        }
-        conn.queues[to].push_back(parcel);
-        self.agenda.put(at, Happening::Arrive { conn: number, end: to });
-    }
-
-    fn arrive(&mut self, number: ConnNumber, end: usize) {
-        let Some(conn) = self.conns.get_mut(&number) else { return };
-        let (host, life) = (conn.hosts[end], conn.lives[end]);
-        if self.parted.contains(&(conn.hosts[1 - end], host)) {
-            conn.lost[end] += 1;
-            return;
-        }
-        let Some(parcel) = conn.queues[end].pop_front() else { return };
-        if !conn.open[end] {
-            return;
-        }
-        if matches!(parcel, Parcel::Close) {
-            conn.open = [false; 2];
-        }
-        self.deliver(host, life, Input::Parcel(number, parcel));
-    }
-
-    fn reach(&mut self, number: ConnNumber, until: Nanos) {
-        let now = self.agenda.now();
-        let mut answered = now + self.delay();
-        let Some(conn) = self.conns.get_mut(&number) else { return };
-        let [from, to] = conn.hosts;
-        if self.hosts[from].life != conn.lives[0] || !conn.open[0] {
-            self.conns.remove(&number);
-            return;
-        }
-        let target = &self.hosts[to];
-        let parted = self.parted.contains(&(from, to)) || self.parted.contains(&(to, from));
-        let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
-        let again = match target.process {
-            _ if parted => until.min(now + DIAL_AGAIN),
-            // Its kernel takes the connection, and somebody may answer in time.
-            Some(_) => target.paused_until.min(now + proof),
-            None => 0,
-        };
-        let stands = match again > now {
-            true if parted || target.paused_until == again => {
-                return self.agenda.put(again, Happening::Reach { conn: number, until });
-            }
-            true => {
-                answered = again;
-                false
-            }
-            false => target.process.is_some() && !parted,
-        };
-        let life = target.life;
-        if stands {
-            conn.lives[1] = life;
-            conn.open = [true; 2];
-            self.deliver(to, life, Input::Accepted { conn: number, from });
-        } else {
-            self.conns.remove(&number);
-        }
-        let life = self.hosts[from].life;
-        self.agenda
-            .put(answered, Happening::Pass { host: from, life, input: Input::Dialled(number, stands) });
-    }
-
-    // Requests.
-
-    fn request(&mut self) {
-        let now = self.agenda.now();
-        self.begin(None, self.plan.is_calm());
-        self.report.requests += 1;
-        if self.report.requests < self.plan.scale.requests as usize {
-            let next = now + self.dice.within(0, self.plan.gap);
-            self.agenda.put(next, Happening::Request);
-        }
-    }
-
-    /// A client asks; `pair` is whom it wants to be served by.
-    fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) {
-        let now = self.agenda.now();
-        let mut order = self.workload.draw();
-        let mut until = now + order.patience + SLACK;
-        if pair.is_some() {
-            (order.patience, until) = (RECOVERED, now + RECOVERED);
-        }
-        let room = Room(self.rooms.draw() >> 1);
-        self.ends.begun(until, must_succeed);
-        let hosts = &self.hosts;
-        let id = self.flights.begin(order, room, pair, |host| hosts[host].process.is_some());
-        self.story.tell(now, "request", id, "begins", Some(room), 0);
-        // Nothing has come of it yet that could be wrong.
-        let _ = self.carry_out();
-    }
-
-    /// Does what the router wants done.
-    fn carry_out(&mut self) -> Result<(), String> {
-        for wish in std::mem::take(&mut self.flights.wishes) {
-            match wish {
-                Wish::Send { flight, room, prefill, decode } => {
-                    self.open_leg(LegName { flight, role: Role::Prefill, copy: 0 }, room, prefill, prefill);
-                    self.open_leg(LegName { flight, role: Role::Decode, copy: 0 }, room, decode, prefill);
-                    let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
-                    if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
-                        let (role, host) =
-                            self.dice.pick(&[(Role::Prefill, prefill), (Role::Decode, decode)]);
-                        self.open_leg(LegName { flight, role, copy: 1 }, room, host, prefill);
-                    }
-                }
-                Wish::Cancel(name) => self.post(name, Input::Cancel(name)),
-                Wish::Remind(flight, at) => self.agenda.put(at, Happening::Remind(flight)),
-                Wish::Over(flight, how) => {
-                    for role in [Role::Prefill, Role::Decode] {
-                        let copy = LegName { flight, role, copy: 1 };
-                        self.post(copy, Input::Cancel(copy));
-                    }
-                    let room = self.flights.room(flight);
-                    let what = match how {
-                        Ok(_) => "ends well",
-                        Err(cause) => cause.name(),
-                    };
-                    self.story.tell(self.agenda.now(), "request", flight, what, Some(room), 0);
-                    self.ends.ended(flight, how)?;
-                    match how {
-                        Ok(_) => {
-                            self.report.well += 1;
-                            let expected = &self.flights.order(flight).expected;
-                            tokens::whole(flight, self.flights.answer(flight), expected)?;
-                        }
-                        Err(cause) => *self.report.failures.entry(cause.name()).or_default() += 1,
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn open_leg(&mut self, name: LegName, room: Room, host: usize, source: usize) {
-        let life = self.hosts[host].life;
-        self.legs.insert(name, Leg { host, life, room, last: [0; 2] });
-        let order = self.flights.order(name.flight).clone();
-        self.post(name, Input::Submit(Box::new(Job { name, room, source, order })));
-    }
-
-    fn post(&mut self, name: LegName, input: Input) {
-        let at = self.agenda.now() + self.delay();
-        let Some(leg) = self.legs.get_mut(&name) else { return };
-        leg.last[0] = at.max(leg.last[0] + 1);
-        let at = leg.last[0];
-        self.agenda.put(at, Happening::ToWorker { leg: name, input });
-    }
-
-    fn reach_worker(&mut self, name: LegName, input: Input) {
-        let Some(leg) = self.legs.get(&name) else { return };
-        let (host, life, room) = (leg.host, leg.life, leg.room);
-        let what = if matches!(input, Input::Cancel(_)) { "is cancelled" } else { "comes" };
-        self.story.tell(self.agenda.now(), "process", host, what, Some(room), name.role as u64);
-        if self.hosts[host].life != life || self.hosts[host].process.is_none() {
-            let now = self.agenda.now();
-            return self.lose(name, now);
-        }
-        self.deliver(host, life, input);
-    }
-
-    fn reach_router(&mut self, name: LegName, answer: Answer) -> Result<(), String> {
-        let now = self.agenda.now();
-        let Some(leg) = self.legs.get(&name) else { return Ok(()) };
-        let detail = match answer {
-            Answer::Token(token) => token.into(),
-            _ => name.role as u64,
-        };
-        let what = match answer {
-            Answer::Token(_) => "answers",
-            Answer::Ended(_) => "has answered",
-            Answer::Lost => "is lost",
-        };
-        self.story.tell(now, "process", leg.host, what, Some(leg.room), detail);
-        self.flights.take(name, answer, now);
-        if let Answer::Token(_) = answer {
-            let expected = &self.flights.order(name.flight).expected;
-            tokens::begins(name.flight, self.flights.answer(name.flight), expected)?;
-        } else {
-            self.legs.remove(&name);
-        }
-        self.carry_out()
-    }
-
-    // Whether all is well.
-
     fn check(&mut self) -> Result<(), String> {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
@@ -695,7 +434,7 @@ impl<'a> Cluster<'a> {
         let instant = self.base + Duration::from_nanos(now);
         let hosts = &self.hosts;
         self.flights.probe(|host| hosts[host].is_up(now), instant);
-        let all = self.report.requests == self.plan.scale.requests as usize;
+        let all = self.asked == self.plan.scale.requests;
         match self.phase {
             Phase::Working if all && self.ends.open() == 0 && now >= self.calm_from => {
                 self.phase = match self.plan.is_calm() {
@@ -732,22 +471,5 @@ impl<'a> Cluster<'a> {
         let hosts = self.hosts.iter().enumerate();
         let mut running = hosts.filter_map(|(index, host)| Some((index, host.process.as_ref()?)));
         running.try_for_each(|(index, process)| holds(index, process))
-    }
-}
-
-/// A message in a word, and its room.
-fn told(message: &Message<'_>) -> (&'static str, Option<Room>) {
-    match message {
-        Message::Hello(_) => ("says Hello", None),
-        Message::Proof(_) => ("says Proof", None),
-        Message::Announce(_) => ("says Announce", None),
-        Message::Welcome(_) => ("says Welcome", None),
-        Message::Refused(_) => ("says Refused", None),
-        Message::Destination(destination) => ("says Destination", Some(destination.id.room)),
-        Message::Abort(abort) => ("says Abort", Some(abort.id.room)),
-        Message::AbortAck(ack) => ("says AbortAck", Some(ack.id.room)),
-        Message::Status(status) => ("says Status", Some(status.id.room)),
-        Message::Done(done) => ("says Done", Some(done.id.room)),
-        Message::Bye(_) => ("says Bye", None),
     }
 }

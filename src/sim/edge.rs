@@ -135,7 +135,10 @@ struct Peering {
 #[derive(Debug)]
 struct Leg {
     name: LegName,
+    room: Room,
     slot: Slot,
+    /// What the engine must tell, and has not told.
+    expected: VecDeque<u32>,
     /// What prefill answers once its KV is with the destination.
     held: Option<u32>,
     finished: bool,
@@ -485,7 +488,9 @@ impl Edge {
             deadline,
             stamps: Stamps::new(now),
         };
-        self.legs.insert(request.id, Leg { name, slot, held: None, finished: false, muted: false });
+        let expected = order.expected.into_iter().take(max_new as usize).collect();
+        let leg = Leg { name, room, slot, expected, held: None, finished: false, muted: false };
+        self.legs.insert(request.id, leg);
         let source = (name.role == Role::Decode).then(|| Source::Remote(address_of(source)));
         self.handoff.submit(Box::new(request), source.as_ref(), now);
     }
@@ -496,6 +501,9 @@ impl Edge {
             Event::Token { request, sampled, .. } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return };
                 assert!(!leg.finished, "a token after the end");
+                // Also of what nobody listens to any more.
+                let right = leg.expected.pop_front();
+                assert_eq!(Some(sampled.token), right, "an engine's token in room {}", leg.room);
                 match leg.name.role {
                     Role::Prefill => leg.held = Some(sampled.token),
                     Role::Decode if !leg.muted => {

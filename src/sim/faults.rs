@@ -3,6 +3,7 @@
 
 use super::agenda::{MILLI, Nanos, SECOND};
 use super::dice::Dice;
+use super::process::Thread;
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -22,6 +23,15 @@ pub enum Fault {
     Pause {
         /// Whose.
         host: usize,
+        /// For so long.
+        time: Nanos,
+    },
+    /// One thread of a process stands still.
+    Stall {
+        /// Whose.
+        host: usize,
+        /// Which.
+        thread: Thread,
         /// For so long.
         time: Nanos,
     },
@@ -63,12 +73,14 @@ pub struct Faults {
     pub list: Vec<(Nanos, Fault)>,
     /// One in so many legs is sent twice; 0: none.
     pub twice: u64,
+    /// How many times later than others each thread of each process is, all the time.
+    pub lags: Vec<[u64; 3]>,
 }
 
 impl Faults {
     /// Of a cluster with `prefill` and `decode` workers to which requests come for `span`.
     pub fn draw(dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) -> Faults {
-        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 6)).collect();
+        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 7)).collect();
         let hosts = prefill + decode;
         let mut list: Vec<(Nanos, Fault)> = (0..dice.within(1, 12))
             .map(|_| {
@@ -97,16 +109,22 @@ impl Faults {
                         Fault::Slow { host, factor: dice.pick(&[10, 100, 1000]), time }
                     }
                     5 => Fault::Jump { host, by: dice.pick(&[400 * MILLI, 3 * SECOND, 20 * SECOND]) },
+                    6 => Fault::Stall {
+                        host,
+                        thread: dice.pick(&Thread::ALL),
+                        time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
+                    },
                     _ => Fault::Leave,
                 };
                 (at, fault)
             })
             .collect();
-        if kinds.contains(&6) {
+        if dice.one_in(2) {
             list.extend((0..dice.within(5, 40)).map(|_| (dice.within(0, span), Fault::Leave)));
         }
         list.sort_unstable_by_key(|&(at, _)| at);
         let twice = if dice.one_in(3) { dice.within(2, 20) } else { 0 };
-        Faults { list, twice }
+        let lags = (0..hosts).map(|_| [(); 3].map(|()| dice.pick(&[1, 1, 1, 1, 30, 300]))).collect();
+        Faults { list, twice, lags }
     }
 }

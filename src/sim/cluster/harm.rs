@@ -14,6 +14,7 @@ impl Cluster<'_> {
         let over = match fault {
             Fault::Crash { down: time, .. }
             | Fault::Pause { time, .. }
+            | Fault::Stall { time, .. }
             | Fault::Part { time, .. }
             | Fault::Slow { time, .. } => now + time,
             Fault::Cut | Fault::Jump { .. } | Fault::Leave => now,
@@ -33,6 +34,11 @@ impl Cluster<'_> {
                 self.story.tell(now, "process", host, "stands still", None, over);
                 let host = &mut self.hosts[host];
                 host.paused_until = host.paused_until.max(over);
+            }
+            Fault::Stall { host, thread, .. } => {
+                self.story.tell(now, "process", host, "has a thread stand still", None, thread as u64);
+                let until = &mut self.hosts[host].stalled_until[thread as usize];
+                *until = over.max(*until);
             }
             Fault::Part { from, to, both, .. } => {
                 self.story.tell(now, "process", from, "is parted", None, to as u64);
@@ -65,11 +71,13 @@ impl Cluster<'_> {
     fn cut(&mut self, number: ConnNumber) {
         self.story.tell(self.agenda.now(), "connection", number as usize, "is cut", None, 0);
         for end in [0, 1] {
-            let at = self.agenda.now() + self.delay();
-            let Some(conn) = self.conns.get_mut(&number) else { return };
-            conn.queues[end].clear();
-            conn.queues[end].push_back(Parcel::Close);
-            self.agenda.put(at, Happening::Arrive { conn: number, end });
+            // Who sends next, or whose kernel asks, finds out first.
+            let rare = if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 };
+            if let Some(conn) = self.conns.get_mut(&number) {
+                conn.queues[end].clear();
+                conn.last[end] = 0;
+            }
+            self.reset(number, end, self.agenda.now() + rare);
         }
     }
 
@@ -118,10 +126,7 @@ impl Cluster<'_> {
         self.start(index);
         let is_left = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[1 - end];
         for (number, end) in self.find(is_left) {
-            let at = self.agenda.now() + self.delay();
-            let Some(conn) = self.conns.get_mut(&number) else { continue };
-            conn.queues[1 - end].push_back(Parcel::Close);
-            self.agenda.put(at.max(conn.last[1 - end]), Happening::Arrive { conn: number, end: 1 - end });
+            self.reset(number, 1 - end, self.agenda.now());
         }
     }
 

@@ -1,5 +1,7 @@
 //! The simulated cluster: seeds that must go well, and replays that must be replays.
 
+mod planted;
+
 use baton::config::resolved::{LogConfig, LogLevel};
 use baton::obs::log;
 use baton::sim::campaign::{Campaign, run};

@@ -9,6 +9,7 @@ use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::kv::layout::KvLayout;
 use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, RDMA_BARRED, SESSION_SETUP_DEADLINE};
+use crate::stdx::planted::is_planted;
 use crate::transfer::command::{DestinationCommand, SessionId};
 use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
@@ -356,7 +357,7 @@ where
             Report::Arrived { slot, generation, room, session } => {
                 let source = self.sessions[session.0 as usize].as_ref();
                 let link = source.and_then(|source| self.sources.get(source)?.link());
-                if let Some(link) = link {
+                if let Some(link) = link.filter(|_| !is_planted("done is not told")) {
                     self.trust(session);
                     let id = TransferId { room, slot, generation };
                     effects.send(link, &Message::Done(Done { id }));
@@ -660,7 +661,8 @@ where
         let stood = matches!(entry.stage, Stage::Ready { .. });
         let session = entry.session;
         // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
-        let until = if stood { now } else { now + DIAL_HOLD_OFF };
+        let hold_off = DIAL_HOLD_OFF * if is_planted("held off for an hour") { 3600 } else { 1 };
+        let until = if stood { now } else { now + hold_off };
         entry.stage = Stage::Down { until, cause };
         match stood {
             true => effects.mover(DestinationCommand::Close { session }),

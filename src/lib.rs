@@ -2,7 +2,7 @@
 //! KV cache from one's memory into the other's. `docs/design.md` fixes words, invariants, formats.
 //!
 //! Modules import downwards only (design, section 12): `stdx`, `sys` → `limits`, `ids` → `wire`,
-//! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `role` → `bench`.
+//! `kv` → `model`, `transfer`, `cluster`, `net` → `sched` → `front` → `sim`, `role` → `bench`.
 
 pub mod bench;
 pub mod cause;
@@ -18,6 +18,7 @@ pub mod net;
 pub mod obs;
 pub mod role;
 pub mod sched;
+pub mod sim;
 pub mod stdx;
 pub mod sys;
 pub mod transfer;

@@ -3,14 +3,15 @@
 //! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
 
 use baton::bench::{self, transfer::Plan, transfer::Survey};
-use baton::config::flags::DoctorFlags;
-use baton::config::resolved::Command;
+use baton::config::flags::{DoctorFlags, SimFlags};
+use baton::config::resolved::{Command, LogConfig, LogLevel};
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict, transfer};
 use baton::front::service::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use baton::role;
+use baton::sim::campaign::Campaign;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
             Err(error) => ExitCode::from(error.report()),
             Ok(plan) => run_bench(&plan),
         },
+        Ok(Invocation::Sim(flags)) => run_sim(&flags),
         Ok(Invocation::Run { command, warnings }) => {
             log::configure(command.log());
             for warning in warnings {
@@ -67,6 +69,12 @@ fn run_bench(plan: &Plan) -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn run_sim(flags: &SimFlags) -> ExitCode {
+    // What workers warn of is what is simulated.
+    log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
+    if Campaign::new(flags).run() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn run_doctor(flags: &DoctorFlags, surroundings: &Surroundings) -> ExitCode {

@@ -10,6 +10,7 @@ use baton::limits::PASSES_MAX;
 use baton::model::sampler::SamplingParams;
 use baton::sched::engine::run;
 use baton::sched::mailbox::{Command, Event, Outcome};
+use baton::sim::model::{LAYERS, VOCAB};
 use baton::stdx::bell::Bell;
 use baton::transfer::aux::AuxRecord;
 use std::sync::Arc;
@@ -17,7 +18,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 use support::Rng;
-use support::model::{LAYERS, VOCAB};
 use support::rig::{DECODE, FIRST, Legs, Rig, Setup, Use, Wanted, alone, request};
 
 const TOO_LONG: Duration = Duration::from_secs(2000);

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::time::Instant;
 
 /// What a worker does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// Reads prompts.
     Prefill,

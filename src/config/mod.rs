@@ -16,7 +16,7 @@ pub mod values;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, FromArgMatches};
 use error::ConfigError;
-use flags::{Cli, DoctorFlags, TransferBenchFlags};
+use flags::{Cli, DoctorFlags, SimFlags, TransferBenchFlags};
 use resolve::{DECODE_PORT, FRONT_PORT, PREFILL_PORT};
 use resolved::Command;
 use std::ffi::OsString;
@@ -38,6 +38,8 @@ pub enum Invocation {
     Doctor(DoctorFlags),
     /// `baton bench transfer`, as typed: what its names stand for, the bench knows.
     BenchTransfer(Box<TransferBenchFlags>),
+    /// `baton sim`.
+    Sim(SimFlags),
 }
 
 /// What resolution needs to know of the machine and the environment.

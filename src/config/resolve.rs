@@ -52,6 +52,7 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
             (Command::Router(resolver.router(flags)?), print)
         }
         CliCommand::Doctor(flags) => return Ok(Invocation::Doctor(flags)),
+        CliCommand::Sim(flags) => return Ok(Invocation::Sim(flags)),
         CliCommand::Bench(BenchFlags::Transfer(flags)) => {
             return Ok(Invocation::BenchTransfer(Box::new(flags)));
         }

@@ -9,6 +9,7 @@ use crate::ids::{Generation, SlotId, WorkerId};
 use crate::kv::layout::KvLayout;
 use crate::sched::mailbox::Command;
 use crate::stdx::bell::Bell;
+use crate::stdx::planted::is_planted;
 use crate::transfer::command::{DestinationCommand, SourceCommand};
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::pages::PageLists;
@@ -153,7 +154,7 @@ impl Worker {
 
     /// The engine has given the request back: pages and lease have returned.
     pub fn release(&mut self, slot: Slot) {
-        if self.tenant(slot).is_some() {
+        if self.tenant(slot).is_some() && !is_planted("slot is not given back") {
             self.tenants[slot.id.index()] = None;
             self.free.push(slot.id);
         }
@@ -161,6 +162,9 @@ impl Worker {
 
     /// Tells the engine to end the request, wherever it is.
     pub fn abort(&mut self, slot: Slot, cause: Cause) {
+        if is_planted("abort is not passed on") {
+            return;
+        }
         let Slot { id: slot, generation } = slot;
         self.engine.send(Command::Abort { worker: self.id, slot, generation, cause });
     }

@@ -11,6 +11,7 @@ use crate::ids::{Generation, PageId, SlotId};
 use crate::kv::bits::Bits;
 use crate::kv::lease::{Ended, Lease};
 use crate::kv::prefix::{Parent, PrefixTree, Sequence};
+use crate::stdx::planted::is_planted;
 
 /// Pages by state. Every page is in exactly one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -145,6 +146,7 @@ impl PagePool {
     /// those that follow go into the cache, as far as they are full of the first `tokens` tokens. A page whose content
     /// is in the cache already is changed for that one, unless it is leased. How many are kept now.
     pub fn keep(&mut self, sequence: &Sequence<'_>, tokens: u32, pages: &mut [PageId], kept: u32) -> u32 {
+        let tokens = tokens + u32::from(is_planted("page is kept before it is full"));
         let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
         for index in kept as usize..full {
             let Some(tree) = &mut self.prefixes else { break };
@@ -279,7 +281,7 @@ impl PagePool {
             return;
         }
         self.counts.in_use -= 1;
-        if page.leases > 0 {
+        if page.leases > 0 && !is_planted("page is free while leased") {
             self.counts.leased += 1;
         } else {
             self.let_go(id);

@@ -15,6 +15,18 @@ pub struct ConnId {
     pub(super) generation: u32,
 }
 
+impl ConnId {
+    /// A connection that no reactor has, for what stands in a reactor's place.
+    pub const fn outside(index: u32) -> ConnId {
+        ConnId { index, generation: 0 }
+    }
+
+    /// The number of a connection from [`ConnId::outside`].
+    pub const fn number(self) -> u32 {
+        self.index
+    }
+}
+
 impl fmt::Display for ConnId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.index, self.generation)

@@ -19,6 +19,7 @@ use crate::sched::running::{Running, accept};
 use crate::sched::slots::{Held, LeaseState, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
+use crate::stdx::planted::is_planted;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::SessionId;
 use crate::transfer::handle::Receiver;
@@ -182,7 +183,7 @@ impl DecodeWorker {
             |held: &Held<Decode>| admission::need(page_size, held.prompt_tokens(), held.request.max_new);
         let holders = self.slots.iter().filter(|held| held.state.stage != Stage::Over);
         let promised = holders
-            .filter(|held| !held.request.pages.is_empty())
+            .filter(|held| !held.request.pages.is_empty() && !is_planted("promised pages are given away"))
             .map(|held| admission::promised(need(held), held.request.pages.len() as u32))
             .sum();
         let counts = self.pool.counts();

@@ -18,6 +18,7 @@ use crate::sched::running::accept;
 use crate::sched::slots::{Held, LeaseState, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
+use crate::stdx::planted::is_planted;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::Target;
 use crate::transfer::handle::Sender;
@@ -106,7 +107,7 @@ impl PrefillWorker {
     fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut Mail) {
         let held = &mut self.slots[slot];
         held.state.target = Some(target);
-        held.state.handed = target.prefix;
+        held.state.handed = if is_planted("prefix is sent again") { 0 } else { target.prefix };
         held.state.stage = Stage::Prompt;
         held.request.stamps.bootstrapped = Some(now);
         let left = held.request.deadline.saturating_duration_since(now);

@@ -3,6 +3,7 @@
 pub mod bell;
 pub mod parts;
 pub mod phase;
+pub mod planted;
 pub mod seal;
 pub mod sync;
 pub mod team;

@@ -1,7 +1,6 @@
 //! A cluster of one engine, stepped by hand: a pseudo-model whose output depends on every byte of KV it
 //! reads, movers that copy pages, and a `ctl` that only opens slots and passes messages on.
 
-pub mod model;
 pub mod mover;
 pub mod rig;
 
@@ -15,7 +14,7 @@ impl Rng {
 
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(1);
-        model::mix(self.0)
+        baton::sim::model::mix(self.0)
     }
 
     /// In `low..=high`.

@@ -1,11 +1,11 @@
 //! Both movers of one hand-off between a prefill and a decode worker: copies tokens from pages to pages.
 
-use super::model::{LAYERS, cell, read, write};
 use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Room, SlotId};
 use baton::kv::layout::KeyValue;
 use baton::kv::lease::{Lease, MoverRight};
 use baton::sched::worker::KvMemory;
+use baton::sim::model::{LAYERS, cell};
 use baton::transfer::aux::AuxRecord;
 use baton::transfer::command::{DestinationCommand, LeaseEnd, SourceCommand, Target};
 use baton::transfer::pages::PageLists;
@@ -14,6 +14,7 @@ use crossbeam_channel::{Receiver, Sender};
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// One worker's side.
 pub struct Side<C> {
@@ -144,8 +145,8 @@ impl TestMover {
         for position in tokens.clone() {
             for layer in 0..LAYERS {
                 for which in [KeyValue::Key, KeyValue::Value] {
-                    let value = read(cell(self.source.kv.pool(), &from, position, layer, which));
-                    write(cell(self.destination.kv.pool(), &to, position, layer, which), value);
+                    let value = cell(self.source.kv.pool(), &from, position, layer, which).load(Relaxed);
+                    cell(self.destination.kv.pool(), &to, position, layer, which).store(value, Relaxed);
                 }
             }
         }

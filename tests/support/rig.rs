@@ -1,6 +1,5 @@
 //! Engine, movers and a stand-in for `ctl`, in one thread.
 
-use super::model::{PseudoModel, VOCAB, Watch, layout};
 use super::mover::{Side, TestMover};
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
@@ -18,6 +17,7 @@ use baton::sched::prefill::PrefillWorker;
 use baton::sched::request::{Request, Stamps};
 use baton::sched::stats::WorkerStats;
 use baton::sched::worker::{Activity, KvMemory, Worker};
+use baton::sim::model::{PseudoModel, VOCAB, Watch, layout};
 use baton::stdx::bell::Bell;
 use baton::stdx::seal::seal_thread;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};

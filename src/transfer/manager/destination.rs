@@ -9,6 +9,7 @@ use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::kv::layout::KvLayout;
 use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, RDMA_BARRED, SESSION_SETUP_DEADLINE};
+use crate::stdx::planted::is_planted;
 use crate::transfer::command::{DestinationCommand, SessionId};
 use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
@@ -332,10 +333,8 @@ where
         }
         entry.stage = Stage::Ready { link, transport };
         let session = entry.session;
-        for (&id, waiting) in &self.slots {
-            if waiting.source == source {
-                effects.ready(Slot { id, generation: waiting.generation }, session);
-            }
+        for slot in self.waiting_for(&source) {
+            effects.ready(slot, session);
         }
     }
 
@@ -358,7 +357,7 @@ where
             Report::Arrived { slot, generation, room, session } => {
                 let source = self.sessions[session.0 as usize].as_ref();
                 let link = source.and_then(|source| self.sources.get(source)?.link());
-                if let Some(link) = link {
+                if let Some(link) = link.filter(|_| !is_planted("done is not told")) {
                     self.trust(session);
                     let id = TransferId { room, slot, generation };
                     effects.send(link, &Message::Done(Done { id }));
@@ -388,8 +387,8 @@ where
             | Stage::Binding { deadline, .. } => deadline <= now,
             Stage::Down { .. } | Stage::Ready { .. } => false,
         };
-        let late: Vec<A> =
-            self.sources.iter().filter(|(_, source)| overdue(source)).map(|(name, _)| name.clone()).collect();
+        let is_late = |name: &&A| self.sources.get(*name).is_some_and(overdue);
+        let late: Vec<A> = self.sessions.iter().flatten().filter(is_late).cloned().collect();
         for source in late {
             self.down(&source, now, Cause::PeerLost, effects);
         }
@@ -407,8 +406,10 @@ where
         let slots = &self.slots;
         let is_idle = |name: &A| slots.values().all(|waiting| waiting.source != *name);
         let other = |source: &Source<L>| source.transport().is_some_and(|way| way != Transport::Rdma);
-        let mut idle = self.sources.iter_mut().filter(|(name, source)| other(source) && is_idle(name));
-        idle.find_map(|(name, source)| source.rdma.take_end(now).then(|| name.clone()))
+        self.sessions.iter().flatten().filter(|name| is_idle(name)).find_map(|name| {
+            let source = self.sources.get_mut(name).filter(|source| other(source))?;
+            source.rdma.take_end(now).then(|| name.clone())
+        })
     }
 
     /// Bytes have come over the session's transport.
@@ -422,7 +423,8 @@ where
 
     /// A source that owes an answer.
     fn unanswered(&self, now: Instant) -> Option<A> {
-        self.aborting.values().find(|asked| asked.until <= now).map(|asked| asked.source.clone())
+        let late = self.aborting.iter().filter(|(_, asked)| asked.until <= now);
+        late.min_by_key(|(slot, _)| **slot).map(|(_, asked)| asked.source.clone())
     }
 
     /// Slots that have not ended.
@@ -447,10 +449,11 @@ where
         }
         let is_awaited = |name: &A| self.slots.values().any(|waiting| waiting.source == *name);
         let idle = self.sources.iter().filter_map(|(name, source)| match source.stage {
-            Stage::Down { until, .. } => Some((until, name)),
+            Stage::Down { until, .. } => Some((until, source.session, name)),
             _ => None,
         });
-        let (_, oldest) = idle.filter(|(_, name)| !is_awaited(name)).min_by_key(|&(until, _)| until)?;
+        let idle = idle.filter(|(.., name)| !is_awaited(name));
+        let (.., oldest) = idle.min_by_key(|&(until, session, _)| (until, session.0))?;
         let oldest = oldest.clone();
         self.sources.remove(&oldest).map(|gone| down(gone.session, gone.generation))
     }
@@ -658,7 +661,8 @@ where
         let stood = matches!(entry.stage, Stage::Ready { .. });
         let session = entry.session;
         // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
-        let until = if stood { now } else { now + DIAL_HOLD_OFF };
+        let hold_off = DIAL_HOLD_OFF * if is_planted("held off for an hour") { 3600 } else { 1 };
+        let until = if stood { now } else { now + hold_off };
         entry.stage = Stage::Down { until, cause };
         match stood {
             true => effects.mover(DestinationCommand::Close { session }),
@@ -669,18 +673,21 @@ where
         }
         // Reset, nothing is owed any more: closing the session has ended the leases.
         self.aborting.retain(|_, asked| asked.source != *source);
-        let lost: Vec<Slot> = self
-            .slots
-            .iter_mut()
-            .filter(|(_, waiting)| waiting.source == *source)
-            .map(|(&id, waiting)| {
+        for slot in self.waiting_for(source) {
+            if let Some(waiting) = self.slots.get_mut(&slot.id) {
                 waiting.sent = false;
-                Slot { id, generation: waiting.generation }
-            })
-            .collect();
-        for slot in lost {
+            }
             self.fail(slot, cause, effects);
         }
+    }
+
+    /// In the order of their indices, so that what is told of them is told in one order.
+    fn waiting_for(&self, source: &A) -> Vec<Slot> {
+        let waiting = self.slots.iter().filter(|(_, waiting)| waiting.source == *source);
+        let mut slots: Vec<Slot> =
+            waiting.map(|(&id, waiting)| Slot { id, generation: waiting.generation }).collect();
+        slots.sort_unstable_by_key(|slot| slot.id);
+        slots
     }
 }
 

@@ -14,6 +14,7 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::limits::{EARLY_DESTINATION_LIFE, EARLY_DESTINATIONS_MAX, TOMBSTONE_LIFE, TOMBSTONES_MAX};
+use crate::stdx::planted::is_planted;
 use crate::transfer::command::Target;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -156,6 +157,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
     /// A Destination has come for `room`.
     pub fn arrive(&mut self, room: Room, wanted: Wanted<L>, now: Instant) -> Arrived<L> {
         match self.entries.get(&room) {
+            None if is_planted("early destination is lost") => Arrived::Kept,
             None if self.early >= EARLY_DESTINATIONS_MAX => Arrived::Refused(Cause::Overloaded),
             None => {
                 self.early += 1;
@@ -305,7 +307,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     /// Forgets what is too old. Early Destinations whose request never came are given to `unclaimed`.
     pub fn expire(&mut self, now: Instant, mut unclaimed: impl FnMut(Room, Wanted<L>)) {
-        let mut late = Vec::new();
+        let mut late: Vec<(Room, Wanted<L>)> = Vec::new();
         for (&room, entry) in &self.entries {
             if let Entry::Early { wanted, until } = entry
                 && *until <= now
@@ -313,6 +315,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 late.push((room, wanted.clone()));
             }
         }
+        late.sort_unstable_by_key(|&(room, _)| room);
         for (room, wanted) in late {
             self.early -= 1;
             self.bury(room, now);

@@ -3,6 +3,7 @@
 
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
+use crate::stdx::planted::is_planted;
 use crate::transfer::command::{SessionId, SourceCommand, Target};
 use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
@@ -132,7 +133,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
         let status = self.status.load(slot.id);
         let complete = status.generation == slot.generation && status.state == State::Success;
-        self.rooms.leave(slot, complete, now);
+        if !is_planted("room stays after its request") {
+            self.rooms.leave(slot, complete, now);
+        }
     }
 
     /// A message of the transfer's kinds has come.
@@ -416,7 +419,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
 
     /// Why each room of a session that broke has failed: behind that the link ends.
     fn tell_causes(&self, link: L, effects: &mut impl SourceEffects<L>) {
-        for (slot, room, wanted) in self.rooms.partners(link) {
+        let mut partners: Vec<_> = self.rooms.partners(link).collect();
+        partners.sort_unstable_by_key(|(slot, ..)| slot.id);
+        for (slot, room, wanted) in partners {
             let status = self.status.load(slot.id);
             if status.generation == slot.generation && !matches!(status.state, State::Success) {
                 // One that had not begun stood beside, too.
@@ -430,6 +435,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     fn fail_rooms(&mut self, link: L, cause: Cause, effects: &mut impl SourceEffects<L>) {
         let mut slots = Vec::new();
         self.rooms.unlink(link, |slot| slots.push(slot));
+        slots.sort_unstable_by_key(|slot: &Slot| slot.id);
         for slot in slots {
             self.fail(slot, cause, effects);
         }

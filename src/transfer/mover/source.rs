@@ -7,6 +7,7 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, SessionGeneration, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
+use crate::stdx::planted::is_planted;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{LeaseEnd, SessionId, SourceCommand, Target};
 use crate::transfer::mover::{Links, Report};
@@ -305,8 +306,10 @@ impl Transfer {
             return;
         }
         self.pending = Some(match self.pending.take() {
-            Some((waiting, _)) => (waiting.start..tokens.end, last),
-            None => (tokens, last),
+            Some((waiting, _)) if !is_planted("waiting chunk is dropped") => {
+                (waiting.start..tokens.end, last)
+            }
+            _ => (tokens, last),
         });
     }
 }

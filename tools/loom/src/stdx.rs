@@ -5,6 +5,9 @@ pub mod bell;
 #[path = "../../../src/stdx/phase.rs"]
 pub mod phase;
 
+#[path = "../../../src/stdx/planted.rs"]
+pub mod planted;
+
 /// In the place of the product's module, which gives those of `std`.
 pub mod sync {
     pub use loom::sync::Mutex;

@@ -1,0 +1,114 @@
+//! Seeds one after the other, and what is said of them: `baton sim`.
+
+use super::agenda::{MILLI, SECOND};
+use super::cluster::{Cluster, Failure, Report};
+use super::plan::{Plan, Scale};
+use crate::config::flags::SimFlags;
+use crate::ids::Room;
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug)]
+pub struct Campaign {
+    /// The first seed.
+    pub seed: u64,
+    /// How many.
+    pub seeds: u64,
+    /// How much of each.
+    pub scale: Scale,
+    /// Whose story is told.
+    pub trace: Option<Room>,
+}
+
+impl Campaign {
+    /// As typed.
+    pub fn new(flags: &SimFlags) -> Campaign {
+        let SimFlags { seed, seeds, prefill, decode, requests, calm, trace } = *flags;
+        let scale = Scale { prefill, decode, requests, faults: !calm };
+        Campaign { seed, seeds, scale, trace: trace.map(Room) }
+    }
+
+    /// Runs all seeds and says what came of them. True when all is well.
+    pub fn run(&self) -> bool {
+        let begun = Instant::now();
+        let mut sum = Report::default();
+        for seed in self.seed..self.seed.saturating_add(self.seeds) {
+            match self.run_one(seed) {
+                Ok(report) => add(&mut sum, &report),
+                Err(failure) => {
+                    println!("{}", self.tell(seed, &failure));
+                    return false;
+                }
+            }
+        }
+        let seconds = begun.elapsed().as_secs_f64();
+        let each_minute = (sum.requests as f64 / seconds * 60.0) as u64;
+        println!(
+            "{} seeds from {}: {} requests, {} ended well, {} happenings, {:.1} s of {:.0} s simulated ({each_minute} requests a minute)",
+            self.seeds,
+            self.seed,
+            sum.requests,
+            sum.well,
+            sum.events,
+            seconds,
+            sum.time as f64 / SECOND as f64,
+        );
+        if !sum.failures.is_empty() {
+            let failures = sum.failures.iter().map(|(cause, count)| format!("{cause} {count}"));
+            println!("failed, as faults have it: {}", failures.collect::<Vec<_>>().join(", "));
+        }
+        if self.seeds == 1 {
+            println!("hash {:016x}", sum.hash);
+        }
+        true
+    }
+
+    fn run_one(&self, seed: u64) -> Result<Report, Failure> {
+        let plan = Plan::new(seed, self.scale);
+        let (result, lines) = run(&plan, self.trace);
+        lines.iter().for_each(|line| println!("{line}"));
+        result
+    }
+
+    /// What is said of a seed that fails, with the command that replays it.
+    pub fn tell(&self, seed: u64, failure: &Failure) -> String {
+        let Failure { what, at, room } = failure;
+        let Scale { prefill, decode, requests, faults } = self.scale;
+        let calm = if faults { "" } else { " --calm" };
+        let replay = format!(
+            "baton sim --seed {seed} --prefill {prefill} --decode {decode} --requests {requests}{calm}"
+        );
+        let trace = room.map_or(String::new(), |room| format!(" --trace {}", room.0));
+        let time = *at as f64 / MILLI as f64;
+        format!("seed {seed} fails at {time:.3} ms: {what}\nreplay: {replay}{trace}")
+    }
+}
+
+fn add(sum: &mut Report, report: &Report) {
+    sum.hash = report.hash;
+    sum.events += report.events;
+    sum.requests += report.requests;
+    sum.well += report.well;
+    sum.time += report.time;
+    let failures: &mut BTreeMap<_, _> = &mut sum.failures;
+    for (cause, count) in &report.failures {
+        *failures.entry(cause).or_default() += count;
+    }
+}
+
+/// Runs a plan to its end, or to what is not as it must be; a panic of production is that, too. The lines are
+/// those of the room asked for.
+pub fn run(plan: &Plan, trace: Option<Room>) -> (Result<Report, Failure>, Vec<String>) {
+    let mut cluster = Cluster::new(plan, trace);
+    let result = match catch_unwind(AssertUnwindSafe(|| cluster.run())) {
+        Ok(result) => result,
+        Err(panic) => {
+            let text = panic.downcast_ref::<String>().map(String::as_str);
+            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+            Err(cluster.failure(format!("panic: {text}")))
+        }
+    };
+    (result, cluster.story.lines().to_vec())
+}

@@ -1,0 +1,37 @@
+//! When nothing runs nothing is held: no page, lease, slot or place in a queue, and later no room.
+
+use crate::sched::stats::WorkerStats;
+use crate::sim::process::{Process, WORKER};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// A process for which nothing is under way.
+pub fn holds_nothing(index: usize, process: &Process) -> Result<(), String> {
+    let left = |what: &str, count: usize| match count {
+        0 => Ok(()),
+        count => Err(format!("process {index} is idle and holds {count} {what}")),
+    };
+    let WorkerStats { bootstrapping, waiting, transferring, arrived, running, ending, .. } = &*process.stats;
+    for (what, queue) in [
+        ("requests without the other side", bootstrapping),
+        ("waiting requests", waiting),
+        ("transfers", transferring),
+        ("arrived requests", arrived),
+        ("running requests", running),
+        ("leases of requests that are over", ending),
+    ] {
+        left(what, queue.load(Relaxed) as usize)?;
+    }
+    let counts = process.stats.pages();
+    left("pages in use", counts.in_use as usize)?;
+    left("leased pages", counts.leased as usize)?;
+    let worker = process.edge.handoff().worker(WORKER);
+    left("slots", worker.slots() - worker.free_slots())
+}
+
+/// Nor does it know of a room; one whose request never came is kept for a while.
+pub fn has_no_rooms(index: usize, process: &Process) -> Result<(), String> {
+    match process.edge.open_rooms() {
+        0 => Ok(()),
+        count => Err(format!("process {index} is idle and knows {count} open rooms")),
+    }
+}

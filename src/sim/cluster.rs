@@ -1,0 +1,475 @@
+//! A cluster in one thread: everything that happens, in the order of one seed.
+//!
+//! Owns: hosts with their processes, connections between them, the router, the time, the checkers. A thread of a
+//! process takes a turn when it was woken, or its time has come; a message arrives when it has travelled.
+//! Invariants: whatever is drawn comes from the plan's dice, so that a seed repeats itself; a connection keeps
+//! its order, two of them do not.
+
+mod harm;
+mod network;
+mod requests;
+
+use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
+use super::checkers::{ends::Ends, idle, pages, shadow::Shadow};
+use super::dice::Dice;
+use super::edge::{ConnNumber, Input, Parcel, Turn};
+use super::faults::Fault;
+use super::plan::{Plan, Size};
+use super::process::{Process, Thread};
+use super::router::{Answer, Flights, LegName};
+use super::story::Story;
+use super::workload::Workload;
+use crate::cluster::router::Role;
+use crate::ids::Room;
+use crate::limits::EARLY_DESTINATION_LIFE;
+use crate::sched::worker::Activity;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+/// Most happenings of a run: many times what the longest of them takes.
+const EVENTS_MAX: u64 = 20_000_000;
+/// Between two looks at what is overdue.
+const CHECK_EVERY: Nanos = SECOND;
+/// What a request may take beyond its own deadline: a host's silence, a pause, and an answer's way.
+const SLACK: Nanos = 30 * SECOND;
+/// From the last fault until the cluster must serve again: silence is noticed, links are dialled anew.
+const SETTLED: Nanos = 8 * SECOND;
+/// How long a request may take then.
+const RECOVERED: Nanos = 10 * SECOND;
+/// From the last request's end until nothing of it is held any more but rooms whose request never came.
+const CLEARED: Nanos = 10 * SECOND;
+/// Longest that a thread which always lags is late.
+const LAG_MAX: Nanos = 30 * MILLI;
+/// How long a lost packet waits to be sent again, at most.
+const RESENT: Nanos = 400 * MILLI;
+
+/// Something is not as it must be.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Failure {
+    /// What.
+    pub what: String,
+    /// When.
+    pub at: Nanos,
+    /// Where the legs of the request meet that it is about, if it is about one.
+    pub room: Option<Room>,
+}
+
+/// What a run was.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct Report {
+    /// Equal for equal runs.
+    pub hash: u64,
+    /// Happenings.
+    pub events: u64,
+    /// Requests begun.
+    pub requests: usize,
+    /// Of them, those that ended well.
+    pub well: usize,
+    /// The others, by cause.
+    pub failures: BTreeMap<&'static str, usize>,
+    /// How long it took in its own time.
+    pub time: Nanos,
+}
+
+/// Something that is to happen.
+#[derive(Debug)]
+enum Happening {
+    /// A thread's turn, if that is still when it is due.
+    Turn { host: usize, life: u32, thread: Thread, at: Nanos },
+    /// The next parcel of a connection reaches this end.
+    Arrive { conn: ConnNumber, end: usize },
+    /// A dial reaches the other host, or not.
+    Reach { conn: ConnNumber, until: Nanos },
+    /// Something comes that is not on a connection.
+    Pass { host: usize, life: u32, input: Input },
+    /// A leg's request, or its cancellation, reaches the worker.
+    ToWorker { leg: LegName, input: Input },
+    /// Something reaches the router.
+    ToRouter { leg: LegName, answer: Answer },
+    /// A client asks.
+    Request,
+    /// A flight's time may be up.
+    Remind(usize),
+    /// Is everything as it must be?
+    Check,
+    /// Something goes wrong.
+    Fault(Fault),
+    /// A process is started where one has died.
+    Restart { host: usize },
+    /// Packets arrive again.
+    Heal { ways: [Option<(usize, usize)>; 2] },
+    /// A model is as fast as it was.
+    Quicken { host: usize, life: u32 },
+}
+
+/// Where a process runs, or ran, or will.
+struct Host {
+    role: Role,
+    size: Size,
+    process: Option<Process>,
+    /// Processes so far.
+    life: u32,
+    /// When each thread's next turn is.
+    due: [Nanos; 3],
+    /// The engine computes until then.
+    computes_until: Nanos,
+    /// The process stands still until then.
+    paused_until: Nanos,
+    /// Each thread does.
+    stalled_until: [Nanos; 3],
+    /// How many times later than others each thread is.
+    lags: [u64; 3],
+    /// How much later than the cluster's its clock is.
+    skew: Nanos,
+}
+
+impl Host {
+    fn is_up(&self, now: Nanos) -> bool {
+        self.process.is_some() && self.paused_until <= now
+    }
+}
+
+/// A control connection.
+#[derive(Debug)]
+struct Conn {
+    /// Who has dialled, and whom.
+    hosts: [usize; 2],
+    lives: [u32; 2],
+    open: [bool; 2],
+    /// On their way to each end, and when they come.
+    queues: [VecDeque<(Nanos, Parcel)>; 2],
+    /// When the last of them comes.
+    last: [Nanos; 2],
+    /// Those that were lost and will be sent again.
+    lost: [u32; 2],
+}
+
+impl Conn {
+    fn is_end(&self, end: usize, host: usize, life: u32) -> bool {
+        (self.hosts[end], self.lives[end]) == (host, life)
+    }
+}
+
+/// A leg's HTTP connection.
+#[derive(Debug)]
+struct Leg {
+    host: usize,
+    life: u32,
+    room: Room,
+    /// When the last of what travels to the worker, and back, comes.
+    last: [Nanos; 2],
+}
+
+/// What a run goes through.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Phase {
+    /// Requests come and end.
+    Working,
+    /// All have ended; the next pair is tried from then on.
+    Recovering { from: Nanos, pair: usize },
+    /// All have ended; what is left over must go by itself.
+    Idle { since: Nanos },
+    /// It has.
+    Over,
+}
+
+/// The whole.
+pub struct Cluster<'a> {
+    plan: &'a Plan,
+    base: Instant,
+    agenda: Agenda<Happening>,
+    dice: Dice,
+    rooms: Dice,
+    hosts: Vec<Host>,
+    conns: BTreeMap<ConnNumber, Conn>,
+    last_conn: ConnNumber,
+    legs: BTreeMap<LegName, Leg>,
+    flights: Flights,
+    workload: Workload,
+    ends: Ends,
+    shadow: Shadow,
+    phase: Phase,
+    /// From a host to another, nothing arrives.
+    parted: BTreeSet<(usize, usize)>,
+    /// When the last fault is over.
+    calm_from: Nanos,
+    /// What happened.
+    pub story: Story,
+    report: Report,
+    /// Requests so far, without those that try whether all is well again.
+    asked: u32,
+}
+
+impl<'a> Cluster<'a> {
+    /// A cluster that has just started; the story keeps lines of one room, if asked for.
+    pub fn new(plan: &'a Plan, trace: Option<Room>) -> Cluster<'a> {
+        let dice = Dice::new(plan.seed);
+        let base = Instant::now();
+        let (prefill, decode) = (plan.scale.prefill as usize, plan.scale.decode as usize);
+        let host = |role, size| Host {
+            role,
+            size,
+            process: None,
+            life: 0,
+            due: [Nanos::MAX; 3],
+            computes_until: 0,
+            paused_until: 0,
+            stalled_until: [0; 3],
+            lags: [1; 3],
+            skew: 0,
+        };
+        let hosts = (0..prefill).map(|_| host(Role::Prefill, plan.prefill));
+        let mut cluster = Cluster {
+            plan,
+            base,
+            agenda: Agenda::new(dice.fork("order")),
+            rooms: dice.fork("rooms"),
+            hosts: hosts.chain((0..decode).map(|_| host(Role::Decode, plan.decode))).collect(),
+            conns: BTreeMap::new(),
+            last_conn: 0,
+            legs: BTreeMap::new(),
+            flights: Flights::new(plan.policy, prefill, decode, base),
+            workload: Workload::new(dice.fork("workload"), plan.patience),
+            ends: Ends::default(),
+            shadow: Shadow::default(),
+            phase: Phase::Working,
+            parted: BTreeSet::new(),
+            calm_from: 0,
+            story: Story::new(trace),
+            report: Report::default(),
+            asked: 0,
+            dice: dice.fork("delays"),
+        };
+        (0..prefill + decode).for_each(|host| cluster.start(host));
+        cluster.agenda.put(0, Happening::Request);
+        cluster.agenda.put(CHECK_EVERY, Happening::Check);
+        if let Some(faults) = &plan.faults {
+            cluster.hosts.iter_mut().zip(&faults.lags).for_each(|(host, &lags)| host.lags = lags);
+            for &(at, fault) in &faults.list {
+                cluster.agenda.put(at, Happening::Fault(fault));
+            }
+        }
+        cluster
+    }
+
+    /// Everything, to the end.
+    ///
+    /// # Errors
+    /// What was not as it must be.
+    pub fn run(&mut self) -> Result<Report, Failure> {
+        while self.phase != Phase::Over {
+            let what = self.agenda.take();
+            let went = match what {
+                Some(what) => self.happen(what),
+                None => Err("nothing is to happen any more".into()),
+            };
+            let went = went.and_then(|()| match self.story.events() < EVENTS_MAX {
+                true => Ok(()),
+                false => Err("it goes on and on".into()),
+            });
+            went.map_err(|what| self.failure(what))?;
+        }
+        self.report.hash = self.story.hash();
+        self.report.events = self.story.events();
+        self.report.time = self.agenda.now();
+        Ok(self.report.clone())
+    }
+
+    /// What to say of a run that has panicked.
+    pub fn failure(&self, what: String) -> Failure {
+        let flight = what.strip_prefix("request ").and_then(|rest| rest.split(' ').next()?.parse().ok());
+        Failure { what, at: self.agenda.now(), room: flight.map(|flight| self.flights.room(flight)) }
+    }
+
+    fn happen(&mut self, what: Happening) -> Result<(), String> {
+        let now = self.agenda.now();
+        match what {
+            Happening::Turn { host, life, thread, at } => {
+                let current = &mut self.hosts[host];
+                if current.life != life || current.due[thread as usize] != at {
+                    return Ok(());
+                }
+                current.due[thread as usize] = Nanos::MAX;
+                match current.paused_until.max(current.stalled_until[thread as usize]) {
+                    until if until > now => self.wake(host, thread, until),
+                    _ => self.turn(host, thread, now)?,
+                }
+            }
+            Happening::Arrive { conn, end } => self.arrive(conn, end),
+            Happening::Reach { conn, until } => self.reach(conn, until),
+            Happening::Pass { host, life, input } => self.pass(host, life, input),
+            Happening::ToWorker { leg, input } => self.reach_worker(leg, input),
+            Happening::ToRouter { leg, answer } => self.reach_router(leg, answer)?,
+            Happening::Request => self.request(),
+            Happening::Remind(flight) => {
+                self.flights.overdue(flight, now);
+                self.carry_out()?;
+            }
+            Happening::Check => self.check()?,
+            Happening::Fault(fault) => self.go_wrong(fault)?,
+            Happening::Restart { host } => self.restart(host),
+            Happening::Heal { ways } => self.heal(ways),
+            Happening::Quicken { host, life } => self.slow_down(host, life, 1),
+        }
+        Ok(())
+    }
+
+    fn start(&mut self, index: usize) {
+        let now = self.agenda.now();
+        let host = &mut self.hosts[index];
+        let mut process = Process::new(host.role, &host.size, self.base).expect("memory for a process");
+        process.edge.begin(process.instant(now + host.skew));
+        host.process = Some(process);
+        host.life += 1;
+        host.due = [Nanos::MAX; 3];
+        (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
+        for thread in Thread::ALL {
+            let at = now + self.late();
+            self.wake(index, thread, at);
+        }
+    }
+
+    /// How late a thread is, or how long it takes to be somewhere: as a rule short, now and then long.
+    fn late(&mut self) -> Nanos {
+        let most = self.plan.lateness;
+        let rare = if self.dice.one_in(50) { 20 } else { 1 };
+        self.dice.within(MICRO, most * rare)
+    }
+
+    fn delay(&mut self) -> Nanos {
+        let (least, most) = self.plan.delay;
+        // A lost packet comes later, and what follows it on its connection, too.
+        let resent = if self.dice.one_in(200) { self.dice.within(0, RESENT) } else { 0 };
+        self.dice.within(least, most) + resent
+    }
+
+    fn wake(&mut self, index: usize, thread: Thread, at: Nanos) {
+        let host = &mut self.hosts[index];
+        let at = if thread == Thread::Engine { at.max(host.computes_until) } else { at };
+        let due = &mut host.due[thread as usize];
+        if at < *due {
+            *due = at;
+            self.agenda.put(at, Happening::Turn { host: index, life: host.life, thread, at });
+        }
+    }
+
+    fn wake_soon(&mut self, index: usize, thread: Thread) {
+        let late = self.late() * self.hosts[index].lags[thread as usize];
+        self.wake(index, thread, self.agenda.now() + late.min(LAG_MAX));
+    }
+
+    fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Result<(), String> {
+        let host = &mut self.hosts[index];
+        let Some(process) = &mut host.process else { return Ok(()) };
+        let own = now + host.skew;
+        let detail = match thread {
+            Thread::Engine => {
+                let (activity, took) = process.step_engine(own);
+                pages::conserved(index, &process.stats, host.size.pages)?;
+                host.computes_until = now + took;
+                let pause = match activity {
+                    Activity::Busy => Some(0),
+                    Activity::Waiting => Some(self.dice.within(MILLI, 10 * MILLI)),
+                    Activity::Idle => None,
+                };
+                if let Some(pause) = pause {
+                    let at = now + took + pause + self.late();
+                    self.wake(index, thread, at);
+                }
+                took << 2 | activity as u64
+            }
+            Thread::Move => {
+                let watched = host.role == Role::Decode;
+                if watched {
+                    self.shadow.look(process);
+                }
+                let busy = process.step_mover();
+                if watched && busy {
+                    self.shadow.compare(index, process)?;
+                }
+                if busy {
+                    self.wake_soon(index, thread);
+                    self.wake_peers(index);
+                }
+                busy.into()
+            }
+            Thread::Ctl => {
+                process.attend(true);
+                let instant = process.instant(own);
+                process.edge.turn(&mut Turn { now: instant, nanos: own, conns: &mut self.last_conn });
+                process.attend(false);
+                let tick = process.edge.next_tick - host.skew;
+                let outputs = std::mem::take(&mut process.edge.outbox);
+                let sent = outputs.len();
+                outputs.into_iter().for_each(|output| self.dispatch(index, output));
+                self.wake(index, thread, tick);
+                sent as u64
+            }
+        };
+        let what = ["ctl", "engine", "move"][thread as usize];
+        self.story.tell(now, "process", index, what, None, detail);
+        let woken: Vec<Thread> = self.hosts[index]
+            .process
+            .as_ref()
+            .map(|process| process.take_woken().collect())
+            .unwrap_or_default();
+        woken.into_iter().for_each(|thread| self.wake_soon(index, thread));
+        Ok(())
+    }
+
+    /// What a mover has put where a peer's looks: as a doorbell, or a NIC, has it look.
+    fn wake_peers(&mut self, index: usize) {
+        let linked = |conn: &Conn| {
+            let end = conn.hosts.iter().position(|&host| host == index)?;
+            (conn.open == [true; 2]).then_some(conn.hosts[1 - end])
+        };
+        let peers: Vec<usize> = self.conns.values().filter_map(linked).collect();
+        peers.into_iter().for_each(|peer| self.wake_soon(peer, Thread::Move));
+    }
+
+    fn check(&mut self) -> Result<(), String> {
+        let now = self.agenda.now();
+        self.agenda.put(now + CHECK_EVERY, Happening::Check);
+        self.ends.overdue(now)?;
+        let instant = self.base + Duration::from_nanos(now);
+        let hosts = &self.hosts;
+        self.flights.probe(|host| hosts[host].is_up(now), instant);
+        let all = self.asked == self.plan.scale.requests;
+        match self.phase {
+            Phase::Working if all && self.ends.open() == 0 && now >= self.calm_from => {
+                self.phase = match self.plan.is_calm() {
+                    true => Phase::Idle { since: now },
+                    false => Phase::Recovering { from: now + SETTLED, pair: 0 },
+                };
+            }
+            Phase::Recovering { from, pair } if now >= from && self.ends.open() == 0 => {
+                let (prefill, decode) = (self.plan.scale.prefill as usize, self.plan.scale.decode as usize);
+                self.phase = match pair < prefill * decode {
+                    true => {
+                        self.begin(Some((pair % prefill, prefill + pair / prefill)), true);
+                        Phase::Recovering { from, pair: pair + 1 }
+                    }
+                    false => Phase::Idle { since: now },
+                };
+            }
+            Phase::Working | Phase::Recovering { .. } | Phase::Over => {}
+            Phase::Idle { since } => {
+                let rooms_gone = CLEARED + EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
+                match (self.all(idle::holds_nothing), self.all(idle::has_no_rooms)) {
+                    (Ok(()), Ok(())) => self.phase = Phase::Over,
+                    (Err(what), _) if now - since > CLEARED => return Err(what),
+                    (_, Err(what)) if now - since > rooms_gone => return Err(what),
+                    _ => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether something is true of all processes.
+    fn all(&self, holds: impl Fn(usize, &Process) -> Result<(), String>) -> Result<(), String> {
+        let hosts = self.hosts.iter().enumerate();
+        let mut running = hosts.filter_map(|(index, host)| Some((index, host.process.as_ref()?)));
+        running.try_for_each(|(index, process)| holds(index, process))
+    }
+}

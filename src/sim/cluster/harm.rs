@@ -1,0 +1,155 @@
+//! How faults are carried out, and undone.
+
+use super::{Cluster, Conn, Happening, RESENT};
+use crate::limits::NET_HOST_SILENCE_MAX;
+use crate::sim::agenda::Nanos;
+use crate::sim::edge::{ConnNumber, Parcel};
+use crate::sim::faults::Fault;
+use crate::sim::process::Thread;
+use crate::sim::router::{Answer, LegName};
+
+impl Cluster<'_> {
+    pub(super) fn go_wrong(&mut self, fault: Fault) -> Result<(), String> {
+        let now = self.agenda.now();
+        let over = match fault {
+            Fault::Crash { down: time, .. }
+            | Fault::Pause { time, .. }
+            | Fault::Stall { time, .. }
+            | Fault::Part { time, .. }
+            | Fault::Slow { time, .. } => now + time,
+            Fault::Cut | Fault::Jump { .. } | Fault::Leave => now,
+        };
+        self.calm_from = self.calm_from.max(over);
+        match fault {
+            Fault::Cut => {
+                let open = self.conns.iter().filter(|(_, conn)| conn.open == [true; 2]);
+                let open: Vec<ConnNumber> = open.map(|(&number, _)| number).collect();
+                if !open.is_empty() {
+                    let number = self.dice.pick(&open);
+                    self.cut(number);
+                }
+            }
+            Fault::Crash { host, silent, .. } => self.crash(host, silent, over),
+            Fault::Pause { host, .. } => {
+                self.story.tell(now, "process", host, "stands still", None, over);
+                let host = &mut self.hosts[host];
+                host.paused_until = host.paused_until.max(over);
+            }
+            Fault::Stall { host, thread, .. } => {
+                self.story.tell(now, "process", host, "has a thread stand still", None, thread as u64);
+                let until = &mut self.hosts[host].stalled_until[thread as usize];
+                *until = over.max(*until);
+            }
+            Fault::Part { from, to, both, .. } => {
+                self.story.tell(now, "process", from, "is parted", None, to as u64);
+                let ways = [Some((from, to)), both.then_some((to, from))];
+                self.parted.extend(ways.iter().flatten());
+                self.agenda.put(over, Happening::Heal { ways });
+            }
+            Fault::Slow { host, factor, .. } => {
+                let life = self.hosts[host].life;
+                self.slow_down(host, life, factor);
+                self.agenda.put(over, Happening::Quicken { host, life });
+            }
+            Fault::Jump { host, by } => {
+                self.story.tell(now, "process", host, "is later", None, by);
+                self.hosts[host].skew += by;
+                self.wake_soon(host, Thread::Ctl);
+            }
+            Fault::Leave => {
+                let open: Vec<usize> = self.flights.open().collect();
+                if !open.is_empty() {
+                    self.flights.gone(self.dice.pick(&open));
+                    self.carry_out()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Both ends learn of it, each at its time; what was on the way is lost.
+    fn cut(&mut self, number: ConnNumber) {
+        self.story.tell(self.agenda.now(), "connection", number as usize, "is cut", None, 0);
+        for end in [0, 1] {
+            // Who sends next, or whose kernel asks, finds out first.
+            let rare = if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 };
+            if let Some(conn) = self.conns.get_mut(&number) {
+                conn.queues[end].clear();
+                conn.last[end] = 0;
+            }
+            self.reset(number, end, self.agenda.now() + rare);
+        }
+    }
+
+    /// Whatever the process had open is closed by its kernel, unless that is gone as well: then others are told by
+    /// whoever is started there next, or by the silence.
+    fn crash(&mut self, index: usize, silent: bool, over: Nanos) {
+        let now = self.agenda.now();
+        if self.hosts[index].process.take().is_none() {
+            return;
+        }
+        self.story.tell(now, "process", index, "dies", None, silent.into());
+        self.agenda.put(over, Happening::Restart { host: index });
+        let life = self.hosts[index].life;
+        let is_open = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[end];
+        for (number, end) in self.find(is_open) {
+            match (silent, self.conns.get_mut(&number)) {
+                (true, Some(conn)) => conn.open[end] = false,
+                _ => self.send(index, number, Parcel::Close),
+            }
+        }
+        let heard = if silent { over.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos) } else { now };
+        let legs = self.legs.iter().filter(|(_, leg)| (leg.host, leg.life) == (index, life));
+        for name in legs.map(|(&name, _)| name).collect::<Vec<_>>() {
+            self.lose(name, heard);
+        }
+    }
+
+    fn find(&self, is_meant: impl Fn(&Conn, usize) -> bool) -> Vec<(ConnNumber, usize)> {
+        let ends = self.conns.iter().flat_map(|(&number, conn)| [(number, conn, 0), (number, conn, 1)]);
+        ends.filter(|&(_, conn, end)| is_meant(conn, end)).map(|(number, _, end)| (number, end)).collect()
+    }
+
+    /// The router finds a leg's connection broken.
+    pub(super) fn lose(&mut self, name: LegName, from: Nanos) {
+        let delay = self.delay();
+        let Some(leg) = self.legs.get_mut(&name) else { return };
+        let at = (from + delay).max(leg.last[1] + 1);
+        leg.last[1] = at;
+        self.agenda.put(at, Happening::ToRouter { leg: name, answer: Answer::Lost });
+    }
+
+    /// Another process at the same address: it knows nothing of the connections of the one before, and says so.
+    pub(super) fn restart(&mut self, index: usize) {
+        self.story.tell(self.agenda.now(), "process", index, "is started again", None, 0);
+        let life = self.hosts[index].life;
+        self.start(index);
+        let is_left = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[1 - end];
+        for (number, end) in self.find(is_left) {
+            self.reset(number, 1 - end, self.agenda.now());
+        }
+    }
+
+    /// What was lost on these ways is sent again.
+    pub(super) fn heal(&mut self, ways: [Option<(usize, usize)>; 2]) {
+        for way in ways.iter().flatten() {
+            self.parted.remove(way);
+        }
+        let now = self.agenda.now();
+        for (&number, conn) in &mut self.conns {
+            for end in [0, 1] {
+                for _ in 0..std::mem::take(&mut conn.lost[end]) {
+                    let at = now + self.dice.within(0, RESENT);
+                    self.agenda.put(at, Happening::Arrive { conn: number, end });
+                }
+            }
+        }
+    }
+
+    pub(super) fn slow_down(&mut self, index: usize, life: u32, factor: u64) {
+        let host = &self.hosts[index];
+        if let Some(process) = host.process.as_ref().filter(|_| host.life == life) {
+            process.slow_down(&host.size, factor);
+        }
+    }
+}

@@ -1,0 +1,194 @@
+//! Connections between processes: what travels on each keeps its order and takes its time; where packets are
+//! lost, it waits to be sent again.
+
+use super::{Cluster, Conn, Happening};
+use crate::ids::Room;
+use crate::limits::PEER_PROOF_TIME_MAX;
+use crate::sim::agenda::{MILLI, Nanos};
+use crate::sim::edge::{ConnNumber, Input, Output, Parcel};
+use crate::sim::process::Thread;
+use crate::wire::message::Message;
+
+/// Between two tries of a dial whose packets are lost.
+const DIAL_AGAIN: Nanos = 200 * MILLI;
+
+impl Cluster<'_> {
+    /// Puts something into what the kernel keeps for a process, if that is the one it is for.
+    pub(super) fn deliver(&mut self, index: usize, life: u32, input: Input) {
+        let host = &mut self.hosts[index];
+        if let Some(process) = host.process.as_mut().filter(|_| host.life == life) {
+            process.edge.inbox.push_back(input);
+            self.wake_soon(index, Thread::Ctl);
+        }
+    }
+
+    /// As [`Cluster::deliver`]; who calls a process that is gone is told.
+    pub(super) fn pass(&mut self, index: usize, life: u32, input: Input) {
+        let gone = self.hosts[index].life != life || self.hosts[index].process.is_none();
+        match (gone, input) {
+            (true, Input::Called(conn, ..)) => {
+                let at = self.agenda.now() + self.delay();
+                let Some(conns) = self.conns.get(&conn) else { return };
+                let (host, life) = (conns.hosts[0], conns.lives[0]);
+                self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, None) });
+            }
+            (_, input) => self.deliver(index, life, input),
+        }
+    }
+
+    pub(super) fn dispatch(&mut self, from: usize, output: Output) {
+        let now = self.agenda.now();
+        match output {
+            Output::Parcel(conn, parcel) => self.send(from, conn, parcel),
+            Output::Dial { conn, to, patience } => {
+                let until = now + patience;
+                let lives = [self.hosts[from].life, self.hosts[to].life];
+                let conns = Conn {
+                    hosts: [from, to],
+                    lives,
+                    open: [true, false],
+                    queues: Default::default(),
+                    last: [0; 2],
+                    lost: [0; 2],
+                };
+                self.conns.insert(conn, conns);
+                self.story.tell(now, "process", from, "dials", None, to as u64);
+                let at = now + self.delay() + self.delay();
+                self.agenda.put(at, Happening::Reach { conn, until });
+            }
+            Output::Call(conn, token, shown) => {
+                let Some(other) = self.conns.get(&conn) else { return };
+                let (host, life) = (other.hosts[1], other.lives[1]);
+                let at = now + self.delay();
+                self.agenda.put(at, Happening::Pass { host, life, input: Input::Called(conn, token, shown) });
+            }
+            Output::Show(conn, shown) => {
+                let Some(other) = self.conns.get(&conn) else { return };
+                let (host, life) = (other.hosts[0], other.lives[0]);
+                let at = now + self.delay();
+                self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, shown) });
+            }
+            Output::Answer(name, answer) => {
+                let delay = self.delay();
+                let Some(leg) = self.legs.get_mut(&name) else { return };
+                leg.last[1] = (now + delay).max(leg.last[1] + 1);
+                let at = leg.last[1];
+                self.agenda.put(at, Happening::ToRouter { leg: name, answer });
+            }
+        }
+    }
+
+    pub(super) fn send(&mut self, from: usize, number: ConnNumber, parcel: Parcel) {
+        let delay = self.delay();
+        let now = self.agenda.now();
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let Some(end) = conn.hosts.iter().position(|&host| host == from) else { return };
+        if !conn.open[end] {
+            return;
+        }
+        if matches!(parcel, Parcel::Close) {
+            conn.open[end] = false;
+        }
+        let to = 1 - end;
+        conn.last[to] = (now + delay).max(conn.last[to]);
+        let at = conn.last[to];
+        if let Parcel::Message(message) = &parcel
+            && let Ok(Some(message)) = Message::decode(message.parts(), None)
+        {
+            let (what, room) = told(&message);
+            self.story.tell(now, "process", from, what, room, number.into());
+        }
+        conn.queues[to].push_back((at, parcel));
+        self.agenda.put(at, Happening::Arrive { conn: number, end: to });
+    }
+
+    pub(super) fn arrive(&mut self, number: ConnNumber, end: usize) {
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let (host, life) = (conn.hosts[end], conn.lives[end]);
+        if self.parted.contains(&(conn.hosts[1 - end], host)) {
+            conn.lost[end] += 1;
+            return;
+        }
+        // What this one was put down for may have been lost with the connection.
+        let now = self.agenda.now();
+        let Some((_, parcel)) = conn.queues[end].pop_front_if(|(at, _)| *at <= now) else { return };
+        if !conn.open[end] {
+            if self.hosts[host].process.is_some() && conn.open[1 - end] {
+                self.reset(number, 1 - end, now);
+            }
+            return;
+        }
+        if matches!(parcel, Parcel::Close) {
+            conn.open[end] = false;
+        }
+        self.deliver(host, life, Input::Parcel(number, parcel));
+    }
+
+    /// An end is told that the other one is gone, not before `from`.
+    pub(super) fn reset(&mut self, number: ConnNumber, end: usize, from: Nanos) {
+        let delay = self.delay();
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let at = (from + delay).max(conn.last[end]);
+        conn.last[end] = at;
+        conn.queues[end].push_back((at, Parcel::Close));
+        self.agenda.put(at, Happening::Arrive { conn: number, end });
+    }
+
+    pub(super) fn reach(&mut self, number: ConnNumber, until: Nanos) {
+        let now = self.agenda.now();
+        let mut answered = now + self.delay();
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let [from, to] = conn.hosts;
+        if self.hosts[from].life != conn.lives[0] || !conn.open[0] {
+            self.conns.remove(&number);
+            return;
+        }
+        let target = &self.hosts[to];
+        let parted = self.parted.contains(&(from, to)) || self.parted.contains(&(to, from));
+        let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
+        let again = match target.process {
+            _ if parted => until.min(now + DIAL_AGAIN),
+            // Its kernel takes the connection, and somebody may answer in time.
+            Some(_) => target.paused_until.min(now + proof),
+            None => 0,
+        };
+        let stands = match again > now {
+            true if parted || target.paused_until == again => {
+                return self.agenda.put(again, Happening::Reach { conn: number, until });
+            }
+            true => {
+                answered = again;
+                false
+            }
+            false => target.process.is_some() && !parted,
+        };
+        let life = target.life;
+        if stands {
+            conn.lives[1] = life;
+            conn.open = [true; 2];
+            self.deliver(to, life, Input::Accepted { conn: number, from });
+        } else {
+            self.conns.remove(&number);
+        }
+        let life = self.hosts[from].life;
+        self.agenda
+            .put(answered, Happening::Pass { host: from, life, input: Input::Dialled(number, stands) });
+    }
+}
+
+/// A message in a word, and its room.
+fn told(message: &Message<'_>) -> (&'static str, Option<Room>) {
+    match message {
+        Message::Hello(_) => ("says Hello", None),
+        Message::Proof(_) => ("says Proof", None),
+        Message::Announce(_) => ("says Announce", None),
+        Message::Welcome(_) => ("says Welcome", None),
+        Message::Refused(_) => ("says Refused", None),
+        Message::Destination(destination) => ("says Destination", Some(destination.id.room)),
+        Message::Abort(abort) => ("says Abort", Some(abort.id.room)),
+        Message::AbortAck(ack) => ("says AbortAck", Some(ack.id.room)),
+        Message::Status(status) => ("says Status", Some(status.id.room)),
+        Message::Done(done) => ("says Done", Some(done.id.room)),
+        Message::Bye(_) => ("says Bye", None),
+    }
+}

@@ -1,0 +1,130 @@
+//! Requests of clients and their legs, and what is checked of their answers.
+
+use super::{Cluster, Happening, Leg, Phase, RECOVERED, SLACK};
+use crate::cluster::router::Role;
+use crate::ids::Room;
+use crate::sim::checkers::tokens;
+use crate::sim::edge::{Input, Job};
+use crate::sim::router::{Answer, LegName, Wish};
+
+impl Cluster<'_> {
+    pub(super) fn request(&mut self) {
+        let now = self.agenda.now();
+        self.begin(None, self.plan.is_calm());
+        self.asked += 1;
+        if self.asked < self.plan.scale.requests {
+            let next = now + self.dice.within(0, self.plan.gap);
+            self.agenda.put(next, Happening::Request);
+        }
+    }
+
+    /// A client asks; `pair` is whom it wants to be served by.
+    pub(super) fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) {
+        let now = self.agenda.now();
+        let mut order = self.workload.draw();
+        let mut until = now + order.patience + SLACK;
+        if pair.is_some() {
+            (order.patience, until) = (RECOVERED, now + RECOVERED);
+        }
+        let room = Room(self.rooms.draw() >> 1);
+        self.ends.begun(until, must_succeed);
+        self.report.requests += 1;
+        let hosts = &self.hosts;
+        let id = self.flights.begin(order, room, pair, |host| hosts[host].process.is_some());
+        self.story.tell(now, "request", id, "begins", Some(room), 0);
+        // Nothing has come of it yet that could be wrong.
+        let _ = self.carry_out();
+    }
+
+    /// Does what the router wants done.
+    pub(super) fn carry_out(&mut self) -> Result<(), String> {
+        for wish in std::mem::take(&mut self.flights.wishes) {
+            match wish {
+                Wish::Send { flight, room, prefill, decode } => {
+                    self.open_leg(LegName { flight, role: Role::Prefill, copy: 0 }, room, prefill, prefill);
+                    self.open_leg(LegName { flight, role: Role::Decode, copy: 0 }, room, decode, prefill);
+                    let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
+                    if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
+                        let (role, host) =
+                            self.dice.pick(&[(Role::Prefill, prefill), (Role::Decode, decode)]);
+                        self.open_leg(LegName { flight, role, copy: 1 }, room, host, prefill);
+                    }
+                }
+                Wish::Cancel(name) => self.post(name, Input::Cancel(name)),
+                Wish::Remind(flight, at) => self.agenda.put(at, Happening::Remind(flight)),
+                Wish::Over(flight, how) => {
+                    for role in [Role::Prefill, Role::Decode] {
+                        let copy = LegName { flight, role, copy: 1 };
+                        self.post(copy, Input::Cancel(copy));
+                    }
+                    let room = self.flights.room(flight);
+                    let what = match how {
+                        Ok(_) => "ends well",
+                        Err(cause) => cause.name(),
+                    };
+                    self.story.tell(self.agenda.now(), "request", flight, what, Some(room), 0);
+                    self.ends.ended(flight, how)?;
+                    match how {
+                        Ok(_) => {
+                            self.report.well += 1;
+                            let expected = &self.flights.order(flight).expected;
+                            tokens::whole(flight, self.flights.answer(flight), expected)?;
+                        }
+                        Err(cause) => *self.report.failures.entry(cause.name()).or_default() += 1,
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn open_leg(&mut self, name: LegName, room: Room, host: usize, source: usize) {
+        let life = self.hosts[host].life;
+        self.legs.insert(name, Leg { host, life, room, last: [0; 2] });
+        let order = self.flights.order(name.flight).clone();
+        self.post(name, Input::Submit(Box::new(Job { name, room, source, order })));
+    }
+
+    fn post(&mut self, name: LegName, input: Input) {
+        let at = self.agenda.now() + self.delay();
+        let Some(leg) = self.legs.get_mut(&name) else { return };
+        leg.last[0] = at.max(leg.last[0] + 1);
+        let at = leg.last[0];
+        self.agenda.put(at, Happening::ToWorker { leg: name, input });
+    }
+
+    pub(super) fn reach_worker(&mut self, name: LegName, input: Input) {
+        let Some(leg) = self.legs.get(&name) else { return };
+        let (host, life, room) = (leg.host, leg.life, leg.room);
+        let what = if matches!(input, Input::Cancel(_)) { "is cancelled" } else { "comes" };
+        self.story.tell(self.agenda.now(), "process", host, what, Some(room), name.role as u64);
+        if self.hosts[host].life != life || self.hosts[host].process.is_none() {
+            let now = self.agenda.now();
+            return self.lose(name, now);
+        }
+        self.deliver(host, life, input);
+    }
+
+    pub(super) fn reach_router(&mut self, name: LegName, answer: Answer) -> Result<(), String> {
+        let now = self.agenda.now();
+        let Some(leg) = self.legs.get(&name) else { return Ok(()) };
+        let detail = match answer {
+            Answer::Token(token) => token.into(),
+            _ => name.role as u64,
+        };
+        let what = match answer {
+            Answer::Token(_) => "answers",
+            Answer::Ended(_) => "has answered",
+            Answer::Lost => "is lost",
+        };
+        self.story.tell(now, "process", leg.host, what, Some(leg.room), detail);
+        self.flights.take(name, answer, now);
+        if let Answer::Token(_) = answer {
+            let expected = &self.flights.order(name.flight).expected;
+            tokens::begins(name.flight, self.flights.answer(name.flight), expected)?;
+        } else {
+            self.legs.remove(&name);
+        }
+        self.carry_out()
+    }
+}

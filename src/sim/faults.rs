@@ -1,0 +1,130 @@
+//! What is done to a cluster, by seed: each seed has some kinds of faults, so that now and then one kind meets
+//! only itself. Not here: how each is carried out (`cluster`).
+
+use super::agenda::{MILLI, Nanos, SECOND};
+use super::dice::Dice;
+use super::process::Thread;
+
+/// Something that goes wrong.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fault {
+    /// A control connection is reset.
+    Cut,
+    /// A process dies, and another one is started at its address.
+    Crash {
+        /// Whose.
+        host: usize,
+        /// With its host: nobody is told.
+        silent: bool,
+        /// Until it is started again.
+        down: Nanos,
+    },
+    /// A process stands still.
+    Pause {
+        /// Whose.
+        host: usize,
+        /// For so long.
+        time: Nanos,
+    },
+    /// One thread of a process stands still.
+    Stall {
+        /// Whose.
+        host: usize,
+        /// Which.
+        thread: Thread,
+        /// For so long.
+        time: Nanos,
+    },
+    /// Packets between two hosts are lost.
+    Part {
+        /// From here,
+        from: usize,
+        /// to there,
+        to: usize,
+        /// and back.
+        both: bool,
+        /// For so long.
+        time: Nanos,
+    },
+    /// A model computes slowly.
+    Slow {
+        /// Whose.
+        host: usize,
+        /// How many times slower.
+        factor: u64,
+        /// For so long.
+        time: Nanos,
+    },
+    /// A process finds that its clock is later than it was.
+    Jump {
+        /// Whose.
+        host: usize,
+        /// By so much.
+        by: Nanos,
+    },
+    /// A client goes away.
+    Leave,
+}
+
+/// Faults of a run, and what else is not as it should be.
+#[derive(Clone, Debug)]
+pub struct Faults {
+    /// By time.
+    pub list: Vec<(Nanos, Fault)>,
+    /// One in so many legs is sent twice; 0: none.
+    pub twice: u64,
+    /// How many times later than others each thread of each process is, all the time.
+    pub lags: Vec<[u64; 3]>,
+}
+
+impl Faults {
+    /// Of a cluster with `prefill` and `decode` workers to which requests come for `span`.
+    pub fn draw(dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) -> Faults {
+        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 7)).collect();
+        let hosts = prefill + decode;
+        let mut list: Vec<(Nanos, Fault)> = (0..dice.within(1, 12))
+            .map(|_| {
+                let at = dice.within(0, span);
+                let host = dice.draw() as usize % hosts;
+                let fault = match dice.pick(&kinds) {
+                    0 => Fault::Cut,
+                    1 => Fault::Crash {
+                        host,
+                        silent: dice.one_in(3),
+                        down: dice.pick(&[MILLI, 300 * MILLI, 1500 * MILLI, 3 * SECOND, 12 * SECOND]),
+                    },
+                    2 => Fault::Pause {
+                        host,
+                        time: dice.pick(&[50 * MILLI, 600 * MILLI, 1900 * MILLI, 2500 * MILLI, 6 * SECOND]),
+                    },
+                    3 => {
+                        let (one, other) =
+                            (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+                        let (from, to) = if dice.one_in(2) { (one, other) } else { (other, one) };
+                        let time = dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
+                        Fault::Part { from, to, both: dice.one_in(2), time }
+                    }
+                    4 => {
+                        let time = dice.pick(&[200 * MILLI, 2 * SECOND]);
+                        Fault::Slow { host, factor: dice.pick(&[10, 100, 1000]), time }
+                    }
+                    5 => Fault::Jump { host, by: dice.pick(&[400 * MILLI, 3 * SECOND, 20 * SECOND]) },
+                    6 => Fault::Stall {
+                        host,
+                        thread: dice.pick(&Thread::ALL),
+                        time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
+                    },
+                    _ => Fault::Leave,
+                };
+                (at, fault)
+            })
+            .collect();
+        if dice.one_in(2) {
+            list.extend((0..dice.within(5, 40)).map(|_| (dice.within(0, span), Fault::Leave)));
+        }
+        list.sort_unstable_by_key(|&(at, _)| at);
+        let twice = if dice.one_in(3) { dice.within(2, 20) } else { 0 };
+        let lags = (0..hosts).map(|_| [(); 3].map(|()| dice.pick(&[1, 1, 1, 1, 30, 300]))).collect();
+        Faults { list, twice, lags }
+    }
+}

@@ -1,0 +1,173 @@
+//! A model that is nothing but a check of paged KV: each token writes a hash of itself and its position, and
+//! logits are a hash over all KV up to the position, read back through the pages. A page that is missing, stale
+//! or another's changes the next token.
+//!
+//! Owns: no weights. Not here: what the tokens of a request must be (`workload`), which follows from [`Fold`].
+
+use crate::ids::PageId;
+use crate::kv::layout::{KeyValue, KvDtype, KvLayout};
+use crate::model::forward::batch::{Batch, Logits, Row};
+use crate::model::forward::{Forward, KvPool, StepEnd};
+use std::ops::{ControlFlow, Range};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Layers of the model.
+pub const LAYERS: u32 = 3;
+/// Token ids are below this.
+pub const VOCAB: u32 = 40;
+
+/// KV of one head of eight bytes.
+pub const fn layout(page_size: u32) -> KvLayout {
+    KvLayout::page_major(page_size, LAYERS, 1, 2, KvDtype::F32)
+}
+
+/// Spreads the bits of `state`.
+pub const fn mix(state: u64) -> u64 {
+    let mut z = state.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+/// The eight bytes of one token in one layer, as a word of the pool's memory.
+pub fn cell<'a>(
+    kv: KvPool<'a>,
+    pages: &[PageId],
+    position: u32,
+    layer: u32,
+    which: KeyValue,
+) -> &'a AtomicU64 {
+    let page = pages[(position / kv.layout.page_size) as usize];
+    kv.region.word(kv.layout.offset(page, layer, which, 0, position % kv.layout.page_size) as usize)
+}
+
+/// What a token's keys and values are.
+fn written(token: u32, position: u32, layer: u32) -> (u64, u64) {
+    let hash = mix(u64::from(token) << 40 ^ u64::from(position) << 8 ^ u64::from(layer));
+    (hash, !hash)
+}
+
+/// The hash over KV, from which logits come.
+#[derive(Clone, Copy, Debug)]
+pub struct Fold(u64);
+
+impl Default for Fold {
+    fn default() -> Fold {
+        Fold(7)
+    }
+}
+
+impl Fold {
+    /// Over a token more, as it is when its KV is right.
+    pub fn add(&mut self, token: u32, position: u32) {
+        for layer in 0..LAYERS {
+            self.take(written(token, position, layer));
+        }
+    }
+
+    fn take(&mut self, (key, value): (u64, u64)) {
+        self.0 = mix(mix(self.0 ^ key) ^ value);
+    }
+
+    /// Logits of what follows.
+    pub fn logits(self) -> impl Iterator<Item = f32> {
+        (0..VOCAB).map(move |id| (mix(self.0 ^ u64::from(id)) % 1000) as f32 / 200.0)
+    }
+}
+
+/// Called after each layer.
+pub type Hook = Box<dyn FnMut() + Send>;
+
+/// What is seen of the model's work from outside.
+#[derive(Default)]
+pub struct Watch {
+    /// Layers run.
+    pub layers: AtomicU64,
+    /// Nanoseconds that all steps so far have taken.
+    pub now_ns: AtomicU64,
+    /// What each token adds to them.
+    pub token_ns: AtomicU64,
+    /// Token ranges of the rows of each step, when recording.
+    pub steps: Mutex<Option<Vec<Vec<Range<u32>>>>>,
+    /// Called after each layer.
+    pub hook: Mutex<Option<Hook>>,
+}
+
+/// The model.
+pub struct PseudoModel {
+    watch: Arc<Watch>,
+    logits: Vec<f32>,
+}
+
+impl PseudoModel {
+    /// One that gives at most `logits` rows of logits in a step.
+    pub fn new(watch: Arc<Watch>, logits: usize) -> PseudoModel {
+        PseudoModel { watch, logits: Vec::with_capacity(logits * VOCAB as usize) }
+    }
+
+    fn look(&mut self, batch: &Batch) {
+        if let Some(steps) = &mut *self.watch.steps.lock().expect("nobody panics with it") {
+            steps.push(batch.rows().iter().map(|row| positions(batch, row)).collect());
+        }
+        let ns = self.watch.token_ns.load(Ordering::Relaxed) * batch.tokens().len() as u64;
+        self.watch.now_ns.fetch_add(ns, Ordering::Relaxed);
+    }
+
+    fn fill_logits(&mut self, kv: KvPool<'_>, pages: &[PageId], last: u32) {
+        let mut fold = Fold::default();
+        for position in 0..=last {
+            for layer in 0..LAYERS {
+                let read = |which| cell(kv, pages, position, layer, which).load(Ordering::Relaxed);
+                fold.take((read(KeyValue::Key), read(KeyValue::Value)));
+            }
+        }
+        self.logits.extend(fold.logits());
+    }
+}
+
+impl Forward for PseudoModel {
+    fn step(
+        &mut self,
+        batch: &Batch,
+        kv: KvPool<'_>,
+        on_layer: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> StepEnd {
+        assert!(!batch.rows().is_empty());
+        self.look(batch);
+        for layer in 0..LAYERS {
+            for row in batch.rows() {
+                let (tokens, pages) = (&batch.tokens()[batch.token_range(row)], batch.pages(row));
+                for (position, &token) in (row.start..).zip(tokens) {
+                    let (key, value) = written(token, position, layer);
+                    cell(kv, pages, position, layer, KeyValue::Key).store(key, Ordering::Relaxed);
+                    cell(kv, pages, position, layer, KeyValue::Value).store(value, Ordering::Relaxed);
+                }
+            }
+            self.watch.layers.fetch_add(1, Ordering::Relaxed);
+            if let Some(hook) = &mut *self.watch.hook.lock().expect("nobody panics with it") {
+                hook();
+            }
+            if on_layer(layer).is_break() {
+                return StepEnd::Stopped;
+            }
+        }
+        self.logits.clear();
+        for row in batch.rows() {
+            match row.logits {
+                Logits::None => {}
+                Logits::Last => self.fill_logits(kv, batch.pages(row), positions(batch, row).end - 1),
+                Logits::All => panic!("schedulers ask for the last token's logits only"),
+            }
+        }
+        StepEnd::Complete
+    }
+
+    fn logits(&self, index: usize) -> &[f32] {
+        &self.logits[index * VOCAB as usize..][..VOCAB as usize]
+    }
+}
+
+fn positions(batch: &Batch, row: &Row) -> Range<u32> {
+    row.start..row.start + batch.token_range(row).len() as u32
+}

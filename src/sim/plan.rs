@@ -1,0 +1,127 @@
+//! What a seed decides before anything happens: how large workers are, how fast, and what they are asked.
+
+use super::agenda::{MICRO, MILLI, Nanos, SECOND};
+use super::dice::Dice;
+use super::faults::Faults;
+use super::model::VOCAB;
+use crate::config::resolved::Policy;
+use crate::sched::config::SchedConfig;
+
+/// Longest prompt, in tokens.
+pub const PROMPT_MAX: u32 = 127;
+/// Longest answer, in tokens.
+pub const ANSWER_MAX: u32 = 31;
+
+/// What is simulated, by the seed or by whoever replays it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Scale {
+    /// Prefill workers.
+    pub prefill: u32,
+    /// Decode workers.
+    pub decode: u32,
+    /// Requests, those that try at the end whether all is well again not counted.
+    pub requests: u32,
+    /// Whether things go wrong.
+    pub faults: bool,
+}
+
+/// One worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Bounds of its engine's turns.
+    pub config: SchedConfig,
+    /// Pages of its pool.
+    pub pages: u32,
+    /// Requests it can hold.
+    pub slots: usize,
+    /// Room in its engine's ring of commands.
+    pub commands: usize,
+    /// How long the model takes for a token.
+    pub token: Nanos,
+}
+
+/// Everything that a seed decides at once; what it decides on the way is drawn from forks of the same dice.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The seed.
+    pub seed: u64,
+    /// How much of it.
+    pub scale: Scale,
+    /// Each prefill worker.
+    pub prefill: Size,
+    /// Each decode worker.
+    pub decode: Size,
+    /// How pairs are chosen.
+    pub policy: Policy,
+    /// Between two requests, at most.
+    pub gap: Nanos,
+    /// How long a message takes, at least and as a rule at most.
+    pub delay: (Nanos, Nanos),
+    /// How late a thread is, as a rule at most.
+    pub lateness: Nanos,
+    /// How long a request may take.
+    pub patience: Nanos,
+    /// What is done to it.
+    pub faults: Option<Faults>,
+}
+
+impl Plan {
+    /// Of a seed.
+    pub fn new(seed: u64, scale: Scale) -> Plan {
+        let mut dice = Dice::new(seed).fork("plan");
+        let prefix_cache = !dice.one_in(4);
+        let shared = SchedConfig {
+            max_running: dice.number(2, 8) as usize,
+            max_prefill_tokens: 256,
+            chunked_prefill_size: dice.number(8, 160),
+            chunk_ms: dice.pick(&[0, 0, 1, 20]),
+            page_size: dice.pick(&[2, 4, 8, 16]),
+            context: PROMPT_MAX + ANSWER_MAX,
+            vocab: VOCAB,
+            prefix_cache,
+        };
+        // Workers of two page sizes hand over to each other, too.
+        let other = if dice.one_in(3) { dice.pick(&[2, 4, 8, 16]) } else { shared.page_size };
+        let mut faulty = Dice::new(seed).fork("faults");
+        let delay = dice.pick(&[20 * MICRO, 100 * MICRO, 2 * MILLI]);
+        let gap = dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]);
+        // Where things go wrong for seconds, requests come for seconds.
+        let gap = if scale.faults { gap * faulty.pick(&[1, 20, 100]) } else { gap };
+        let faults = scale.faults.then(|| {
+            let span = gap * u64::from(scale.requests) / 2;
+            Faults::draw(&mut faulty, scale.prefill as usize, scale.decode as usize, span)
+        });
+        Plan {
+            seed,
+            scale,
+            prefill: size(shared, scale, &mut dice, &mut faulty),
+            decode: size(SchedConfig { page_size: other, ..shared }, scale, &mut dice, &mut faulty),
+            policy: dice.pick(&[Policy::LeastLoaded, Policy::RoundRobin]),
+            gap,
+            delay: (delay / 4, delay),
+            lateness: dice.pick(&[10 * MICRO, 100 * MICRO, MILLI]),
+            patience: if scale.faults {
+                faulty.pick(&[500 * MILLI, 5 * SECOND, 40 * SECOND])
+            } else {
+                300 * SECOND
+            },
+            faults,
+        }
+    }
+
+    /// Whether nothing is done to the cluster that could make a request fail.
+    pub fn is_calm(&self) -> bool {
+        self.faults.is_none()
+    }
+}
+
+fn size(config: SchedConfig, scale: Scale, dice: &mut Dice, faulty: &mut Dice) -> Size {
+    let longest = (PROMPT_MAX + ANSWER_MAX).div_ceil(config.page_size) + 1;
+    // From hardly one long request to more than can be used.
+    let pages = longest * dice.number(2, 12) / 2;
+    let most = scale.requests as usize + 1;
+    // Where some may be refused, also few places and a ring that is full now and then.
+    let slots = if scale.faults { faulty.pick(&[3, 8, most]) } else { most };
+    let commands = if scale.faults { faulty.pick(&[2, 8, slots * 4 + 64]) } else { slots * 4 + 64 };
+    Size { config, pages, slots, commands, token: dice.within(MICRO, 20 * MICRO) }
+}

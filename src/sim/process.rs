@@ -1,0 +1,253 @@
+//! One worker process: the cores of production, put together as `role` does it, without threads and sockets.
+//!
+//! Owns: the engine, the mover, the hand-off and the rings between them. Each of the three threads takes a turn
+//! when the cluster says so. Not here: what `ctl` does at its edge (`edge`), when turns come (`cluster`).
+
+use super::agenda::Nanos;
+use super::edge::Edge;
+use super::model::{LAYERS, PseudoModel, Watch, layout};
+use super::plan::Size;
+use crate::cluster::router::Role;
+use crate::front::handoff::{Handoff, Member, Offer, Role as MemberRole};
+use crate::front::worker::{Ring, Worker};
+use crate::ids::WorkerId;
+use crate::kv::lease::MoverRight;
+use crate::kv::region::Region;
+use crate::sched::decode::DecodeWorker;
+use crate::sched::engine::Engine;
+use crate::sched::mail::{Mail, events_per_turn};
+use crate::sched::prefill::PrefillWorker;
+use crate::sched::stats::WorkerStats;
+use crate::sched::worker::{Activity, KvMemory, Worker as SchedWorker};
+use crate::stdx::bell::Bell;
+use crate::sys::event::EventCounter;
+use crate::transfer::copiers::Copiers;
+use crate::transfer::manager::destination::DestinationManager;
+use crate::transfer::manager::identity::Identity;
+use crate::transfer::manager::source::SourceManager;
+use crate::transfer::mover::Mover;
+use crate::transfer::mover::destination::DestinationMover;
+use crate::transfer::mover::source::SourceMover;
+use crate::transfer::pages::PageLists;
+use crate::transfer::rings::{Bells, Rings};
+use crate::transfer::status::StatusTable;
+use crate::transfer::transport::Memory;
+use crate::transfer::waiter::Turns;
+use crate::wire::message::{Fingerprint, HostId, Transport};
+use crossbeam_channel as channel;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// The only worker of a process.
+pub const WORKER: WorkerId = WorkerId(0);
+/// Sessions of a worker: a few more than there are workers, so that restarts do not use them up.
+const SESSIONS: usize = 16;
+/// All workers are on one.
+const HOST: HostId = HostId([7; 16]);
+
+/// The threads of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Thread {
+    /// Protocol and clients.
+    Ctl,
+    /// Scheduler and model.
+    Engine,
+    /// Copies.
+    Move,
+}
+
+impl Thread {
+    /// All, in order of their numbers.
+    pub const ALL: [Thread; 3] = [Thread::Ctl, Thread::Engine, Thread::Move];
+}
+
+/// A worker process.
+pub struct Process {
+    /// What `ctl` owns, and what it does in a turn.
+    pub edge: Edge,
+    /// The worker's figures.
+    pub stats: Arc<WorkerStats>,
+    /// Its KV.
+    pub memory: Memory,
+    engine: Engine,
+    mover: Mover,
+    watch: Arc<Watch>,
+    bells: [Arc<Bell>; 3],
+    /// A bit for each thread that was woken.
+    woken: Arc<AtomicU8>,
+    base: Instant,
+}
+
+impl Process {
+    /// A process that has just started. `base` is the beginning of time.
+    pub fn new(role: Role, size: &Size, base: Instant) -> io::Result<Process> {
+        let woken: Arc<AtomicU8> = Arc::default();
+        let bells = Thread::ALL.map(|thread| {
+            let woken = woken.clone();
+            let bell = Bell::new(move || {
+                woken.fetch_or(1 << thread as u8, Ordering::Relaxed);
+            });
+            bell.announce();
+            Arc::new(bell)
+        });
+        let memory = memory(size)?;
+        let status = Arc::new(StatusTable::new(size.slots));
+        let (commands, commands_in) = channel::bounded(size.commands);
+        let (events_out, events) = channel::bounded(2 * events_per_turn(size.slots));
+        let engine_bell = bells[Thread::Engine as usize].clone();
+        let worker = Worker::new(WORKER, Ring::new(commands, engine_bell), status.clone(), memory.clone());
+        let Cores { scheduler, stats, mover, role, reports } = match role {
+            Role::Prefill => prefill(size, &memory, &status, &bells),
+            Role::Decode => decode(size, &memory, &status, &bells)?,
+        };
+        let members = vec![Member { worker, role, reports: Some(reports) }];
+        let offer = Offer { transports: vec![Transport::Shm], host: HOST, data: None, lanes: 1 };
+        let watch = Arc::new(Watch { token_ns: AtomicU64::new(size.token), ..Watch::default() });
+        let model = PseudoModel::new(watch.clone(), size.config.batch_limits().logits);
+        let mail = Mail::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
+        let ticks = watch.clone();
+        let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
+        Ok(Process {
+            edge: Edge::new(Handoff::new(members, offer), events),
+            stats,
+            memory,
+            engine: Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock)),
+            mover,
+            watch,
+            bells,
+            woken,
+            base,
+        })
+    }
+
+    /// A time of this process.
+    pub fn instant(&self, at: Nanos) -> Instant {
+        self.base + Duration::from_nanos(at)
+    }
+
+    /// One turn of the engine; what it took, too.
+    pub fn step_engine(&mut self, now: Nanos) -> (Activity, Nanos) {
+        self.bells[Thread::Engine as usize].dismiss();
+        self.watch.now_ns.store(now, Ordering::Relaxed);
+        let activity = self.engine.step(self.instant(now));
+        self.bells[Thread::Engine as usize].announce();
+        (activity, self.watch.now_ns.load(Ordering::Relaxed) - now)
+    }
+
+    /// One turn of the mover. True when something was done.
+    pub fn step_mover(&mut self) -> bool {
+        self.bells[Thread::Move as usize].dismiss();
+        let busy = self.mover.step();
+        self.bells[Thread::Move as usize].announce();
+        busy
+    }
+
+    /// `ctl` is at work, or parks.
+    pub fn attend(&self, awake: bool) {
+        let bell = &self.bells[Thread::Ctl as usize];
+        if awake { bell.dismiss() } else { bell.announce() }
+    }
+
+    /// Threads woken since this was asked last.
+    pub fn take_woken(&self) -> impl Iterator<Item = Thread> {
+        let woken = self.woken.swap(0, Ordering::Relaxed);
+        Thread::ALL.into_iter().filter(move |&thread| woken & 1 << thread as u8 != 0)
+    }
+
+    /// How much slower than it began the model is.
+    pub fn slow_down(&self, size: &Size, factor: u64) {
+        self.watch.token_ns.store(size.token * factor, Ordering::Relaxed);
+    }
+}
+
+/// What differs by role.
+struct Cores {
+    scheduler: Box<dyn SchedWorker>,
+    stats: Arc<WorkerStats>,
+    mover: Mover,
+    role: MemberRole,
+    reports: channel::Receiver<crate::transfer::mover::Report>,
+}
+
+fn prefill(size: &Size, memory: &Memory, status: &Arc<StatusTable>, bells: &[Arc<Bell>; 3]) -> Cores {
+    let Rings { links, handle, commands, reports } =
+        Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
+    let right = MoverRight::for_mover_thread();
+    let source = SourceMover::new(links, memory.clone(), SESSIONS, right);
+    let scheduler = PrefillWorker::new(WORKER, size.config, kv(memory), handle);
+    let allowed = vec![Transport::Shm];
+    let manager = SourceManager::new(identity(size, memory), allowed, status.clone(), SESSIONS);
+    let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
+    Cores {
+        stats: scheduler.stats().clone(),
+        scheduler: Box::new(scheduler),
+        mover: Mover { sources: vec![source], destinations: Vec::new() },
+        role: MemberRole::Prefill { manager: Box::new(manager), mover },
+        reports,
+    }
+}
+
+fn decode(
+    size: &Size,
+    memory: &Memory,
+    status: &Arc<StatusTable>,
+    bells: &[Arc<Bell>; 3],
+) -> io::Result<Cores> {
+    let Rings { links, handle, commands, reports } =
+        Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
+    let right = MoverRight::for_mover_thread();
+    let destination = DestinationMover::new(links, memory.clone(), SESSIONS, right);
+    let scheduler = DecodeWorker::new(WORKER, size.config, kv(memory), handle);
+    let manager = DestinationManager::new(identity(size, memory), status.clone(), SESSIONS);
+    let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
+    let doorbell = EventCounter::new()?;
+    Ok(Cores {
+        stats: scheduler.stats().clone(),
+        scheduler: Box::new(scheduler),
+        mover: Mover { sources: Vec::new(), destinations: vec![destination] },
+        role: MemberRole::Decode { manager: Box::new(manager), mover, doorbell },
+        reports,
+    })
+}
+
+fn memory(size: &Size) -> io::Result<Memory> {
+    let layout = layout(size.config.page_size);
+    let pages_of_context = layout.pages_for(size.config.context) as usize;
+    let bytes = u64::from(size.pages) * layout.page_stride;
+    Ok(Memory {
+        region: Arc::new(Region::new(c"baton-kv", bytes as usize)?),
+        layout,
+        pages: size.pages,
+        lists: Arc::new(PageLists::new(size.slots, pages_of_context)?),
+        tally: Arc::default(),
+        copiers: Copiers::default(),
+    })
+}
+
+fn kv(memory: &Memory) -> KvMemory {
+    KvMemory { region: memory.region.clone(), layout: memory.layout, pages: memory.pages }
+}
+
+fn as_bells(bells: &[Arc<Bell>; 3]) -> Bells {
+    let [ctl, engine, mover] = bells.clone();
+    Bells { engine, ctl, mover }
+}
+
+fn identity(size: &Size, memory: &Memory) -> Identity {
+    Identity {
+        fingerprint: Fingerprint {
+            config: [LAYERS as u8; 32],
+            weights: [2; 32],
+            kernels: [3; 32],
+            tokenizer: [4; 32],
+            template: [5; 32],
+        },
+        layout: memory.layout,
+        pages: memory.pages,
+        pool_bytes: memory.region.len() as u64,
+        slots: size.slots as u32,
+        host: HOST,
+    }
+}

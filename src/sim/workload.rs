@@ -1,0 +1,98 @@
+//! What clients ask for, and what they must get: tokens follow from the prompt by the hash alone, whatever
+//! pages, chunks and workers they go through.
+
+use super::agenda::Nanos;
+use super::dice::Dice;
+use super::model::{Fold, VOCAB};
+use super::plan::{ANSWER_MAX, PROMPT_MAX};
+use crate::kv::prefix::Salt;
+use crate::model::sampler::{Context, Sampler, SamplingParams};
+
+/// One request.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// Ids of its prompt.
+    pub prompt: Vec<u32>,
+    /// Most ids of its answer.
+    pub max_new: u32,
+    /// How they are chosen.
+    pub sampling: SamplingParams,
+    /// Ids that end it.
+    pub stop_tokens: Vec<u32>,
+    /// Whose prefix cache it shares.
+    pub salt: Salt,
+    /// How long it may take.
+    pub patience: Nanos,
+    /// Its answer, if it gets one.
+    pub expected: Vec<u32>,
+}
+
+/// Draws requests, many of which begin alike.
+#[derive(Debug)]
+pub struct Workload {
+    dice: Dice,
+    stems: Vec<Vec<u32>>,
+    sampler: Sampler,
+    patience: Nanos,
+}
+
+impl Workload {
+    /// Of requests that wait so long.
+    pub fn new(mut dice: Dice, patience: Nanos) -> Workload {
+        let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
+        Workload { dice, stems, sampler: Sampler::new(VOCAB as usize), patience }
+    }
+
+    /// The next request.
+    pub fn draw(&mut self) -> Order {
+        let dice = &mut self.dice;
+        let tokens = dice.number(1, PROMPT_MAX);
+        let shared = if dice.one_in(2) { dice.number(0, tokens) } else { 0 };
+        let stem = dice.draw() as usize % self.stems.len();
+        let mut prompt = self.stems[stem][..shared as usize].to_vec();
+        prompt.extend(ids(dice, tokens - shared));
+        let sampling = match dice.one_in(3) {
+            true => SamplingParams { temperature: 0.8, seed: dice.draw(), ..SamplingParams::GREEDY },
+            false => SamplingParams::GREEDY,
+        };
+        let stop_tokens = if dice.one_in(4) { ids(dice, 2) } else { Vec::new() };
+        let salt = Salt(if dice.one_in(5) { dice.within(1, 2).into() } else { 0 });
+        let max_new = dice.number(1, ANSWER_MAX);
+        let mut order = Order {
+            prompt,
+            max_new,
+            sampling,
+            stop_tokens,
+            salt,
+            patience: self.patience,
+            expected: Vec::new(),
+        };
+        order.expected = self.answer(&order);
+        order
+    }
+
+    fn answer(&mut self, order: &Order) -> Vec<u32> {
+        let mut fold = Fold::default();
+        let mut position = 0;
+        for &token in &order.prompt {
+            fold.add(token, position);
+            position += 1;
+        }
+        let mut output = Vec::new();
+        loop {
+            let logits: Vec<f32> = fold.logits().collect();
+            let context = Context { prompt: &order.prompt, output: &output };
+            let token = self.sampler.sample(&logits, &order.sampling, context, position, 0).token;
+            output.push(token);
+            if order.stop_tokens.contains(&token) || output.len() == order.max_new as usize {
+                return output;
+            }
+            fold.add(token, position);
+            position += 1;
+        }
+    }
+}
+
+fn ids(dice: &mut Dice, count: u32) -> Vec<u32> {
+    (0..count).map(|_| dice.number(0, VOCAB - 1)).collect()
+}

@@ -1,0 +1,76 @@
+//! The simulated cluster: seeds that must go well, and replays that must be replays.
+
+mod planted;
+
+use baton::config::resolved::{LogConfig, LogLevel};
+use baton::obs::log;
+use baton::sim::campaign::{Campaign, run};
+use baton::sim::cluster::Report;
+use baton::sim::plan::{Plan, Scale};
+use std::ops::RangeInclusive;
+
+const SCALE: Scale = Scale { prefill: 3, decode: 5, requests: 100, faults: false };
+
+/// What workers warn of is what is simulated.
+fn quiet() {
+    log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
+}
+
+/// Runs a seed, or panics with what replays it.
+fn well(seed: u64, scale: Scale) -> Report {
+    let (result, _) = run(&Plan::new(seed, scale), None);
+    let campaign = Campaign { seed, seeds: 1, scale, trace: None };
+    result.unwrap_or_else(|failure| panic!("{}", campaign.tell(seed, &failure)))
+}
+
+#[test]
+fn all_requests_end_well_whatever_the_order_of_steps() {
+    quiet();
+    for seed in 1..=40 {
+        let report = well(seed, SCALE);
+        assert_eq!(report.well, SCALE.requests as usize, "seed {seed}");
+    }
+}
+
+/// Of two tests, so that two cores have something to do.
+fn go_wrong(seeds: RangeInclusive<u64>) {
+    quiet();
+    let mut failures = 0;
+    for seed in seeds {
+        let report = well(seed, Scale { faults: true, ..SCALE });
+        failures += report.failures.values().sum::<usize>();
+    }
+    assert!(failures > 0, "nothing went wrong");
+}
+
+#[test]
+fn whatever_goes_wrong_requests_end_and_the_cluster_serves_again() {
+    go_wrong(1..=150);
+}
+
+#[test]
+fn whatever_else_goes_wrong_they_do_too() {
+    go_wrong(151..=300);
+}
+
+#[test]
+fn clusters_of_any_shape_serve() {
+    quiet();
+    for (seed, prefill, decode) in [(1, 1, 1), (2, 1, 8), (3, 8, 1), (4, 2, 2), (5, 16, 16)] {
+        well(seed, Scale { prefill, decode, requests: 60, faults: false });
+    }
+}
+
+#[test]
+fn a_seed_repeats_itself_to_the_last_happening() {
+    quiet();
+    let mut hashes = Vec::new();
+    for seed in 1..=8 {
+        let scale = Scale { faults: seed > 2, ..SCALE };
+        let report = well(seed, scale);
+        assert_eq!(well(seed, scale), report, "seed {seed}");
+        hashes.push(report.hash);
+    }
+    hashes.dedup();
+    assert_eq!(hashes.len(), 8, "another seed is another story");
+}

@@ -49,7 +49,7 @@ pub struct SimFlags {
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
     /// Seeds to run, one after the other; the first that fails ends it, with the command that repeats it
-    #[arg(long, value_name = "K", default_value_t = 1)]
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..))]
     pub seeds: u64,
     /// Prefill workers, 1 to 16
     #[arg(long, value_name = "P", default_value_t = 3, value_parser = value_parser!(u32).range(1..=16))]

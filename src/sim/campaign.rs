@@ -34,7 +34,7 @@ impl Campaign {
     pub fn run(&self) -> bool {
         let begun = Instant::now();
         let mut sum = Report::default();
-        for seed in self.seed..self.seed.saturating_add(self.seeds) {
+        for seed in (0..self.seeds).map(|number| self.seed.wrapping_add(number)) {
             match self.run_one(seed) {
                 Ok(report) => add(&mut sum, &report),
                 Err(failure) => {

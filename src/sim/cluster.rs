@@ -300,7 +300,7 @@ impl<'a> Cluster<'a> {
             Happening::Pass { host, life, input } => self.pass(host, life, input),
             Happening::ToWorker { leg, input } => self.reach_worker(leg, input),
             Happening::ToRouter { leg, answer } => self.reach_router(leg, answer)?,
-            Happening::Request => self.request(),
+            Happening::Request => self.request()?,
             Happening::Remind(flight) => {
                 self.flights.overdue(flight, now);
                 self.carry_out()?;
@@ -446,7 +446,7 @@ impl<'a> Cluster<'a> {
                 let (prefill, decode) = (self.plan.scale.prefill as usize, self.plan.scale.decode as usize);
                 self.phase = match pair < prefill * decode {
                     true => {
-                        self.begin(Some((pair % prefill, prefill + pair / prefill)), true);
+                        self.begin(Some((pair % prefill, prefill + pair / prefill)), true)?;
                         Phase::Recovering { from, pair: pair + 1 }
                     }
                     false => Phase::Idle { since: now },

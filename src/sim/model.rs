@@ -1,6 +1,6 @@
-//! A model that is nothing but a check of paged KV: each token writes a hash of itself and its position, and
-//! logits are a hash over all KV up to the position, read back through the pages. A page that is missing, stale
-//! or another's changes the next token.
+//! A model that is nothing but a check of paged KV: each token writes a hash of itself, its position and what the token
+//! before it has written, and logits are a hash over all KV up to the position, read back through the pages. A page that
+//! is missing, stale or of another beginning changes the next token.
 //!
 //! Owns: no weights. Not here: what the tokens of a request must be (`workload`), which follows from [`Fold`].
 
@@ -42,19 +42,23 @@ pub fn cell<'a>(
     kv.region.word(kv.layout.offset(page, layer, which, 0, position % kv.layout.page_size) as usize)
 }
 
-/// What a token's keys and values are.
-fn written(token: u32, position: u32, layer: u32) -> (u64, u64) {
-    let hash = mix(u64::from(token) << 40 ^ u64::from(position) << 8 ^ u64::from(layer));
+/// What a token's keys and values are, where the token before it has the key `before`.
+fn written(before: u64, token: u32, position: u32, layer: u32) -> (u64, u64) {
+    let hash = mix(before ^ mix(u64::from(token) << 40 ^ u64::from(position) << 8 ^ u64::from(layer)));
     (hash, !hash)
 }
 
 /// The hash over KV, from which logits come.
 #[derive(Clone, Copy, Debug)]
-pub struct Fold(u64);
+pub struct Fold {
+    hash: u64,
+    /// Of the last token, by layer; 0 before the first.
+    keys: [u64; LAYERS as usize],
+}
 
 impl Default for Fold {
     fn default() -> Fold {
-        Fold(7)
+        Fold { hash: 7, keys: [0; LAYERS as usize] }
     }
 }
 
@@ -62,17 +66,19 @@ impl Fold {
     /// Over a token more, as it is when its KV is right.
     pub fn add(&mut self, token: u32, position: u32) {
         for layer in 0..LAYERS {
-            self.take(written(token, position, layer));
+            let (key, value) = written(self.keys[layer as usize], token, position, layer);
+            self.keys[layer as usize] = key;
+            self.take((key, value));
         }
     }
 
     fn take(&mut self, (key, value): (u64, u64)) {
-        self.0 = mix(mix(self.0 ^ key) ^ value);
+        self.hash = mix(mix(self.hash ^ key) ^ value);
     }
 
     /// Logits of what follows.
     pub fn logits(self) -> impl Iterator<Item = f32> {
-        (0..VOCAB).map(move |id| (mix(self.0 ^ u64::from(id)) % 1000) as f32 / 200.0)
+        (0..VOCAB).map(move |id| (mix(self.hash ^ u64::from(id)) % 1000) as f32 / 200.0)
     }
 }
 
@@ -138,8 +144,12 @@ impl Forward for PseudoModel {
         for layer in 0..LAYERS {
             for row in batch.rows() {
                 let (tokens, pages) = (&batch.tokens()[batch.token_range(row)], batch.pages(row));
+                let key_of =
+                    |position| cell(kv, pages, position, layer, KeyValue::Key).load(Ordering::Relaxed);
+                let mut before = row.start.checked_sub(1).map_or(0, key_of);
                 for (position, &token) in (row.start..).zip(tokens) {
-                    let (key, value) = written(token, position, layer);
+                    let (key, value) = written(before, token, position, layer);
+                    before = key;
                     cell(kv, pages, position, layer, KeyValue::Key).store(key, Ordering::Relaxed);
                     cell(kv, pages, position, layer, KeyValue::Value).store(value, Ordering::Relaxed);
                 }

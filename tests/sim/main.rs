@@ -1,5 +1,7 @@
 //! The simulated cluster: seeds that must go well, and replays that must be replays.
 
+// Only builds with debug assertions ask for them.
+#[cfg(debug_assertions)]
 mod planted;
 
 use baton::config::resolved::{LogConfig, LogLevel};

@@ -8,18 +8,19 @@ use crate::sim::edge::{Input, Job};
 use crate::sim::router::{Answer, LegName, Wish};
 
 impl Cluster<'_> {
-    pub(super) fn request(&mut self) {
+    pub(super) fn request(&mut self) -> Result<(), String> {
         let now = self.agenda.now();
-        self.begin(None, self.plan.is_calm());
+        self.begin(None, self.plan.is_calm())?;
         self.asked += 1;
         if self.asked < self.plan.scale.requests {
             let next = now + self.dice.within(0, self.plan.gap);
             self.agenda.put(next, Happening::Request);
         }
+        Ok(())
     }
 
     /// A client asks; `pair` is whom it wants to be served by.
-    pub(super) fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) {
+    pub(super) fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) -> Result<(), String> {
         let now = self.agenda.now();
         let mut order = self.workload.draw();
         let mut until = now + order.patience + SLACK;
@@ -32,8 +33,7 @@ impl Cluster<'_> {
         let hosts = &self.hosts;
         let id = self.flights.begin(order, room, pair, |host| hosts[host].process.is_some());
         self.story.tell(now, "request", id, "begins", Some(room), 0);
-        // Nothing has come of it yet that could be wrong.
-        let _ = self.carry_out();
+        self.carry_out()
     }
 
     /// Does what the router wants done.

@@ -213,16 +213,16 @@ pub struct ShapeFlags {
     #[arg(long, value_name = "N", conflicts_with = "case", value_parser = value_parser!(u32).range(1..=1 << 19))]
     pub pages: Option<u32>,
     /// Layers, 1 to 1024, each with a buffer for K and one for V
-    #[arg(long, value_name = "N", requires = "pages", default_value_t = 32, value_parser = value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", requires = "pages", conflicts_with = "case", default_value_t = 32, value_parser = value_parser!(u32).range(1..=1024))]
     pub layers: u32,
     /// Bytes of a page in a buffer, all KV heads: a multiple of 8 for each, up to 16777216
-    #[arg(long, value_name = "BYTES", requires = "pages", default_value_t = 32 << 10, value_parser = value_parser!(u32).range(1..=16 << 20))]
+    #[arg(long, value_name = "BYTES", requires = "pages", conflicts_with = "case", default_value_t = 32 << 10, value_parser = value_parser!(u32).range(1..=16 << 20))]
     pub item_bytes: u32,
     /// KV heads of the model, 1 to 1024, which tensor-parallel ranks share
-    #[arg(long, value_name = "N", requires = "pages", default_value_t = 8, value_parser = value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", requires = "pages", conflicts_with = "case", default_value_t = 8, value_parser = value_parser!(u32).range(1..=1024))]
     pub kv_heads: u32,
     /// Have the request's pages lie anywhere in the pool, not in a run
-    #[arg(long, requires = "pages")]
+    #[arg(long, requires = "pages", conflicts_with = "case")]
     pub fragmented: bool,
 }
 

@@ -327,6 +327,15 @@ fn who_listens_for_a_bench_takes_no_flag_of_rows() {
 }
 
 #[test]
+fn what_shapes_a_case_of_one_s_own_goes_with_no_other() {
+    for flag in ["--pages 8", "--layers 3", "--item-bytes 4096", "--kv-heads 2", "--fragmented"] {
+        let said = refusal(&format!("bench transfer --case tiny-2k {flag}"));
+        let name = flag.split(' ').next().unwrap();
+        assert!(said.contains(name) && said.contains("--case") && said.contains("cannot be used"), "{said}");
+    }
+}
+
+#[test]
 fn clap_finds_no_fault_with_the_definitions() {
     <Cli as clap::CommandFactory>::command().debug_assert();
 }

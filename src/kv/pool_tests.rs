@@ -1,3 +1,5 @@
+//! The pool beside one that is two lists, and its choice of runs. With its prefix cache: `fuzz/targets/prefix.rs`.
+
 use super::*;
 use crate::kv::lease::MoverRight;
 use proptest::prelude::*;

@@ -134,19 +134,16 @@ impl Routes {
         }
         match (method, path) {
             (Post, "/v1/completions") => {
-                let mut parsed = completion::parse(&request.body, &self.about.sampling)?;
-                parsed.patience = patience(request)?;
-                self.generate(conn, parsed, id, generations, way)
+                let parsed = completion::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, request, parsed, id, generations, way)
             }
             (Post, "/v1/chat/completions") => {
-                let mut parsed = chat::parse(&request.body, &self.about.sampling)?;
-                parsed.patience = patience(request)?;
-                self.generate(conn, parsed, id, generations, way)
+                let parsed = chat::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, request, parsed, id, generations, way)
             }
             (Post, "/generate") => {
-                let mut parsed = generate::parse(&request.body, &self.about.sampling)?;
-                parsed.patience = patience(request)?;
-                self.generate(conn, parsed, id, generations, way)
+                let parsed = generate::parse(&request.body, &self.about.sampling)?;
+                self.generate(conn, request, parsed, id, generations, way)
             }
             (Get, "/health_generate") => {
                 // Two tokens: in a hand-off the first one is prefill's, the second decode's.
@@ -275,19 +272,21 @@ impl Routes {
     fn generate(
         &mut self,
         conn: ConnId,
-        request: GenerateRequest,
+        request: &Request,
+        mut asked: GenerateRequest,
         id: &str,
         generations: &mut Generations,
         way: &mut Way<'_>,
     ) -> Result<(), ApiError> {
         self.admitting()?;
-        for field in &request.unknown {
+        asked.patience = patience(request)?;
+        for field in &asked.unknown {
             if self.unknown.len() < UNKNOWN_FIELDS_MAX && !self.unknown.contains(field) {
                 event!(Info, "http", "unknown request field ignored", field = field);
                 self.unknown.push(field.clone());
             }
         }
-        generations.begin(conn, request, id.to_owned(), way);
+        generations.begin(conn, asked, id.to_owned(), way);
         Ok(())
     }
 

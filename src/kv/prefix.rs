@@ -37,16 +37,6 @@ pub struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    /// Ids in all.
-    pub fn len(&self) -> usize {
-        self.prompt.len() + self.output.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
     /// The ids of its `index`-th page.
     fn page(&self, index: usize, page_size: usize) -> impl Iterator<Item = u32> {
         let (begin, end) = (index * page_size, (index + 1) * page_size);

@@ -2,7 +2,8 @@
 //!
 //! Owns: the waiting line of prompts, the one prompt whose chunks have begun, the measured speed.
 //! Invariants: that one continues first; a chunk that is not the last ends on a page; a prompt gets all its
-//! pages with its first chunk, which begins behind what the prefix cache has of it; a chunk is bounded in tokens and, as far as the past foretells, in time.
+//! pages with its first chunk, which begins behind what the prefix cache has of it; a chunk is bounded in tokens
+//! and, as far as the past foretells, in time.
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;

@@ -247,11 +247,6 @@ impl DecodeWorker {
         self.finish(slot, Outcome::Failed(cause), mail);
     }
 
-    fn flush(&mut self, mail: &mut Mail) {
-        let pages = self.pool.flush();
-        mail.tell(Event::Flushed { worker: self.id, pages });
-    }
-
     fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
         self.line.leave(slot);
         self.arrived.leave(slot);
@@ -315,7 +310,7 @@ impl Worker for DecodeWorker {
                     self.fail(slot, cause, mail);
                 }
             }
-            Command::Flush { .. } => self.flush(mail),
+            Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
             Command::Granted { .. } => debug_assert!(false, "a decode worker gets no Destination"),
         }
     }

@@ -154,11 +154,6 @@ impl MixedWorker {
         ran.is_some()
     }
 
-    fn flush(&mut self, mail: &mut Mail) {
-        let pages = self.pool.flush();
-        mail.tell(Event::Flushed { worker: self.id, pages });
-    }
-
     fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
         self.chunks.leave(slot);
         self.running.leave(slot);
@@ -196,7 +191,7 @@ impl Worker for MixedWorker {
                     self.finish(slot, Outcome::Failed(cause), mail);
                 }
             }
-            Command::Flush { .. } => self.flush(mail),
+            Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
             Command::Granted { .. } | Command::SessionReady { .. } => {
                 debug_assert!(false, "a mixed worker hands nothing over");
             }

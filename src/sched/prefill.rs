@@ -243,11 +243,6 @@ impl PrefillWorker {
         self.finish(slot, Outcome::Failed(cause), mail);
     }
 
-    fn flush(&mut self, mail: &mut Mail) {
-        let pages = self.pool.flush();
-        mail.tell(Event::Flushed { worker: self.id, pages });
-    }
-
     fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
         self.chunks.leave(slot);
         let held = &mut self.slots[slot];
@@ -297,7 +292,7 @@ impl Worker for PrefillWorker {
                     self.fail(slot, cause, mail);
                 }
             }
-            Command::Flush { .. } => self.flush(mail),
+            Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
             Command::SessionReady { .. } => debug_assert!(false, "a prefill worker opens no session"),
         }
     }

@@ -258,16 +258,36 @@ pub const EARLY_LANES_MAX: usize = 64;
 
 // cluster, front::router
 
-/// Between two probes of a worker's health: a dead one is noticed before most clients give up.
-pub const ROUTER_PROBE_INTERVAL: Duration = Duration::from_secs(2);
-/// How long a probe may take: a busy worker answers from `ctl` in milliseconds.
-pub const ROUTER_PROBE_TIME: Duration = Duration::from_secs(2);
-/// Probes in a row that fail before a worker is down: one may be lost.
+/// Between two probes of a worker's health: one that stands still is noticed, and its streams go on elsewhere, within
+/// this and two probes, 4 s.
+pub const ROUTER_PROBE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a probe may take: a busy worker answers from `ctl` in milliseconds, and the kernel repeats a lost packet
+/// after 0.2 s.
+pub const ROUTER_PROBE_TIME: Duration = Duration::from_millis(1500);
+/// Probes in a row that fail before a worker is down: one may be lost. The second comes at once.
 pub const ROUTER_PROBE_FAILURES: u32 = 2;
 /// How long a connection to a worker may take: the kernel repeats a lost packet after 1 s.
 pub const ROUTER_CONNECT_TIME: Duration = Duration::from_secs(3);
 /// Pairs tried for one request while none of them takes a connection.
 pub const ROUTER_PAIRS_MAX: u32 = 4;
+/// Requests that may be sent again at once after a fault: all streams of a worker that dies, as a rule.
+pub const RETRIES_AT_ONCE: u32 = 256;
+/// Requests that may be sent again each second beyond that: a cluster that fails them all is not asked much more often
+/// than its clients ask.
+pub const RETRIES_PER_SECOND: u32 = 100;
+/// Longest wait before a request's second try, and what it grows to. The first is short, since another worker is there as
+/// a rule; the later ones outlast what keeps all of them away for a moment: a link that is dialled anew.
+pub const RETRY_DELAY: Duration = Duration::from_millis(10);
+/// See [`RETRY_DELAY`].
+pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
+/// How long a request that failed is tried again, from its first failure: a worker that is started anew is there by then,
+/// and its model loaded if it is a small one.
+pub const RETRY_TIME_MAX: Duration = Duration::from_secs(15);
+/// How long a worker at which a request failed is asked last: what fails at once has always least to do, and would draw
+/// all requests to itself. As long as a prefill worker that could not be reached is not dialled again.
+pub const ROUTER_SUSPECT_TIME: Duration = DIAL_HOLD_OFF;
+/// Further tries of a request unless a flag says otherwise.
+pub const RETRIES_DEFAULT: u32 = 4;
 /// How long a connection to a worker is kept without a request: less than the least keep-alive of common
 /// servers (5 s), so that no request meets a connection that is being closed.
 pub const ROUTER_IDLE_TIME: Duration = Duration::from_secs(4);

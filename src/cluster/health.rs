@@ -43,9 +43,11 @@ impl Health {
 
     /// A probe has ended.
     pub fn probed(&mut self, is_well: bool, now: Instant) -> Option<Change> {
-        self.next_probe = Some(now + ROUTER_PROBE_INTERVAL);
         self.failures = if is_well { 0 } else { self.failures.saturating_add(1) };
         let up = is_well || (self.up && self.failures < ROUTER_PROBE_FAILURES);
+        // Clients wait for one of which nobody knows whether it still is.
+        let is_doubtful = up && !is_well;
+        self.next_probe = Some(if is_doubtful { now } else { now + ROUTER_PROBE_INTERVAL });
         self.turn(up)
     }
 
@@ -99,6 +101,10 @@ mod tests {
         health.probed(true, now);
         assert!(!health.begin_probe(now + ROUTER_PROBE_INTERVAL / 2));
         assert!(health.begin_probe(now + ROUTER_PROBE_INTERVAL));
+        health.probed(false, now);
+        assert!(health.begin_probe(now), "one failure is doubtful, and is asked again at once");
+        health.probed(false, now);
+        assert!(!health.begin_probe(now), "two are not");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //!
 //! Booked at the moment of decision, so that a burst spreads before any worker could have reported it.
 
+use std::time::Instant;
+
 /// Names a worker behind a router: prefill workers first, then decode workers, each in the order of the
 /// configuration.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -14,4 +16,6 @@ pub struct Load {
     pub usable: bool,
     /// Sequences it was given and has not finished.
     pub booked: u32,
+    /// A request failed there: until then it is asked last.
+    pub suspect: Option<Instant>,
 }

@@ -4,8 +4,10 @@
 //! what was booked is released once. Not here: connections to workers, and what is sent over them
 //! (`front::router`).
 
+pub mod flight;
 pub mod health;
 pub mod loads;
 pub mod policy;
 pub mod registry;
+pub mod retries;
 pub mod router;

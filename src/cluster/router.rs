@@ -2,10 +2,12 @@
 //!
 //! Owns: loads and health of all workers. Invariant: a worker's load is the sum of its open bookings.
 
+use super::flight::Avoid;
 use super::health::{Change, Health};
 use super::loads::{Load, WorkerNumber};
 use super::policy;
 use crate::config::resolved::Policy;
+use crate::limits::ROUTER_SUSPECT_TIME;
 use std::fmt;
 use std::ops::Range;
 use std::time::Instant;
@@ -54,11 +56,16 @@ pub struct Pair {
 
 /// No worker of this role can be used.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoWorker(pub Role);
+pub struct NoWorker {
+    /// Which.
+    pub role: Role,
+    /// Whether one that cannot be reached now would do.
+    pub may_come: bool,
+}
 
 impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no {} worker can be reached", self.0)
+        write!(f, "no {} worker can be reached", self.role)
     }
 }
 
@@ -94,9 +101,9 @@ impl Router {
     ///
     /// # Errors
     /// One of the roles has no usable worker; nothing is booked then.
-    pub fn choose(&mut self, weight: u32) -> Result<Pair, NoWorker> {
-        let prefill = self.pick(Role::Prefill)?;
-        let decode = self.pick(Role::Decode)?;
+    pub fn choose(&mut self, weight: u32, avoid: &Avoid, now: Instant) -> Result<Pair, NoWorker> {
+        let prefill = self.pick(Role::Prefill, avoid, now)?;
+        let decode = self.pick(Role::Decode, avoid, now)?;
         Ok(Pair {
             prefill: self.book(Role::Prefill, prefill, weight),
             decode: self.book(Role::Decode, decode, weight),
@@ -107,8 +114,14 @@ impl Router {
     ///
     /// # Errors
     /// None is usable.
-    pub fn choose_one(&mut self, role: Role, weight: u32) -> Result<Booking, NoWorker> {
-        let place = self.pick(role)?;
+    pub fn choose_one(
+        &mut self,
+        role: Role,
+        weight: u32,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Result<Booking, NoWorker> {
+        let place = self.pick(role, avoid, now)?;
         Ok(self.book(role, place, weight))
     }
 
@@ -123,7 +136,7 @@ impl Router {
     /// None is usable.
     pub fn first(&self) -> Result<WorkerNumber, NoWorker> {
         let first = self.loads.iter().position(|load| load.usable).map(WorkerNumber);
-        first.ok_or(NoWorker(Role::Prefill))
+        first.ok_or(NoWorker { role: Role::Prefill, may_come: true })
     }
 
     /// Ends a booking.
@@ -146,6 +159,16 @@ impl Router {
     pub fn refused(&mut self, worker: WorkerNumber) -> Option<Change> {
         let change = self.health[worker.0].refused();
         self.turned(worker, change)
+    }
+
+    /// A request failed at this worker, or because of it.
+    pub fn accuse(&mut self, worker: WorkerNumber, now: Instant) {
+        self.loads[worker.0].suspect = Some(now + ROUTER_SUSPECT_TIME);
+    }
+
+    /// A request went well there.
+    pub fn acquit(&mut self, worker: WorkerNumber) {
+        self.loads[worker.0].suspect = None;
     }
 
     /// Whether there is a usable pair.
@@ -171,9 +194,29 @@ impl Router {
         }
     }
 
-    fn pick(&self, role: Role) -> Result<usize, NoWorker> {
-        let loads = &self.loads[self.members(role)];
-        policy::pick(self.policy, loads, self.last[role as usize]).ok_or(NoWorker(role))
+    /// One at which nothing fails, rather than one where another request just did, rather than one where this one did;
+    /// and never one that will not serve it.
+    fn pick(&self, role: Role, avoid: &Avoid, now: Instant) -> Result<usize, NoWorker> {
+        let (members, last) = (self.members(role), self.last[role as usize]);
+        let loads = &self.loads[members.clone()];
+        let is_suspect = |place: usize| loads[place].suspect.is_some_and(|until| now < until);
+        if avoid.is_empty() && !(0..loads.len()).any(is_suspect) {
+            let chosen = policy::pick(self.policy, loads, last);
+            return chosen.ok_or(NoWorker { role, may_come: true });
+        }
+        let is_in = |list: &[WorkerNumber], place: usize| list.contains(&WorkerNumber(members.start + place));
+        let without = |shunned: &dyn Fn(usize) -> bool| {
+            let usable =
+                |(place, load): (usize, &Load)| Load { usable: load.usable && !shunned(place), ..*load };
+            let loads: Vec<Load> = loads.iter().enumerate().map(usable).collect();
+            policy::pick(self.policy, &loads, last)
+        };
+        let is_unwilling = |place| is_in(&avoid.unwilling, place);
+        let has_failed = |place| is_unwilling(place) || is_in(&avoid.failed, place);
+        without(&|place| has_failed(place) || is_suspect(place))
+            .or_else(|| without(&has_failed))
+            .or_else(|| without(&is_unwilling))
+            .ok_or(NoWorker { role, may_come: !(0..loads.len()).all(is_unwilling) })
     }
 
     fn book(&mut self, role: Role, place: usize, weight: u32) -> Booking {
@@ -209,7 +252,8 @@ mod tests {
     #[test]
     fn legs_are_chosen_apart_and_numbered_together() {
         let mut router = router(Policy::RoundRobin, 2, 3);
-        let chosen: Vec<_> = (0..4).map(|_| numbers(&router.choose(1).unwrap())).collect();
+        let chosen: Vec<_> =
+            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
         assert_eq!(chosen, [(0, 2), (1, 3), (0, 4), (1, 2)]);
         assert_eq!(
             (router.role(WorkerNumber(1)), router.role(WorkerNumber(2))),
@@ -220,11 +264,12 @@ mod tests {
     #[test]
     fn a_burst_spreads_by_what_is_booked_and_a_release_makes_room() {
         let mut router = router(Policy::LeastLoaded, 1, 2);
-        let heavy = router.choose(5).unwrap();
-        let light: Vec<Pair> = (0..3).map(|_| router.choose(1).unwrap()).collect();
+        let heavy = router.choose(5, &Avoid::default(), Instant::now()).unwrap();
+        let light: Vec<Pair> =
+            (0..3).map(|_| router.choose(1, &Avoid::default(), Instant::now()).unwrap()).collect();
         assert!(light.iter().all(|pair| numbers(pair) == (0, 2)));
         router.release(heavy.decode);
-        assert_eq!(numbers(&router.choose(1).unwrap()), (0, 1));
+        assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (0, 1));
         router.release(heavy.prefill);
         for pair in light {
             router.release(pair.prefill);
@@ -239,12 +284,67 @@ mod tests {
         assert!(router.is_ready());
         assert_eq!(router.refused(WorkerNumber(1)), Some(Change::Down));
         assert!(!router.is_ready());
-        assert_eq!(router.choose(1), Err(NoWorker(Role::Decode)));
+        assert_eq!(
+            router.choose(1, &Avoid::default(), Instant::now()),
+            Err(NoWorker { role: Role::Decode, may_come: true })
+        );
         assert_eq!(router.loads()[0].booked, 0);
         assert_eq!(router.first(), Ok(WorkerNumber(0)));
         router.refused(WorkerNumber(0));
-        assert_eq!(router.choose(1), Err(NoWorker(Role::Prefill)));
-        assert_eq!(router.first(), Err(NoWorker(Role::Prefill)));
+        assert_eq!(
+            router.choose(1, &Avoid::default(), Instant::now()),
+            Err(NoWorker { role: Role::Prefill, may_come: true })
+        );
+        assert_eq!(router.first(), Err(NoWorker { role: Role::Prefill, may_come: true }));
+    }
+
+    #[test]
+    fn who_failed_a_request_is_asked_last_and_who_refused_it_never() {
+        let mut router = router(Policy::RoundRobin, 1, 3);
+        let mut avoid =
+            Avoid { failed: vec![WorkerNumber(0), WorkerNumber(1)], unwilling: vec![WorkerNumber(2)] };
+        for _ in 0..3 {
+            assert_eq!(
+                numbers(&router.choose(1, &avoid, Instant::now()).unwrap()),
+                (0, 3),
+                "there is one prefill worker"
+            );
+        }
+        avoid.unwilling.push(WorkerNumber(3));
+        assert_eq!(numbers(&router.choose(1, &avoid, Instant::now()).unwrap()), (0, 1));
+        router.refused(WorkerNumber(1));
+        assert_eq!(
+            router.choose(1, &avoid, Instant::now()),
+            Err(NoWorker { role: Role::Decode, may_come: true })
+        );
+        avoid.unwilling.push(WorkerNumber(1));
+        assert_eq!(
+            router.choose(1, &avoid, Instant::now()),
+            Err(NoWorker { role: Role::Decode, may_come: false })
+        );
+    }
+
+    #[test]
+    fn who_fails_at_once_does_not_draw_all_requests() {
+        let mut router = router(Policy::LeastLoaded, 1, 2);
+        let now = Instant::now();
+        let chosen = |router: &mut Router, now| {
+            let pair = router.choose(1, &Avoid::default(), now).unwrap();
+            let decode = pair.decode.worker();
+            router.release(pair.prefill);
+            if decode == WorkerNumber(1) {
+                // It fails.
+                router.release(pair.decode);
+                router.accuse(decode, now);
+            }
+            decode.0
+        };
+        let first: Vec<usize> = (0..6).map(|_| chosen(&mut router, now)).collect();
+        assert_eq!(first, [1, 2, 2, 2, 2, 2]);
+        let later = now + ROUTER_SUSPECT_TIME;
+        assert_eq!((chosen(&mut router, later), chosen(&mut router, later)), (1, 2), "tried once more");
+        router.acquit(WorkerNumber(1));
+        assert_eq!(chosen(&mut router, later), 1);
     }
 
     #[test]

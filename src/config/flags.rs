@@ -6,7 +6,7 @@
 use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
 use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer};
 use crate::limits::{
-    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
+    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX, RETRIES_DEFAULT,
     RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
@@ -413,6 +413,12 @@ pub(super) struct RoutingFlags {
     /// How the workers of a request are chosen
     #[arg(long, value_enum, default_value_t)]
     pub(super) policy: Policy,
+    /// Times a request is sent to another pair of workers when one fails, since its client last got something
+    #[arg(long, value_name = "N", default_value_t = RETRIES_DEFAULT, value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub(super) retry_max_retries: u32,
+    /// Send no request to a second pair of workers
+    #[arg(long)]
+    pub(super) disable_retries: bool,
 }
 
 #[derive(Args, Debug)]

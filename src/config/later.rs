@@ -8,7 +8,6 @@ const ONE_RANK: &str = "a worker is one rank; run more workers instead";
 const CPU_ONLY: &str = "models run on CPUs only";
 const CACHES: &str = "all workers cache prefixes unless told --disable-radix-cache";
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
-const NO_RETRY: &str = "a request that was sent to a pair of workers is not sent to another";
 const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
 const ALL_RESERVED: &str = "a request's KV is reserved to its longest answer";
@@ -86,8 +85,6 @@ const NAMES: &[(&str, &str)] = &[
     ("--config", "there is no configuration file yet; use flags"),
     ("--prefill-policy", ONE_POLICY),
     ("--decode-policy", ONE_POLICY),
-    ("--retry-max-retries", NO_RETRY),
-    ("--disable-retries", NO_RETRY),
     ("--worker-urls", "workers have roles: --prefill URL BOOTSTRAP_PORT and --decode URL"),
     ("--service-discovery", "workers are named on the command line"),
     ("--prefill-selector", "workers are named on the command line"),

@@ -122,7 +122,7 @@ impl Resolver<'_> {
     }
 
     fn router(&mut self, flags: RouterFlags) -> Result<RouterConfig, ConfigError> {
-        let RoutingFlags { prefill, decode, policy } = flags.workers;
+        let RoutingFlags { prefill, decode, policy, retry_max_retries, disable_retries } = flags.workers;
         let prefill = prefill_endpoints(&prefill)?;
         distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
         distinct_workers("--decode", decode.iter())?;
@@ -131,6 +131,7 @@ impl Resolver<'_> {
             prefill,
             decode,
             policy,
+            retries: if disable_retries { 0 } else { retry_max_retries },
             log: self.log(&flags.process)?,
         })
     }

@@ -98,6 +98,8 @@ pub struct RouterConfig {
     pub decode: Vec<WorkerUrl>,
     /// How a pair is chosen.
     pub policy: Policy,
+    /// Times a request is sent again, since its client last got something.
+    pub retries: u32,
     /// The log.
     pub log: LogConfig,
 }

@@ -7,6 +7,7 @@
 
 use crate::front::http::sse;
 use crate::front::openai::render::{Choice, DONE, Finish, Position, Renderer, Timings, TokenLogprob, Usage};
+use crate::front::openai::resume::{End, Mark, Told};
 use crate::front::openai::{ApiError, GenerateRequest, Prompts, StopMatcher};
 use crate::model::logprobs::Sampled;
 use crate::model::tokenizer::{Detokenizer, Tokenizer};
@@ -21,6 +22,8 @@ pub struct Exchange {
     stream: bool,
     logprobs: bool,
     return_token_ids: bool,
+    /// Whether events are marked with what they stand for.
+    marked: bool,
     open: usize,
     stops: Vec<String>,
     id: String,
@@ -41,8 +44,12 @@ struct State {
     positions: Vec<Position>,
     /// Characters of the tokens whose logprobs were in chunks before.
     sent_chars: usize,
+    /// How many of `ids` and `positions` earlier events stand for.
+    told: usize,
     generated: u32,
     cached: u32,
+    /// Whether the stream's client has an event of it.
+    opened: bool,
     first: bool,
     finish: Option<Finish>,
 }
@@ -90,8 +97,10 @@ impl Exchange {
             ids: Vec::new(),
             positions: Vec::new(),
             sent_chars: 0,
+            told: 0,
             generated: 0,
             cached: 0,
+            opened: false,
             first: true,
             finish: None,
         };
@@ -104,6 +113,7 @@ impl Exchange {
             stream: request.stream,
             logprobs: request.logprobs.is_some(),
             return_token_ids: request.return_token_ids,
+            marked: request.stream && request.resume.is_some(),
             stops: request.stop.clone(),
             id,
         }
@@ -127,6 +137,40 @@ impl Exchange {
     /// Ids generated for a choice so far.
     pub fn generated(&self, choice: usize) -> u32 {
         self.choices[choice].generated
+    }
+
+    /// Whether a choice has ended.
+    pub fn has_ended(&self, choice: usize) -> bool {
+        self.choices[choice].finish.is_some()
+    }
+
+    /// Goes on behind what a choice's client has, of an answer of at most `most` tokens. Appends its end to `out` where
+    /// that is all that is missing.
+    pub fn resume(
+        &mut self,
+        choice: usize,
+        told: &Told,
+        most: usize,
+        tokenizer: &Tokenizer,
+        out: &mut Vec<u8>,
+    ) {
+        self.choices[choice].opened = true;
+        // All of it was told by somebody else.
+        let mut unsaid = Vec::new();
+        for sampled in told.sampled() {
+            let _ = self.push(choice, &sampled, tokenizer, &mut unsaid);
+        }
+        let outcome = match told.end {
+            Some(End::Length) => Some(Outcome::Length),
+            Some(End::Stop) => Some(Outcome::Stop),
+            None => None,
+        };
+        if let Some(outcome) = outcome {
+            self.finish(choice, outcome, told.cached, None, &mut unsaid);
+        }
+        if told.ids.len() >= most && !self.has_ended(choice) {
+            self.finish(choice, Outcome::Length, 0, None, out);
+        }
     }
 
     /// Takes a choice's next token; appends an event to `out` where one is due.
@@ -222,9 +266,12 @@ impl Exchange {
 
     /// The events that open a stream.
     pub fn open(&self, out: &mut Vec<u8>) {
-        for index in 0..self.choices.len() {
+        for index in (0..self.choices.len()).filter(|&index| !self.choices[index].opened) {
             let mut data = Vec::new();
             if self.renderer.opening(&mut data, index) {
+                if self.marked {
+                    self.mark(index, Told::default(), out);
+                }
                 sse::write_event(out, &data);
             }
         }
@@ -273,16 +320,46 @@ impl Exchange {
     fn emit(&mut self, index: usize, timings: Option<&Timings>, out: &mut Vec<u8>) {
         let mut data = Vec::new();
         self.renderer.chunk(&mut data, &self.view(index), timings);
+        if self.marked {
+            self.mark(index, self.untold(index), out);
+        }
         sse::write_event(out, &data);
         let state = &mut self.choices[index];
         state.first = false;
+        state.told = state.ids.len();
         if !self.renderer.is_cumulative() {
             let sent = state.positions.iter().map(|position| position.chosen.text().chars().count());
             state.sent_chars += sent.sum::<usize>();
             state.text.clear();
             state.ids.clear();
             state.positions.clear();
+            state.told = 0;
         }
+    }
+
+    /// What the next event of a choice stands for.
+    fn untold(&self, index: usize) -> Told {
+        let state = &self.choices[index];
+        let bits = |token: &TokenLogprob| (token.id, token.logprob.to_bits());
+        let logprobs = |position: &Position| {
+            (position.chosen.logprob.to_bits(), position.top.iter().map(bits).collect::<Vec<_>>())
+        };
+        // Only what is repeated must be known again.
+        let repeated = if self.renderer.is_cumulative() { &state.positions[..] } else { &[] };
+        Told {
+            ids: state.ids[state.told..].to_vec(),
+            logprobs: repeated.iter().skip(state.told).map(logprobs).collect(),
+            end: state.finish.as_ref().map(|finish| match finish {
+                Finish::Length(_) => End::Length,
+                _ => End::Stop,
+            }),
+            cached: state.cached,
+        }
+    }
+
+    fn mark(&self, choice: usize, told: Told, out: &mut Vec<u8>) {
+        let mark = Mark { created: self.renderer.created(), choice, told };
+        sse::write_comment(out, &serde_json::to_vec(&mark).expect("numbers are JSON"));
     }
 }
 

@@ -16,7 +16,7 @@ use crate::front::connections::{Answer, Connections, JSON};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
 use crate::front::handoff::{Handoff, Source};
 use crate::front::openai::render::Renderer;
-use crate::front::openai::{ApiError, GenerateRequest, Prompts};
+use crate::front::openai::{ApiError, GenerateRequest, Prompts, resume};
 use crate::front::stages::ChoiceTimes;
 use crate::front::text::{self, Job, Made, Task, Text, TextQueue, prompt_param};
 use crate::ids::{RequestId, WorkerId};
@@ -57,6 +57,32 @@ struct Live {
     trial: bool,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
+}
+
+impl Live {
+    /// Sends what there is of an answer that is a stream, which begins with the first of it.
+    fn stream(&mut self, out: &[u8], way: &mut Way<'_>) {
+        let is_first = !std::mem::replace(&mut self.begun, true);
+        let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.is_stream()) else { return };
+        let mut events = Vec::new();
+        if is_first {
+            way.connections.open_stream(way.reactor, self.conn);
+            exchange.open(&mut events);
+        }
+        events.extend_from_slice(out);
+        if !events.is_empty() {
+            way.connections.stream(way.reactor, self.conn, &events);
+        }
+    }
+}
+
+/// What a choice is computed from.
+#[derive(Clone, Debug)]
+struct Given {
+    /// Ids of its prompt, and of what its client has of the answer.
+    ids: Arc<[u32]>,
+    /// How many of the last of them are of the answer.
+    resumed: u32,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -380,7 +406,10 @@ impl Generations {
                 rid: request.rids.get(index).cloned().unwrap_or_else(|| live.id.clone()),
             })
             .collect();
-        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let begun = request.resume.as_ref().and_then(|resume| resume.created);
+        let created = begun.unwrap_or_else(|| {
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+        });
         let renderer = Renderer::new(request, &live.id, created, &self.terms.names[0]);
         let exchange = Exchange::new(request, renderer, &prompted, &self.terms.eos, live.id.clone());
         live.exchange = Some(exchange);
@@ -388,11 +417,60 @@ impl Generations {
         let samples = request.samples;
         for (index, prompted) in prompted.drain(..).enumerate() {
             for sample in 0..samples {
-                if let Err(error) = self.place(id, index * samples + sample, sample, &prompted.ids, way.now) {
+                let choice = index * samples + sample;
+                let given = match self.resume(id, choice, &prompted.ids, way) {
+                    Ok(Some(given)) => given,
+                    Ok(None) => continue,
+                    Err(error) => return self.fail(id, &error, Cause::Refused, way),
+                };
+                if let Err(error) = self.place(id, choice, sample, &given, way.now) {
                     return self.fail(id, &error, Cause::Overloaded, way);
                 }
             }
         }
+        self.close_if_over(id, way);
+    }
+
+    /// What a choice is computed from: its prompt, and behind it what its client has of the answer. `None`: its client
+    /// has all of it.
+    fn resume(
+        &mut self,
+        id: u64,
+        choice: usize,
+        prompt: &Arc<[u32]>,
+        way: &mut Way<'_>,
+    ) -> Result<Option<Given>, ApiError> {
+        let given = Given { ids: prompt.clone(), resumed: 0 };
+        let Some(live) = self.live.get_mut(&id) else { return Ok(None) };
+        let Some(exchange) = live.exchange.as_mut() else { return Ok(None) };
+        let Some(told) = live.request.resume.as_ref().and_then(|resume| resume.told(choice)) else {
+            return Ok(Some(given));
+        };
+        let vocab = self.text.tokenizer.vocab_size();
+        if told.ids.iter().any(|&id| id as usize >= vocab) {
+            return Err(ApiError::invalid(
+                resume::FIELD,
+                format!("has an id beyond the {vocab} of the vocabulary"),
+            ));
+        }
+        let room = self.terms.context - prompt.len();
+        let most = live.request.max_tokens.map_or(room, |most| most as usize);
+        if told.ids.len() > most {
+            return Err(ApiError::invalid(
+                resume::FIELD,
+                format!("has more than the {most} ids that there may be"),
+            ));
+        }
+        let mut out = Vec::new();
+        exchange.resume(choice, told, most, &self.text.tokenizer, &mut out);
+        let given = (!exchange.has_ended(choice)).then(|| Given {
+            ids: prompt.iter().chain(&told.ids).copied().collect(),
+            resumed: told.ids.len() as u32,
+        });
+        if !out.is_empty() {
+            live.stream(&out, way);
+        }
+        Ok(given)
     }
 
     fn fits(&self, request: &GenerateRequest, param: &str, prompt: usize) -> Result<(), ApiError> {
@@ -440,15 +518,8 @@ impl Generations {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let Some(exchange) = live.exchange.as_mut() else { return };
         let mut out = Vec::new();
-        if exchange.is_stream() && !live.begun {
-            way.connections.open_stream(way.reactor, live.conn);
-            exchange.open(&mut out);
-        }
-        live.begun = true;
         let step = exchange.push(leg.choice, sampled, &self.text.tokenizer, &mut out);
-        if !out.is_empty() {
-            way.connections.stream(way.reactor, live.conn, &out);
-        }
+        live.stream(&out, way);
         if step == Step::Stop {
             live.timings[leg.choice].ended = Some(way.now);
             self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
@@ -514,9 +585,7 @@ impl Generations {
         let Some(exchange) = live.exchange.as_mut() else { return };
         let mut out = Vec::new();
         exchange.finish(leg.choice, outcome, cached, timings.as_ref(), &mut out);
-        if !out.is_empty() {
-            way.connections.stream(way.reactor, live.conn, &out);
-        }
+        live.stream(&out, way);
         self.close_if_over(leg.exchange, way);
     }
 
@@ -527,7 +596,9 @@ impl Generations {
         let mut out = Vec::new();
         if exchange.is_stream() {
             exchange.close(None, &mut out);
-            way.connections.stream(way.reactor, conn, &out);
+            if let Some(live) = self.live.get_mut(&id) {
+                live.stream(&out, way);
+            }
             way.connections.end_stream(way.reactor, conn, way.now);
         } else {
             let timings = live.request.return_timings.then(|| self.first_timings(live));

@@ -4,11 +4,13 @@
 //! (`flights`), connections to workers (`fleet`), decisions (`cluster`).
 
 pub mod call;
+mod failure;
 pub mod fanout;
 pub mod fleet;
 pub mod flights;
 pub mod introduction;
 pub mod paths;
+mod relay;
 
 use crate::front::connections::{Connections, Incoming};
 use crate::front::service::End;
@@ -74,7 +76,8 @@ impl RouterService {
     /// Turns until a drain has ended.
     pub fn run(mut self) -> io::Result<End> {
         loop {
-            self.reactor.poll(Some(self.next_tick))?;
+            let due = self.flights.next_due();
+            self.reactor.poll(Some(due.map_or(self.next_tick, |due| due.min(self.next_tick))))?;
             if let Some(end) = self.turn(Instant::now()) {
                 return Ok(end);
             }
@@ -98,6 +101,8 @@ impl RouterService {
             self.fleet.probe(&mut self.reactor, now);
             self.connections.expire(&mut self.reactor, now);
         }
+        let (flights, _, _, mut way) = self.split(now);
+        flights.try_again(&mut way);
         self.settle(now);
         self.drained(now)
     }

@@ -9,7 +9,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
 
 /// Names a connection; once that is closed, the id does nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ConnId {
     pub(super) index: u32,
     pub(super) generation: u32,

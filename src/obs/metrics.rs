@@ -344,8 +344,7 @@ impl WorkerMetrics {
 
     /// A request failed.
     pub fn failed(&self, cause: Cause) {
-        let index = Cause::ALL.iter().position(|&known| known == cause).expect("ALL holds all causes");
-        self.failures[index].inc();
+        self.failures[place(cause)].inc();
     }
 
     /// The KV of a request has been handed over.
@@ -384,6 +383,9 @@ pub struct RouterMetrics {
     /// Requests taken.
     pub requests: Arc<Counter>,
     failures: [Arc<Counter>; Cause::ALL.len()],
+    retries: [Arc<Counter>; Cause::ALL.len()],
+    /// Streams that went on at other workers.
+    pub resumed: Arc<Counter>,
     ttft: Arc<Histogram>,
     duration: Arc<Histogram>,
     /// Per worker: prefill workers first, then decode workers, each in the order of the configuration.
@@ -403,6 +405,16 @@ impl RouterMetrics {
                 let labels = l.and("error_type", Cause::ALL[index].name());
                 r.counter(&["smg_router_request_errors_total"], "Requests that failed, by cause.", &labels)
             }),
+            retries: std::array::from_fn(|index| {
+                let labels = l.and("error_type", Cause::ALL[index].name());
+                let help = "Requests sent to another pair of workers, by what the last one failed of.";
+                r.counter(&["baton_router_retries_total"], help, &labels)
+            }),
+            resumed: r.counter(
+                &["baton_router_resumed_total"],
+                "Streams that went on at other workers when theirs failed.",
+                l,
+            ),
             ttft: r.histogram(
                 &["smg_router_ttft_seconds", "smg_pd_ttft_seconds"],
                 "Streams: from a request's arrival to the first byte of its answer.",
@@ -432,8 +444,12 @@ impl RouterMetrics {
 
     /// A request failed.
     pub fn failed(&self, cause: Cause) {
-        let index = Cause::ALL.iter().position(|&known| known == cause).expect("ALL holds all causes");
-        self.failures[index].inc();
+        self.failures[place(cause)].inc();
+    }
+
+    /// A request is sent again.
+    pub fn retried(&self, cause: Cause) {
+        self.retries[place(cause)].inc();
     }
 
     /// The first byte of a stream has left, so long after the request's arrival.
@@ -452,6 +468,10 @@ impl RouterMetrics {
         health.set(f64::from(u8::from(is_healthy)));
         requests.set(active as f64);
     }
+}
+
+fn place(cause: Cause) -> usize {
+    Cause::ALL.iter().position(|&known| known == cause).expect("ALL holds all causes")
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! `baton router`: one thread, `ctl`, beside it those that resolve names, and nothing that needs a model.
 
 use super::RoleError;
+use crate::cluster::retries::Retries;
 use crate::cluster::router::Router;
 use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
@@ -40,7 +41,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         reactor,
         config.front.address(),
         Fleet::new(core, targets, names),
-        Flights::new(metrics),
+        Flights::new(Retries::new(config.retries, now), metrics),
         Paths::new(config.front.api_keys.clone(), registry),
         now,
     )

@@ -21,8 +21,10 @@ pub struct Request {
     pub slot: SlotId,
     /// Its generation.
     pub generation: Generation,
-    /// Prompt ids, at least one, checked against the vocabulary; prompt + `max_new` fit the context.
+    /// Ids to go on from, at least one, checked against the vocabulary; with `max_new` they fit the context.
     pub prompt: Vec<u32>,
+    /// How many of the last of them an earlier attempt has generated: output, as far as penalties go.
+    pub resumed: u32,
     /// Ids generated so far; capacity `max_new`.
     pub output: Vec<u32>,
     /// Pages held, in order of position; capacity for prompt + `max_new`.

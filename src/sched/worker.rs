@@ -10,6 +10,7 @@ use crate::model::sampler::{Context, Sampler};
 use crate::sched::mail::Mail;
 use crate::sched::mailbox::Command;
 use crate::sched::request::Request;
+use crate::stdx::planted::is_planted;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -91,7 +92,9 @@ impl Turn<'_> {
 
     /// The next token of `request` from the `index`-th logits of the batch.
     pub fn sample(&mut self, index: usize, request: &Request) -> Sampled {
-        let context = Context { prompt: &request.prompt, output: &request.output };
+        let resumed = if is_planted("what was told counts as prompt") { 0 } else { request.resumed };
+        let (prompt, resumed) = request.prompt.split_at(request.prompt.len() - resumed as usize);
+        let context = Context { prompt, resumed, output: &request.output };
         let position = (request.prompt.len() + request.output.len()) as u32;
         let logits = self.forward.logits(index);
         self.sampler.sample(logits, &request.sampling, context, position, request.top_logprobs)

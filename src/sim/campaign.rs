@@ -46,11 +46,12 @@ impl Campaign {
         let seconds = begun.elapsed().as_secs_f64();
         let each_minute = (sum.requests as f64 / seconds * 60.0) as u64;
         println!(
-            "{} seeds from {}: {} requests, {} ended well, {} happenings, {:.1} s of {:.0} s simulated ({each_minute} requests a minute)",
+            "{} seeds from {}: {} requests, {} ended well, {} tries more, {} happenings, {:.1} s of {:.0} s simulated ({each_minute} requests a minute)",
             self.seeds,
             self.seed,
             sum.requests,
             sum.well,
+            sum.retries,
             sum.events,
             seconds,
             sum.time as f64 / SECOND as f64,
@@ -91,6 +92,7 @@ fn add(sum: &mut Report, report: &Report) {
     sum.events += report.events;
     sum.requests += report.requests;
     sum.well += report.well;
+    sum.retries += report.retries;
     sum.time += report.time;
     let failures: &mut BTreeMap<_, _> = &mut sum.failures;
     for (cause, count) in &report.failures {

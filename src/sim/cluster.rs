@@ -24,7 +24,7 @@ use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
 use crate::sched::worker::Activity;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Most happenings of a run: many times what the longest of them takes.
 const EVENTS_MAX: u64 = 20_000_000;
@@ -65,6 +65,8 @@ pub struct Report {
     pub requests: usize,
     /// Of them, those that ended well.
     pub well: usize,
+    /// Tries beyond the first of each.
+    pub retries: usize,
     /// The others, by cause.
     pub failures: BTreeMap<&'static str, usize>,
     /// How long it took in its own time.
@@ -179,7 +181,6 @@ pub struct Cluster<'a> {
     base: Instant,
     agenda: Agenda<Happening>,
     dice: Dice,
-    rooms: Dice,
     hosts: Vec<Host>,
     conns: BTreeMap<ConnNumber, Conn>,
     last_conn: ConnNumber,
@@ -223,12 +224,11 @@ impl<'a> Cluster<'a> {
             plan,
             base,
             agenda: Agenda::new(dice.fork("order")),
-            rooms: dice.fork("rooms"),
             hosts: hosts.chain((0..decode).map(|_| host(Role::Decode, plan.decode))).collect(),
             conns: BTreeMap::new(),
             last_conn: 0,
             legs: BTreeMap::new(),
-            flights: Flights::new(plan.policy, prefill, decode, base),
+            flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience),
             ends: Ends::default(),
             shadow: Shadow::default(),
@@ -302,7 +302,8 @@ impl<'a> Cluster<'a> {
             Happening::ToRouter { leg, answer } => self.reach_router(leg, answer)?,
             Happening::Request => self.request()?,
             Happening::Remind(flight) => {
-                self.flights.overdue(flight, now);
+                let hosts = &self.hosts;
+                self.flights.remind(flight, |host| hosts[host].process.is_some(), now);
                 self.carry_out()?;
             }
             Happening::Check => self.check()?,
@@ -431,9 +432,8 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now)?;
-        let instant = self.base + Duration::from_nanos(now);
         let hosts = &self.hosts;
-        self.flights.probe(|host| hosts[host].is_up(now), instant);
+        self.flights.probe(|host| hosts[host].is_up(now), now);
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
             Phase::Working if all && self.ends.open() == 0 && now >= self.calm_from => {
@@ -446,7 +446,7 @@ impl<'a> Cluster<'a> {
                 let (prefill, decode) = (self.plan.scale.prefill as usize, self.plan.scale.decode as usize);
                 self.phase = match pair < prefill * decode {
                     true => {
-                        self.begin(Some((pair % prefill, prefill + pair / prefill)), true)?;
+                        self.begin(Some([pair % prefill, prefill + pair / prefill]), true)?;
                         Phase::Recovering { from, pair: pair + 1 }
                     }
                     false => Phase::Idle { since: now },
@@ -455,6 +455,12 @@ impl<'a> Cluster<'a> {
             Phase::Working | Phase::Recovering { .. } | Phase::Over => {}
             Phase::Idle { since } => {
                 let rooms_gone = CLEARED + EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
+                if self.flights.booked() > 0 {
+                    return Err(format!(
+                        "{} sequences are charged to workers when idle",
+                        self.flights.booked()
+                    ));
+                }
                 match (self.all(idle::holds_nothing), self.all(idle::has_no_rooms)) {
                     (Ok(()), Ok(())) => self.phase = Phase::Over,
                     (Err(what), _) if now - since > CLEARED => return Err(what),

@@ -477,6 +477,7 @@ impl Edge {
             slot: slot.id,
             generation: slot.generation,
             prompt: order.prompt,
+            resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
             salt: Some(order.salt),

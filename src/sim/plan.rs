@@ -5,6 +5,7 @@ use super::dice::Dice;
 use super::faults::Faults;
 use super::model::VOCAB;
 use crate::config::resolved::Policy;
+use crate::limits::RETRIES_DEFAULT;
 use crate::sched::config::SchedConfig;
 
 /// Longest prompt, in tokens.
@@ -61,6 +62,8 @@ pub struct Plan {
     pub lateness: Nanos,
     /// How long a request may take.
     pub patience: Nanos,
+    /// How often it is tried again.
+    pub retries: u32,
     /// What is done to it.
     pub faults: Option<Faults>,
 }
@@ -105,6 +108,8 @@ impl Plan {
             } else {
                 300 * SECOND
             },
+            // What a retry makes good would else be seen by nobody.
+            retries: faulty.pick(&[0, RETRIES_DEFAULT]),
             faults,
         }
     }

@@ -19,12 +19,29 @@ pub struct Order {
     pub sampling: SamplingParams,
     /// Ids that end it.
     pub stop_tokens: Vec<u32>,
+    /// How many of the last ids of `prompt` its client has as an answer.
+    pub resumed: u32,
     /// Whose prefix cache it shares.
     pub salt: Salt,
     /// How long it may take.
     pub patience: Nanos,
     /// Its answer, if it gets one.
     pub expected: Vec<u32>,
+}
+
+impl Order {
+    /// What is left of it for a client that has `answer` and has waited so long; `None` if it waits no longer.
+    pub fn after(&self, answer: &[u32], waited: Nanos) -> Option<Order> {
+        let patience = self.patience.checked_sub(waited).filter(|&left| left > 0)?;
+        Some(Order {
+            prompt: [&self.prompt[..], answer].concat(),
+            max_new: self.max_new - answer.len() as u32,
+            resumed: answer.len() as u32,
+            patience,
+            expected: self.expected[answer.len()..].to_vec(),
+            ..self.clone()
+        })
+    }
 }
 
 /// Draws requests, many of which begin alike.
@@ -51,10 +68,10 @@ impl Workload {
         let stem = dice.draw() as usize % self.stems.len();
         let mut prompt = self.stems[stem][..shared as usize].to_vec();
         prompt.extend(ids(dice, tokens - shared));
-        let sampling = match dice.one_in(3) {
-            true => SamplingParams { temperature: 0.8, seed: dice.draw(), ..SamplingParams::GREEDY },
-            false => SamplingParams::GREEDY,
-        };
+        let (temperature, seed) = if dice.one_in(3) { (0.8, dice.draw()) } else { (0.0, 0) };
+        // With a penalty the answer depends on which tokens are its own.
+        let frequency_penalty = dice.pick(&[0.0, 1.0]);
+        let sampling = SamplingParams { temperature, seed, frequency_penalty, ..SamplingParams::GREEDY };
         let stop_tokens = if dice.one_in(4) { ids(dice, 2) } else { Vec::new() };
         let salt = Salt(if dice.one_in(5) { dice.within(1, 2).into() } else { 0 });
         let max_new = dice.number(1, ANSWER_MAX);
@@ -63,6 +80,7 @@ impl Workload {
             max_new,
             sampling,
             stop_tokens,
+            resumed: 0,
             salt,
             patience: self.patience,
             expected: Vec::new(),
@@ -81,7 +99,7 @@ impl Workload {
         let mut output = Vec::new();
         loop {
             let logits: Vec<f32> = fold.logits().collect();
-            let context = Context { prompt: &order.prompt, output: &output };
+            let context = Context { prompt: &order.prompt, resumed: &[], output: &output };
             let token = self.sampler.sample(&logits, &order.sampling, context, position, 0).token;
             output.push(token);
             if order.stop_tokens.contains(&token) || output.len() == order.max_new as usize {

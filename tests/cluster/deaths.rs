@@ -8,12 +8,11 @@
 //! chunks, Done).
 
 use crate::dummy::Dummy;
+use crate::leg::Leg;
 use crate::process::{PATIENCE, Process, post};
 use crate::{body, choices, dual, prefill, start, with_room};
 use baton::limits::PEER_SILENCE_MAX;
 use serde_json::{Value, json};
-use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -51,53 +50,6 @@ fn points() -> Vec<Point> {
     points.extend(SWEEP_MS.map(Point::FirstContact));
     points.extend(SWEEP_MS.map(Point::Session));
     points
-}
-
-/// One leg's connection.
-struct Leg {
-    stream: TcpStream,
-    answer: Vec<u8>,
-}
-
-impl Leg {
-    fn open(address: SocketAddr, body: &Value) -> Leg {
-        let body = body.to_string();
-        let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length:";
-        let mut stream = TcpStream::connect(address).expect("it listens");
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(format!("{head} {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();
-        Leg { stream, answer: Vec::new() }
-    }
-
-    #[track_caller]
-    fn await_words(&mut self, words: &str) {
-        while !String::from_utf8_lossy(&self.answer).contains(words) {
-            assert!(self.read(), "ended before {words}: {}", String::from_utf8_lossy(&self.answer));
-        }
-    }
-
-    /// Its whole answer; a leg that does not end is a failure.
-    #[track_caller]
-    fn end(mut self) -> String {
-        while self.read() {}
-        String::from_utf8_lossy(&self.answer).into_owned()
-    }
-
-    #[track_caller]
-    fn read(&mut self) -> bool {
-        let mut bytes = [0; 4096];
-        match self.stream.read(&mut bytes) {
-            Ok(count) => {
-                self.answer.extend_from_slice(&bytes[..count]);
-                count > 0
-            }
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                panic!("the leg hangs after: {}", String::from_utf8_lossy(&self.answer))
-            }
-            // Its process was killed.
-            Err(_) => false,
-        }
-    }
 }
 
 /// Whether an answer is a stream that came to its proper end.
@@ -142,7 +94,8 @@ impl Pair {
     }
 
     fn legs(&self, body: &Value) -> [Option<Leg>; 2] {
-        [&self.prefill, &self.decode].map(|worker| Some(Leg::open(worker.address, body)))
+        [&self.prefill, &self.decode]
+            .map(|worker| Some(Leg::open(worker.address, "/v1/completions", "", body)))
     }
 
     /// A request goes through, at once but for a prefill worker that died: decode leaves it alone for a while.
@@ -178,12 +131,12 @@ impl Pair {
                 legs
             }
             Point::DecodeLegAlone => {
-                let leg = Leg::open(self.decode.address, &self.body(40, 4));
+                let leg = Leg::open(self.decode.address, "/v1/completions", "", &self.body(40, 4));
                 await_metric(&self.decode, "sglang:num_decode_transfer_queue_reqs{", |count| count == 1.0);
                 [None, Some(leg)]
             }
             Point::PrefillLegAlone => {
-                let leg = Leg::open(self.prefill.address, &self.body(40, 4));
+                let leg = Leg::open(self.prefill.address, "/v1/completions", "", &self.body(40, 4));
                 let waiting = "sglang:num_prefill_bootstrap_queue_reqs{";
                 await_metric(&self.prefill, waiting, |count| count == 1.0);
                 [Some(leg), None]

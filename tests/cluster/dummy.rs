@@ -19,7 +19,7 @@ impl Dummy {
         let dummy = Dummy(std::env::temp_dir().join(format!("baton-dummy-{}-{number}", std::process::id())));
         std::fs::create_dir(&dummy.0).unwrap();
         let model = Path::new(crate::MODEL);
-        for file in ["tokenizer.json", "tokenizer_config.json"] {
+        for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
             std::fs::copy(model.join(file), dummy.0.join(file)).unwrap();
         }
         let config = std::fs::read_to_string(model.join("config.json")).unwrap();
@@ -37,10 +37,16 @@ impl Dummy {
             "num_hidden_layers": 8, "max_position_embeddings": 2048}))
     }
 
-    /// `baton COMMAND` of this model.
+    /// `baton COMMAND` of this model, on a free port.
     pub fn start(&self, command: &str, more: &[&str]) -> Process {
+        self.start_at(0, command, more)
+    }
+
+    /// The same on this port.
+    pub fn start_at(&self, port: u16, command: &str, more: &[&str]) -> Process {
+        let port = port.to_string();
         let mut args = vec![command, self.0.to_str().unwrap(), "--load-format", "dummy"];
-        args.extend(["--port", "0", "--kv-memory", "32MiB", "--threads", "1"]);
+        args.extend(["--port", &port, "--kv-memory", "32MiB", "--threads", "1"]);
         args.extend(more);
         Process::start(&args)
     }

@@ -13,6 +13,11 @@ pub struct Fleet {
 impl Fleet {
     /// Over these workers, once the router has a pair of each.
     pub fn new(prefill: Vec<Process>, decode: Vec<Process>) -> Fleet {
+        Fleet::with(prefill, decode, &[])
+    }
+
+    /// The same with these flags of the router.
+    pub fn with(prefill: Vec<Process>, decode: Vec<Process>, flags: &[&str]) -> Fleet {
         let url = |worker: &Process| format!("http://{}", worker.address);
         let mut args: Vec<String> = ["router", "--port", "0"].map(String::from).into();
         for worker in &prefill {
@@ -21,7 +26,7 @@ impl Fleet {
         for worker in &decode {
             args.extend(["--decode".into(), url(worker)]);
         }
-        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        let args: Vec<&str> = args.iter().map(String::as_str).chain(flags.iter().copied()).collect();
         let fleet = Fleet { router: Process::start(&args), prefill, decode };
         let begun = Instant::now();
         while fleet.router.metric("smg_worker_health{", "") < fleet.workers().count() as f64 {

@@ -6,6 +6,8 @@ mod deaths;
 mod dummy;
 mod fleet;
 mod keys;
+mod leg;
+mod moves;
 mod namespaces;
 mod prefix;
 mod process;

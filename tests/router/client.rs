@@ -53,6 +53,18 @@ impl Router {
         panic!("{path} never has status {status}");
     }
 
+    /// Waits until so many workers are up.
+    pub fn wait_for_workers(&self, count: usize) {
+        let is_up = |line: &str| line.starts_with("smg_worker_health{") && line.ends_with(" 1");
+        for _ in 0..400 {
+            if self.get("/metrics").answer().1.lines().filter(|line| is_up(line)).count() == count {
+                return;
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        panic!("{count} workers are never up");
+    }
+
     pub fn get(&self, path: &str) -> Client {
         let mut client = self.connect();
         client.send(&format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n"));

@@ -1,6 +1,7 @@
 //! `baton router` between scripted workers.
 
 mod client;
+mod retries;
 mod worker;
 
 use client::Router;
@@ -15,8 +16,12 @@ const STREAM: &str = r#"{"prompt":"a","stream":true}"#;
 
 /// A prefill worker, a decode worker and a router that is ready.
 fn trio() -> (Worker, Worker, Router) {
+    trio_with(&[])
+}
+
+fn trio_with(flags: &[&str]) -> (Worker, Worker, Router) {
     let (prefill, decode) = (Worker::start(), Worker::start());
-    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    let router = Router::ready(&[&prefill], &[&decode], flags);
     (prefill, decode, router)
 }
 
@@ -115,7 +120,7 @@ fn an_error_of_decode_is_the_answer_and_ends_prefill() {
 
 #[test]
 fn a_lost_decode_worker_is_a_bad_gateway_before_the_first_byte() {
-    let (prefill, decode, router) = trio();
+    let (prefill, decode, router) = trio_with(&["--disable-retries"]);
     for begin in ["", "HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n{\"cut"] {
         let mut client = router.post("/v1/completions", PROMPT);
         let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
@@ -126,12 +131,12 @@ fn a_lost_decode_worker_is_a_bad_gateway_before_the_first_byte() {
         assert!(body.contains(r#""code":"peer_lost""#), "{body}");
         assert!(at_prefill.is_closed());
     }
-    assert!(prefill.is_unasked(), "what was sent is not sent again");
+    assert!(prefill.is_unasked(), "nothing is sent again where that is not wanted");
 }
 
 #[test]
 fn a_worker_that_speaks_no_http_is_a_bad_gateway() {
-    let (prefill, decode, router) = trio();
+    let (prefill, decode, router) = trio_with(&["--disable-retries"]);
     let mut client = router.post("/v1/completions", PROMPT);
     let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
     at_decode.send(b"SSH-2.0-what\r\n\r\n");
@@ -173,7 +178,7 @@ fn decode_decides_about_a_request_whose_prefill_leg_broke() {
 
 #[test]
 fn a_request_whose_prefill_leg_broke_ends_even_if_decode_never_hears() {
-    let (prefill, decode, router) = trio();
+    let (prefill, decode, router) = trio_with(&["--disable-retries"]);
     let mut client = router.post("/v1/completions", STREAM);
     let (at_prefill, at_decode) = (prefill.asked(), decode.asked());
     at_prefill.hang_up();
@@ -311,25 +316,13 @@ fn requests_go_to_whom_has_least_to_do() {
     let prefill = [Worker::start(), Worker::start()];
     let decode = [Worker::start(), Worker::start()];
     let router = Router::start(&[&prefill[0], &prefill[1]], &[&decode[0], &decode[1]], &[]);
-    // All four are up.
-    for _ in 0..400 {
-        if router.get("/metrics").answer().1.matches("smg_worker_health{").count() == 4
-            && !router.get("/metrics").answer().1.lines().any(is_down)
-        {
-            break;
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
+    router.wait_for_workers(4);
     let _held: Vec<_> = (0..4).map(|_| router.post("/v1/completions", PROMPT)).collect();
     for worker in prefill.iter().chain(&decode) {
         worker.asked();
         worker.asked();
         assert!(worker.is_unasked());
     }
-}
-
-fn is_down(line: &str) -> bool {
-    line.starts_with("smg_worker_health{") && line.ends_with(" 0")
 }
 
 #[test]

@@ -70,6 +70,11 @@ impl Worker {
         self.asked.recv_timeout(PATIENCE).expect("a request comes")
     }
 
+    /// A request, if there is one.
+    pub fn try_asked(&self) -> Option<Asked> {
+        self.asked.try_recv().ok()
+    }
+
     /// Waits until it has been asked who it is.
     pub fn await_introduction(&self) {
         for _ in 0..400 {

@@ -27,6 +27,7 @@ const MISTAKES: &[&str] = &[
     "abort is not passed on",
     "promised pages are given away",
     "done is not told",
+    "what was told counts as prompt",
 ];
 
 /// The first seed that fails, calm or not, and how.

@@ -122,6 +122,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         slot: place.slot,
         generation: place.generation,
         prompt: wanted.prompt.clone(),
+        resumed: 0,
         output: Vec::with_capacity(wanted.max_new as usize),
         pages: Vec::with_capacity(tokens),
         salt: wanted.salt,

@@ -344,6 +344,7 @@ impl<C: Cancel> Side<C> {
             slot: slot.id,
             generation: slot.generation,
             prompt,
+            resumed: 0,
             output: Vec::new(),
             pages: Vec::new(),
             salt: None,

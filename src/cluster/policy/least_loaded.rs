@@ -17,7 +17,7 @@ mod tests {
 
     #[test]
     fn the_least_booked_is_chosen_and_equals_take_turns() {
-        let load = |usable, booked| Load { usable, booked };
+        let load = |usable, booked| Load { usable, booked, ..Load::default() };
         let loads = [load(true, 2), load(false, 0), load(true, 1), load(true, 1)];
         assert_eq!(pick(&loads, 0), Some(2));
         assert_eq!(pick(&loads, 2), Some(3));

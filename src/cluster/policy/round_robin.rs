@@ -14,7 +14,7 @@ mod tests {
 
     #[test]
     fn usable_workers_take_turns_whatever_their_load() {
-        let load = |usable, booked| Load { usable, booked };
+        let load = |usable, booked| Load { usable, booked, ..Load::default() };
         let loads = [load(true, 9), load(false, 0), load(true, 0)];
         assert_eq!(pick(&loads, 2), Some(0));
         assert_eq!(pick(&loads, 0), Some(2));

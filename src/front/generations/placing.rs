@@ -2,7 +2,7 @@
 //!
 //! Thread: `ctl`. Takes slots; nothing else is changed before [`Generations::start`].
 
-use super::{Generations, Part};
+use super::{Generations, Given, Part};
 use crate::config::resolved::BOOTSTRAP_PORT;
 use crate::front::handoff::{self, Source, prompt_of, room_of};
 use crate::front::openai::{ApiError, Bootstrap, GenerateRequest};
@@ -11,7 +11,6 @@ use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
-use std::sync::Arc;
 use std::time::Instant;
 
 /// Which workers of this process a choice's legs go to.
@@ -56,19 +55,19 @@ impl Generations {
         exchange: u64,
         choice: usize,
         sample: usize,
-        ids: &Arc<[u32]>,
+        given: &Given,
         now: Instant,
     ) -> Result<(), ApiError> {
         self.turn += 1;
         match self.terms.placement.clone() {
             Placement::Prefill { worker, fake_bootstrap } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
-                let request = self.request(exchange, sample, worker, room, ids, Some(1))?;
+                let request = self.request(exchange, sample, worker, room, given, Some(1))?;
                 self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
             }
             Placement::Decode { worker, fake_bootstrap, fake_by_default, proven } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
-                let mut request = self.request(exchange, sample, worker, room, ids, None)?;
+                let mut request = self.request(exchange, sample, worker, room, given, None)?;
                 if source == Source::Fake {
                     // It goes on from KV that nobody computed, which is nobody else's to go on from.
                     request.salt = None;
@@ -80,14 +79,14 @@ impl Generations {
             }
             Placement::Mixed(workers) => {
                 let worker = self.roomiest(&workers)?;
-                let request = self.request(exchange, sample, worker, Room(0), ids, None)?;
+                let request = self.request(exchange, sample, worker, Room(0), given, None)?;
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
             Placement::Split { prefill, decode } => {
                 let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
                 let room = room_of(random());
-                let reader = self.request(exchange, sample, source, room, ids, Some(1))?;
-                let writer = match self.request(exchange, sample, destination, room, ids, None) {
+                let reader = self.request(exchange, sample, source, room, given, Some(1))?;
+                let writer = match self.request(exchange, sample, destination, room, given, None) {
                     Ok(writer) => writer,
                     Err(error) => {
                         let slot = Slot { id: reader.slot, generation: reader.generation };
@@ -154,16 +153,17 @@ impl Generations {
         sample: usize,
         worker: WorkerId,
         room: Room,
-        ids: &Arc<[u32]>,
+        given: &Given,
         max_new: Option<u32>,
     ) -> Result<Box<Request>, ApiError> {
         let Some(live) = self.live.get(&exchange) else { return Err(ApiError::new(500, "internal", "lost")) };
+        let Given { ids, resumed } = given;
         let asked = &live.request;
         let deadline = live.arrived + asked.patience;
         let home = self.handoff.worker_mut(worker);
         let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
         let room_left = home.tokens().min(self.terms.context).saturating_sub(ids.len()).max(1) as u32;
-        let max_new = max_new.unwrap_or_else(|| asked.max_tokens.unwrap_or(room_left));
+        let max_new = max_new.unwrap_or_else(|| asked.max_tokens.map_or(room_left, |most| most - resumed));
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
         let ending = if asked.ignore_eos { &[][..] } else { &self.terms.eos };
         self.next_request += 1;
@@ -174,6 +174,7 @@ impl Generations {
             slot: slot.id,
             generation: slot.generation,
             prompt: ids.to_vec(),
+            resumed: *resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
             // What tries a worker out does all the work.

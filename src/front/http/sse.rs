@@ -20,6 +20,13 @@ pub fn write_event(out: &mut Vec<u8>, data: &[u8]) {
     out.push(b'\n');
 }
 
+/// Appends a comment of one line, which belongs to the event that follows; who reads events passes over it.
+pub fn write_comment(out: &mut Vec<u8>, line: &[u8]) {
+    out.extend_from_slice(b": ");
+    out.extend_from_slice(line);
+    out.push(b'\n');
+}
+
 /// An event is longer than [`SSE_EVENT_MAX`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EventTooLong;

@@ -16,6 +16,7 @@ pub mod generate;
 pub mod info;
 pub mod render;
 pub mod request;
+pub mod resume;
 pub mod routed;
 pub mod stop;
 pub mod tokenize;

@@ -217,6 +217,11 @@ impl Renderer {
         }
     }
 
+    /// When the answer began, in seconds of Unix time.
+    pub fn created(&self) -> u64 {
+        self.created
+    }
+
     /// Whether a chunk holds all of its choice so far instead of what is new.
     pub fn is_cumulative(&self) -> bool {
         self.endpoint == Endpoint::Generate

@@ -6,6 +6,7 @@
 use super::bootstrap::{self, Bootstrap};
 use super::error::ApiError;
 use super::fields::{Fields, List, Neutral, OneOrMany, first_item};
+use super::resume::{self, Resume};
 use crate::limits::{
     CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX, STOP_STRING_BYTES_MAX,
     STOP_STRINGS_MAX,
@@ -169,6 +170,8 @@ pub struct GenerateRequest {
     pub patience: Duration,
     /// Where the legs meet: one for each choice, prompt by prompt.
     pub bootstrap: Option<Vec<Bootstrap>>,
+    /// What the client has of the stream already, where a router could have it go on elsewhere.
+    pub resume: Option<Resume>,
     /// Fields that were ignored, for the log.
     pub unknown: Vec<String>,
 }
@@ -227,6 +230,7 @@ impl GenerateRequest {
             cache_salt: fields.name("cache_salt")?,
             patience: REQUEST_TIME_MAX,
             bootstrap: None,
+            resume: None,
             unknown: Vec::new(),
         };
         fields.ignore(ADDED);
@@ -268,6 +272,7 @@ impl GenerateRequest {
     pub(super) fn finish(mut self, mut fields: Fields<'_>) -> Result<Self, ApiError> {
         self.rids = rids(&mut fields, self.prompts.len())?;
         self.bootstrap = bootstrap::read(&mut fields, self.prompts.len(), self.samples)?;
+        self.resume = resume::read(&mut fields, self.prompts.len() * self.samples, self.stream)?;
         self.unknown.extend(fields.rest());
         Ok(self)
     }

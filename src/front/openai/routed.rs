@@ -1,12 +1,13 @@
 //! A body that a router passes on: read no further than its fields, and given the place where the two
 //! workers meet.
 //!
-//! Invariants: what the workers get is what the client sent, field by field, but for the bootstrap fields:
-//! those are the router's to say, and a client's own are dropped. Not here: what the fields mean; the
+//! Invariants: what the workers get is what the client sent, field by field, but for the bootstrap fields and what
+//! it says of a stream that goes on: those are the router's to say, and a client's own are dropped. Not here: what the fields mean; the
 //! workers check them.
 
 use super::error::ApiError;
 use super::fields::{Entries, first_item};
+use super::resume::{self, Resume};
 use crate::ids::Room;
 use crate::limits::CHOICES_MAX;
 use serde::Deserialize;
@@ -20,6 +21,7 @@ pub struct Routed {
     /// An object with a comma after its last field, and not closed.
     open: Vec<u8>,
     choices: u32,
+    stream: bool,
 }
 
 impl Routed {
@@ -36,7 +38,13 @@ impl Routed {
             serde_json::to_writer(&mut open, name).expect("a text is JSON");
             let _ = write!(open, ":{},", value.get());
         }
-        Ok(Routed { open, choices: choices(&entries) })
+        let stream = entries.iter().any(|(name, value)| name == "stream" && value.get() == "true");
+        Ok(Routed { open, choices: choices(&entries), stream })
+    }
+
+    /// Whether the answer is to come as events.
+    pub fn is_stream(&self) -> bool {
+        self.stream
     }
 
     /// How many sequences it asks for, as far as can be told: prompts times samples.
@@ -45,9 +53,16 @@ impl Routed {
     }
 
     /// The body for both workers of an attempt: they meet at the prefill worker's registry, under `room`.
-    /// Workers derive further rooms from it where there are several choices.
-    pub fn address(self, host: &str, port: u16, room: Room) -> Vec<u8> {
-        let mut body = self.open;
+    /// Workers derive further rooms from it where there are several choices. With `resume` they mark their events, and
+    /// begin behind what it says.
+    pub fn address(&self, host: &str, port: u16, room: Room, resume: Option<&Resume>) -> Vec<u8> {
+        let mut body = Vec::with_capacity(self.open.len() + 256);
+        body.extend_from_slice(&self.open);
+        if let Some(resume) = resume {
+            let _ = write!(body, "\"{}\":", resume::FIELD);
+            serde_json::to_writer(&mut body, resume).expect("numbers are JSON");
+            body.push(b',');
+        }
         body.extend_from_slice(b"\"bootstrap_host\":");
         serde_json::to_writer(&mut body, host).expect("a text is JSON");
         let _ = write!(body, ",\"bootstrap_port\":{port},\"bootstrap_room\":{room}}}");
@@ -56,7 +71,7 @@ impl Routed {
 }
 
 fn is_ours(name: &str) -> bool {
-    matches!(name, "bootstrap_host" | "bootstrap_port" | "bootstrap_room")
+    matches!(name, "bootstrap_host" | "bootstrap_port" | "bootstrap_room" | resume::FIELD)
 }
 
 fn choices(entries: &[(String, &RawValue)]) -> u32 {
@@ -85,7 +100,7 @@ mod tests {
     use super::*;
 
     fn addressed(body: &str) -> String {
-        let body = Routed::parse(body.as_bytes()).unwrap().address("10.0.0.1", 8998, Room(7));
+        let body = Routed::parse(body.as_bytes()).unwrap().address("10.0.0.1", 8998, Room(7), None);
         String::from_utf8(body).unwrap()
     }
 

@@ -6,12 +6,13 @@
 use crate::cluster::router::Booking;
 use crate::front::connections::{Answer, JSON};
 use crate::front::http::client::{Event, RequestLine, ResponseDecoder, ResponseHead, write_request};
-use crate::front::http::{HttpError, Limits, Method, sse};
+use crate::front::http::{HttpError, Limits, Method, REQUEST_TIMEOUT, sse};
+use crate::front::openai::ApiError;
 use crate::limits::{ROUTER_ANSWER_MAX, ROUTER_PIECE};
 use crate::net::{ConnId, Reactor, SendError};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Whom a call is for; a client's connection names what runs for it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -45,6 +46,19 @@ impl Order {
     /// A GET of `target`.
     pub fn get(target: &str) -> Order {
         Order { method: Method::Get, target: target.to_owned(), headers: Vec::new() }
+    }
+
+    /// The same after its client has waited so long: what it says of its patience is what is left of it. `None` where
+    /// nothing is; what is no number is left to the worker to refuse.
+    pub fn after(&self, waited: Duration) -> Option<Order> {
+        let mut order = self.clone();
+        if let Some((_, value)) = order.headers.iter_mut().find(|(name, _)| *name == REQUEST_TIMEOUT)
+            && let Ok(patience) = value.parse::<u64>()
+        {
+            let left = patience.checked_sub(waited.as_millis() as u64).filter(|&left| left > 0)?;
+            *value = left.to_string();
+        }
+        Some(order)
     }
 }
 
@@ -98,6 +112,16 @@ impl WorkerAnswer {
         }
     }
 
+    /// Of the router's own.
+    pub fn error(error: &ApiError) -> WorkerAnswer {
+        WorkerAnswer {
+            status: error.status,
+            media: JSON.to_owned(),
+            retry_after: error.retry_after,
+            body: error.to_json(),
+        }
+    }
+
     /// 2xx.
     pub fn is_success(&self) -> bool {
         (200..300).contains(&self.status)
@@ -126,6 +150,8 @@ pub enum Lost {
     TooLong,
     /// It took too long.
     Deadline,
+    /// The worker answers no probe either.
+    Silent,
     /// The request cannot be sent: this process holds too many unsent bytes.
     Full,
 }
@@ -137,6 +163,7 @@ impl fmt::Display for Lost {
             Lost::Http(error) => write!(f, "its answer cannot be read: {error}"),
             Lost::TooLong => write!(f, "its answer is longer than {ROUTER_ANSWER_MAX} bytes"),
             Lost::Deadline => f.write_str("it took too long"),
+            Lost::Silent => f.write_str("its worker stands still"),
             Lost::Full => f.write_str("too many bytes wait to be sent"),
         }
     }

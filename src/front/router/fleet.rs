@@ -418,8 +418,25 @@ impl Fleet {
             Owner::Introduction if connected => {
                 self.introduced(reactor, worker, Err(lost.to_string()), now);
             }
-            Owner::Introduction | Owner::Probe => self.probed(worker, false, now),
+            Owner::Introduction | Owner::Probe => {
+                let was_usable = self.router.loads()[worker.0].usable;
+                self.probed(worker, false, now);
+                if was_usable && !self.router.loads()[worker.0].usable {
+                    self.give_up(reactor, worker, now);
+                }
+            }
             _ => self.news.push_back(News { owner, conn, what: What::Lost(lost) }),
+        }
+    }
+
+    /// A worker answers no probe: it stands still, and so does all that it was asked.
+    fn give_up(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        let is_waiting = |call: &Call| {
+            call.booking.worker() == worker && matches!(call.owner, Owner::Lead(_) | Owner::Prefill(_))
+        };
+        let waiting = self.calls.iter().filter(|(_, call)| is_waiting(call));
+        for conn in waiting.map(|(&conn, _)| conn).collect::<Vec<_>>() {
+            self.lose(reactor, conn, Lost::Silent, now);
         }
     }
 

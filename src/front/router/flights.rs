@@ -1,36 +1,30 @@
-//! Requests on their way: to a pair at once, and decode's answer back as it comes.
+//! Requests on their way: to a pair at once, decode's answer back as it comes, and to another pair where one fails.
 //!
-//! ```text
-//!            both connections stand             first byte of decode's body
-//! Connecting ─────────────────────▶ Waiting ─────────────────────────────▶ Passing ──▶ over
-//!     │ one is refused: another pair   │ prefill's error, decode lost: an error   │ decode lost: the
-//!     └────────────────────────────────┴ with its status                         └ stream says so
-//! ```
-//! Thread: `ctl`. Invariants: nothing is sent before all connections of an attempt stand, so a worker that
-//! takes none costs no room anywhere; a request that was sent is never sent again; when a flight ends, so do
-//! its calls, but for a prefill leg that decode's answer has overtaken. Not here: who is chosen (`cluster`).
+//! Thread: `ctl`. Owns: what a flight has on connections; what its client has of the answer (`relay`). Carries out what
+//! `cluster::flight` says of it. Invariant: when a flight ends, or waits for its next try, so do its calls, but for a
+//! prefill leg that decode's answer has overtaken. Not here: who is chosen, and when a request is tried again (`cluster`).
 
 use crate::cause::Cause;
+use crate::cluster::flight::{Flight as Core, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
-use crate::cluster::router::{Booking, Pair, Role};
+use crate::cluster::retries::Retries;
+use crate::cluster::router::{Booking, NoWorker, Pair, Role};
 use crate::config::resolved::LogLevel;
 use crate::front::connections::Connections;
 use crate::front::http::sse;
 use crate::front::openai::ApiError;
 use crate::front::openai::routed::Routed;
 use crate::front::router::call::{Lost, Order, Owner, WorkerAnswer};
+use crate::front::router::failure::{self, Failure};
 use crate::front::router::fleet::{Fleet, What};
+use crate::front::router::relay::{Passed, Relay};
 use crate::ids::Room;
-use crate::limits::{
-    ERROR_CODE_MAX, REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX,
-    ROUTER_PROBE_INTERVAL,
-};
+use crate::limits::{REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_PROBE_INTERVAL};
 use crate::net::{CloseReason, ConnId, Reactor};
 use crate::obs::log::{self, event};
 use crate::obs::metrics::RouterMetrics;
-use serde::Deserialize;
-use serde_json::Value;
-use std::collections::HashMap;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
@@ -85,42 +79,27 @@ pub struct Request {
 
 #[derive(Debug)]
 struct Flight {
-    order: Order,
-    /// Until it is sent.
-    load: Option<Load>,
-    id: String,
+    request: Request,
     begun: Instant,
-    /// Whether it is one of those that metrics are about: requests for text.
-    counted: bool,
+    core: Core,
+    relay: Relay,
     /// The call whose answer is the client's.
     lead: Option<ConnId>,
     /// The prefill leg, while it can still fail the request.
     prefill: Option<ConnId>,
-    /// Whose answer is the client's.
-    server: Option<WorkerNumber>,
-    /// Where the legs meet; `None` for what a single worker serves.
-    source: Option<WorkerNumber>,
-    /// Connections that do not stand yet.
-    awaited: u32,
-    /// Pairs tried.
-    attempts: u32,
-    /// Whether the prefill leg broke, so that decode has little time left.
-    prefill_lost: bool,
-    stage: Stage,
+    /// When it is tried again.
+    due: Option<Instant>,
+    /// How its client gets the answer, once it does.
+    body: Option<Body>,
+    /// What it is told if no other try comes to more.
+    last: Option<WorkerAnswer>,
 }
 
-/// Life of a flight.
+/// How an answer that has begun is passed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    /// Waits for connections, with nothing sent;
-    Connecting,
-    /// was sent, and the client has heard nothing yet;
-    Waiting,
-    /// or gets its answer piece by piece.
-    Passing {
-        /// Whether the pieces are events.
-        is_stream: bool,
-    },
+enum Body {
+    Stream,
+    Long,
 }
 
 /// All requests that are being served.
@@ -128,13 +107,16 @@ enum Stage {
 pub struct Flights {
     /// By client; each has one request at a time.
     open: HashMap<ConnId, Flight>,
+    /// Those that are tried again, by time; some may have ended.
+    due: BinaryHeap<Reverse<(Instant, ConnId)>>,
+    retries: Retries,
     metrics: RouterMetrics,
 }
 
 impl Flights {
     /// None yet.
-    pub fn new(metrics: RouterMetrics) -> Flights {
-        Flights { open: HashMap::new(), metrics }
+    pub fn new(retries: Retries, metrics: RouterMetrics) -> Flights {
+        Flights { open: HashMap::new(), due: BinaryHeap::new(), retries, metrics }
     }
 
     /// Whether nothing is being served.
@@ -154,34 +136,28 @@ impl Flights {
 
     /// Serves a request of a client.
     pub fn begin(&mut self, client: ConnId, request: Request, way: &mut Way<'_>) {
-        let Request { order, load, id } = request;
-        let counted = matches!(load, Load::Routed(_));
-        if counted {
-            self.metrics.requests.inc();
-        }
         let flight = Flight {
-            order,
-            load: Some(load),
-            id,
+            request,
             begun: way.now,
-            counted,
+            core: Core::default(),
+            relay: Relay::default(),
             lead: None,
             prefill: None,
-            server: None,
-            source: None,
-            awaited: 0,
-            attempts: 0,
-            prefill_lost: false,
-            stage: Stage::Connecting,
+            due: None,
+            body: None,
+            last: None,
         };
+        if flight.is_counted() {
+            self.metrics.requests.inc();
+        }
         self.attempt(client, flight, way);
     }
 
     /// A client has gone away.
     pub fn gone(&mut self, client: ConnId, way: &mut Way<'_>) {
-        if let Some(flight) = self.open.remove(&client) {
+        if let Some(mut flight) = self.open.remove(&client) {
             self.failed(&flight, Cause::ClientGone);
-            event!(Debug, "router", "client gone", request = flight.id);
+            event!(Debug, "router", "client gone", request = flight.request.id);
             flight.cancel(way);
         }
     }
@@ -193,6 +169,23 @@ impl Flights {
         }
     }
 
+    /// When the next request is tried again.
+    pub fn next_due(&self) -> Option<Instant> {
+        self.due.peek().map(|Reverse((at, _))| *at)
+    }
+
+    /// Tries those again whose time has come.
+    pub fn try_again(&mut self, way: &mut Way<'_>) {
+        while self.next_due().is_some_and(|at| at <= way.now) {
+            let Some(Reverse((at, client))) = self.due.pop() else { return };
+            if self.open.get(&client).is_some_and(|flight| flight.due == Some(at))
+                && let Some(flight) = self.open.remove(&client)
+            {
+                self.attempt(client, flight, way);
+            }
+        }
+    }
+
     /// News of the call whose answer is the client's.
     pub fn lead(&mut self, client: ConnId, conn: ConnId, what: What, way: &mut Way<'_>) {
         let Some(mut flight) = self.open.remove(&client) else { return };
@@ -201,24 +194,42 @@ impl Flights {
             return;
         }
         match what {
-            What::Ready => self.ready(client, flight, way),
+            What::Ready => self.take(client, flight, News::Connected, way),
             What::Refused => {
                 flight.lead = None;
-                self.refused(client, flight, way);
+                self.refused(client, flight, Role::Decode, way);
             }
             What::Arrived => {
-                self.arrived(client, conn, &mut flight, way);
-                self.open.insert(client, flight);
+                let Some(answer) = way.fleet.answer(conn) else { return self.keep(client, flight) };
+                if !answer.is_success() {
+                    // Its end says why.
+                    way.cancel(flight.prefill.take());
+                    return self.keep(client, flight);
+                }
+                let (media, is_stream) = (answer.media.clone(), answer.is_stream());
+                let mut body = std::mem::take(&mut answer.body);
+                let news = self.pass(client, &mut flight, &media, is_stream, &mut body, way);
+                if let Some(answer) = way.fleet.answer(conn) {
+                    answer.body = body;
+                }
+                self.follow(client, flight, news, way);
             }
-            What::Ended(mut answer) => {
+            What::Ended(answer) => {
                 flight.lead = None;
-                self.pass(client, &mut flight, &mut answer, way.reactor, way.connections, way.now);
-                self.land(client, flight, &answer, way);
+                self.ended(client, flight, answer, way);
+            }
+            What::Lost(_) if flight.relay.is_done() => {
+                flight.lead = None;
+                self.take(client, flight, News::Landed, way);
             }
             What::Lost(lost) => {
                 flight.lead = None;
-                let error = flight.lost_lead(lost);
-                self.fail(client, flight, &error, way);
+                let (cause, why) = failure::of_loss(lost);
+                // Where it had little time left, because prefill was lost, that is what the client is told.
+                if !(flight.core.has_lost_prefill() && cause == Cause::Deadline) {
+                    flight.last = Some(WorkerAnswer::error(&failure::error(cause, why)));
+                }
+                self.take(client, flight, News::Lost(Role::Decode, cause), way);
             }
         }
     }
@@ -231,217 +242,300 @@ impl Flights {
             return;
         }
         match what {
-            What::Ready => return self.ready(client, flight, way),
+            What::Ready => return self.take(client, flight, News::Connected, way),
             What::Refused => {
                 flight.prefill = None;
-                return self.refused(client, flight, way);
+                return self.refused(client, flight, Role::Prefill, way);
             }
             What::Arrived => {}
             What::Ended(answer) => {
                 flight.prefill = None;
                 if !answer.is_success() && !flight.has_begun(way) {
-                    return self.prefill_failed(client, flight, &answer, way);
+                    let failure = Failure::of(&answer);
+                    flight.last = Some(answer);
+                    return self.take(client, flight, News::Failed(Role::Prefill, failure.cause), way);
                 }
             }
             What::Lost(lost) => {
                 flight.prefill = None;
                 if !flight.has_begun(way) {
-                    event!(Warn, "router", "prefill leg lost", request = flight.id, why = lost);
-                    flight.prefill_lost = true;
-                    if let Some(lead) = flight.lead {
-                        way.fleet.set_deadline(lead, way.now + ROUTER_LOST_PREFILL_TIME);
-                    }
+                    event!(Warn, "router", "prefill leg lost", request = flight.request.id, why = lost);
+                    let why = "the prefill worker was lost before there was an answer";
+                    flight.last = Some(WorkerAnswer::error(&failure::error(Cause::PeerLost, why.into())));
+                    return self.take(client, flight, News::Lost(Role::Prefill, Cause::PeerLost), way);
                 }
             }
         }
-        self.open.insert(client, flight);
+        self.keep(client, flight);
     }
 
     /// Takes a pair and connections to it.
     fn attempt(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
-        flight.attempts += 1;
-        let router = way.fleet.router();
-        let booked = match &flight.load {
-            Some(Load::Routed(body)) => {
-                router.choose(body.choices()).map(|Pair { prefill, decode }| (decode, Some(prefill)))
+        flight.due = None;
+        let (router, avoid) = (way.fleet.router(), flight.core.avoid());
+        let booked = match &flight.request.load {
+            Load::Routed(body) => router
+                .choose(body.choices(), avoid, way.now)
+                .map(|Pair { prefill, decode }| (decode, Some(prefill))),
+            Load::Decode(_) => {
+                router.choose_one(Role::Decode, 0, avoid, way.now).map(|decode| (decode, None))
             }
-            Some(Load::Decode(_)) => router.choose_one(Role::Decode, 0).map(|decode| (decode, None)),
-            Some(Load::Any) | None => router.first().map(|worker| (router.visit(worker), None)),
+            Load::Any => router.first().map(|worker| (router.visit(worker), None)),
         };
         let (lead, prefill) = match booked {
             Ok(booked) => booked,
-            Err(none) => return self.fail(client, flight, &unavailable(none.to_string()), way),
+            Err(none @ NoWorker { may_come, .. }) => {
+                flight.last.get_or_insert_with(|| WorkerAnswer::error(&unavailable(none.to_string())));
+                let next = flight.core.nobody(may_come, &terms(&mut self.retries, way));
+                return self.carry_out(client, flight, next, way);
+            }
         };
-        flight.server = Some(lead.worker());
-        flight.source = prefill.as_ref().map(Booking::worker);
+        flight.core.choose(prefill.as_ref().map(Booking::worker), Some(lead.worker()));
         match flight.open(client, lead, prefill, way) {
-            Ok(()) if flight.awaited == 0 => self.send(client, flight, way),
-            Ok(()) => drop(self.open.insert(client, flight)),
-            Err(reason) => self.fail(client, flight, &unavailable(reason.to_string()), way),
+            Ok(awaited) => self.take(client, flight, News::Opened(awaited), way),
+            Err(reason) => {
+                flight.last = Some(WorkerAnswer::error(&unavailable(reason.to_string())));
+                self.fail(client, flight, Cause::Overloaded, way);
+            }
         }
     }
 
-    fn ready(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
-        flight.awaited -= 1;
-        if flight.awaited == 0 {
-            self.send(client, flight, way);
-        } else {
-            self.open.insert(client, flight);
+    fn refused(&mut self, client: ConnId, mut flight: Flight, role: Role, way: &mut Way<'_>) {
+        let why = "no worker that was asked took a connection";
+        flight.last.get_or_insert_with(|| WorkerAnswer::error(&failure::error(Cause::PeerLost, why.into())));
+        self.take(client, flight, News::Refused(role), way);
+    }
+
+    fn keep(&mut self, client: ConnId, flight: Flight) {
+        self.open.insert(client, flight);
+    }
+
+    /// Passes on what can be passed on, and says what that means for the flight.
+    fn pass(
+        &mut self,
+        client: ConnId,
+        flight: &mut Flight,
+        media: &str,
+        is_stream: bool,
+        body: &mut Vec<u8>,
+        way: &mut Way<'_>,
+    ) -> Option<News> {
+        if flight.body.is_none() && !is_stream && body.len() <= ROUTER_ANSWER_MAX {
+            return None;
+        }
+        let passed = match (flight.body, is_stream) {
+            (Some(Body::Stream), false) => Passed::Broken,
+            (_, true) => flight.relay.take(body),
+            (_, false) => Passed::Bytes(std::mem::take(body)),
+        };
+        let (bytes, news) = match passed {
+            Passed::Bytes(bytes) => (bytes, None),
+            Passed::Failed { bytes, cause, error } => {
+                let media = crate::front::connections::JSON.to_owned();
+                let status = cause.http_status();
+                flight.last = Some(WorkerAnswer { status, media, retry_after: None, body: error });
+                (bytes, Some(News::Failed(Role::Decode, cause)))
+            }
+            Passed::Broken => {
+                let why = "the worker's answer is no stream of events".to_owned();
+                flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Internal, why)));
+                (Vec::new(), Some(News::Lost(Role::Decode, Cause::Internal)))
+            }
+        };
+        if bytes.is_empty() {
+            return news;
+        }
+        if flight.body.is_none() {
+            flight.body = Some(if is_stream { Body::Stream } else { Body::Long });
+            // Only a stream's first byte is its first token.
+            if is_stream && flight.is_counted() {
+                self.metrics.first_byte(way.now.duration_since(flight.begun));
+            }
+            way.connections.open_body(way.reactor, client, 200, media);
+            flight.acquit(way);
+        } else if flight.core.is_retry() {
+            self.metrics.resumed.inc();
+            flight.acquit(way);
+        }
+        way.connections.stream(way.reactor, client, &bytes);
+        let passes = News::Passes { resumable: is_stream && flight.relay.is_resumable() };
+        let next = flight.core.take(passes, &mut terms(&mut self.retries, way));
+        if let (Next::Calm, Some(lead)) = (next, flight.lead) {
+            way.fleet.set_deadline(lead, flight.begun + REQUEST_TIME_MAX);
+        }
+        news
+    }
+
+    /// Decode's answer has ended.
+    fn ended(&mut self, client: ConnId, mut flight: Flight, mut answer: WorkerAnswer, way: &mut Way<'_>) {
+        if !answer.is_success() {
+            let failure = Failure::of(&answer);
+            flight.last = Some(answer);
+            return self.take(client, flight, News::Failed(Role::Decode, failure.cause), way);
+        }
+        let (media, is_stream) = (answer.media.clone(), answer.is_stream());
+        let mut body = std::mem::take(&mut answer.body);
+        let news = self.pass(client, &mut flight, &media, is_stream, &mut body, way);
+        let news = news.unwrap_or_else(|| match flight.body {
+            // It knew how to end it, and did not.
+            Some(Body::Stream) if flight.relay.is_resumable() && !flight.relay.is_done() => {
+                let (cause, why) = failure::of_loss(Lost::Closed);
+                flight.last = Some(WorkerAnswer::error(&failure::error(cause, why)));
+                News::Lost(Role::Decode, cause)
+            }
+            _ => News::Landed,
+        });
+        if news == News::Landed && flight.body.is_none() {
+            flight.last = Some(WorkerAnswer { body, ..answer });
+        }
+        self.take(client, flight, news, way);
+    }
+
+    fn follow(&mut self, client: ConnId, flight: Flight, news: Option<News>, way: &mut Way<'_>) {
+        match news {
+            Some(news) => self.take(client, flight, news, way),
+            None => self.keep(client, flight),
         }
     }
 
-    /// A worker took no connection. Nothing was sent to anybody, so another pair is as good.
-    fn refused(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
-        way.cancel(flight.lead.take());
-        way.cancel(flight.prefill.take());
-        flight.awaited = 0;
-        if flight.attempts < ROUTER_PAIRS_MAX {
-            return self.attempt(client, flight, way);
+    /// Something has happened to a flight.
+    fn take(&mut self, client: ConnId, mut flight: Flight, news: News, way: &mut Way<'_>) {
+        let next = flight.core.take(news, &mut terms(&mut self.retries, way));
+        if matches!(next, Next::Again(_) | Next::Fail(_)) {
+            flight.core.accused().for_each(|worker| way.fleet.router().accuse(worker, way.now));
         }
-        let message = format!("none of {ROUTER_PAIRS_MAX} workers took a connection");
-        self.fail(client, flight, &ApiError::new(502, Cause::PeerLost.name(), message), way);
+        if let (Next::Again(_), News::Failed(role, cause) | News::Lost(role, cause)) = (next, news) {
+            if flight.is_counted() {
+                self.metrics.retried(cause);
+            }
+            flight.tell("tried again", role, cause, way);
+        }
+        self.carry_out(client, flight, next, way);
+    }
+
+    fn carry_out(&mut self, client: ConnId, mut flight: Flight, next: Next, way: &mut Way<'_>) {
+        match next {
+            Next::On | Next::Calm => {}
+            Next::Send => return self.send(client, flight, way),
+            Next::Hurry(until) => {
+                if let Some(lead) = flight.lead {
+                    way.fleet.set_deadline(lead, until);
+                }
+            }
+            Next::Again(at) => {
+                flight.cancel(way);
+                if at <= way.now {
+                    return self.attempt(client, flight, way);
+                }
+                flight.due = Some(at);
+                self.due.push(Reverse((at, client)));
+            }
+            Next::Land => return self.land(client, flight, way),
+            Next::Fail(cause) => return self.fail(client, flight, cause, way),
+        }
+        self.keep(client, flight);
     }
 
     /// Sends the request on all connections at once, under a fresh room.
     fn send(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
         let room = Room(random() >> 1);
-        let source = flight.source.map(|worker| &way.fleet.targets()[worker.0]);
-        let body = match (flight.load.take(), source) {
-            (Some(Load::Routed(body)), Some(source)) => {
-                body.address(&source.url.host, source.bootstrap_port.unwrap_or_default(), room)
+        flight.relay.turn();
+        let Some(order) = flight.request.order.after(way.now.duration_since(flight.begun)) else {
+            let why = "the client's time was up before there was an answer".to_owned();
+            flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Deadline, why)));
+            return self.fail(client, flight, Cause::Deadline, way);
+        };
+        let source = flight.core.worker(Role::Prefill).map(|worker| &way.fleet.targets()[worker.0]);
+        let body = match (&flight.request.load, source) {
+            (Load::Routed(body), Some(source)) => {
+                let resume = (self.retries.most() > 0 && body.is_stream()).then(|| flight.relay.resume());
+                body.address(&source.url.host, source.bootstrap_port.unwrap_or_default(), room, resume)
             }
-            (Some(Load::Decode(body)), _) => body,
+            (Load::Decode(body), _) => body.clone(),
             _ => Vec::new(),
         };
         let body = Arc::new(body);
-        flight.stage = Stage::Waiting;
-        event!(Debug, "router", "sent", request = flight.id, room = room, target = flight.order.target);
+        event!(Debug, "router", "sent", request = flight.request.id, room = room, target = order.target);
         for conn in [flight.prefill, flight.lead].into_iter().flatten() {
-            way.fleet.begin(way.reactor, conn, &flight.order, &body, way.now);
+            way.fleet.begin(way.reactor, conn, &order, &body, way.now);
         }
-        self.open.insert(client, flight);
+        self.keep(client, flight);
     }
 
-    /// More of the answer has come.
-    fn arrived(&mut self, client: ConnId, lead: ConnId, flight: &mut Flight, way: &mut Way<'_>) {
-        let Some(answer) = way.fleet.answer(lead) else { return };
-        self.pass(client, flight, answer, way.reactor, way.connections, way.now);
-        if !answer.is_success() {
-            way.cancel(flight.prefill.take());
-        }
-        if flight.prefill_lost && flight.stage != Stage::Waiting {
-            // Decode has decided, and goes on without prefill.
-            way.fleet.set_deadline(lead, flight.begun + REQUEST_TIME_MAX);
-        }
-    }
-
-    /// Passes on what can be passed on of an answer that has not ended.
-    fn pass(
-        &mut self,
-        client: ConnId,
-        flight: &mut Flight,
-        answer: &mut WorkerAnswer,
-        reactor: &mut Reactor,
-        connections: &mut Connections,
-        now: Instant,
-    ) {
-        let is_stream = answer.is_stream();
-        if flight.stage == Stage::Waiting {
-            if answer.body.is_empty() || !(is_stream || answer.body.len() > ROUTER_ANSWER_MAX) {
-                return;
+    /// The answer is whole.
+    fn land(&mut self, client: ConnId, flight: Flight, way: &mut Way<'_>) {
+        match (flight.body, &flight.last) {
+            (None, Some(answer)) => {
+                way.connections.answer(way.reactor, client, &answer.whole(), way.now);
             }
-            flight.stage = Stage::Passing { is_stream };
-            // Only a stream's first byte is its first token.
-            if is_stream && flight.counted {
-                self.metrics.first_byte(now.duration_since(flight.begun));
-            }
-            connections.open_body(reactor, client, answer.status, &answer.media);
+            _ => way.connections.end_stream(way.reactor, client, way.now),
         }
-        connections.stream(reactor, client, &std::mem::take(&mut answer.body));
-    }
-
-    /// The answer has ended.
-    fn land(&mut self, client: ConnId, flight: Flight, answer: &WorkerAnswer, way: &mut Way<'_>) {
-        if flight.stage == Stage::Waiting {
-            way.connections.answer(way.reactor, client, &answer.whole(), way.now);
-        } else {
-            way.connections.end_stream(way.reactor, client, way.now);
-        }
-        if !answer.is_success() {
-            let failure = Failure::of(answer);
-            flight.tell(failure.cause, flight.server, &failure, way);
-            self.failed(&flight, failure.cause);
-        } else if flight.counted {
+        flight.acquit(way);
+        if flight.is_counted() {
             self.metrics.ended(way.now.duration_since(flight.begun));
         }
-        match flight.prefill {
-            Some(prefill) if answer.is_success() => way.fleet.leave(prefill),
-            prefill => way.cancel(prefill),
+        if let Some(prefill) = flight.prefill {
+            way.fleet.leave(prefill);
         }
-    }
-
-    fn prefill_failed(
-        &mut self,
-        client: ConnId,
-        mut flight: Flight,
-        answer: &WorkerAnswer,
-        way: &mut Way<'_>,
-    ) {
-        let failure = Failure::of(answer);
-        flight.tell(failure.cause, flight.source, &failure, way);
-        self.failed(&flight, failure.cause);
-        way.cancel(flight.lead.take());
-        way.connections.answer(way.reactor, client, &answer.whole(), way.now);
+        way.cancel(flight.lead);
     }
 
     /// Ends a flight that got no whole answer.
-    fn fail(&mut self, client: ConnId, flight: Flight, error: &ApiError, way: &mut Way<'_>) {
-        let cause = match error.code {
-            NO_WORKER => Cause::PeerLost,
-            code => Cause::named(code).unwrap_or_else(|| cause_of(error.status)),
-        };
-        flight.tell(cause, flight.server, error, way);
+    fn fail(&mut self, client: ConnId, mut flight: Flight, cause: Cause, way: &mut Way<'_>) {
+        flight.tell("request failed", Role::Decode, cause, way);
         self.failed(&flight, cause);
-        match flight.stage {
-            Stage::Connecting | Stage::Waiting => way.refuse(client, error),
-            Stage::Passing { is_stream: true } => {
-                // An event may have been cut off; empty lines end it, and do nothing else.
-                let mut last = b"\n\n".to_vec();
-                sse::write_event(&mut last, &error.to_json());
+        let told = flight.last.take().unwrap_or_else(|| {
+            WorkerAnswer::error(&failure::error(cause, "the request could not be served".into()))
+        });
+        match flight.body {
+            None => way.connections.answer(way.reactor, client, &told.whole(), way.now),
+            Some(Body::Stream) => {
+                let mut last = Vec::new();
+                if !flight.relay.is_resumable() {
+                    // An event may have been cut off; empty lines end it, and do nothing else.
+                    last.extend_from_slice(b"\n\n");
+                }
+                sse::write_event(&mut last, &told.body);
                 way.connections.stream(way.reactor, client, &last);
                 way.connections.end_stream(way.reactor, client, way.now);
             }
-            Stage::Passing { is_stream: false } => way.connections.cut(way.reactor, client),
+            Some(Body::Long) => way.connections.cut(way.reactor, client),
         }
         flight.cancel(way);
     }
 
     fn failed(&self, flight: &Flight, cause: Cause) {
-        if flight.counted {
+        if flight.is_counted() {
             self.metrics.failed(cause);
         }
     }
 }
 
 impl Flight {
+    /// Whether it is one of those that metrics are about: requests for text.
+    fn is_counted(&self) -> bool {
+        matches!(self.request.load, Load::Routed(_))
+    }
+
+    /// Asks for connections; says how many do not stand yet.
     fn open(
         &mut self,
         client: ConnId,
         lead: Booking,
         prefill: Option<Booking>,
         way: &mut Way<'_>,
-    ) -> Result<(), CloseReason> {
+    ) -> Result<u32, CloseReason> {
         let until = self.begun + REQUEST_TIME_MAX;
         let prefill = prefill.map(|booking| (Owner::Prefill(client), booking));
-        let mut result = Ok(());
+        let mut result = Ok(0);
         for (owner, booking) in prefill.into_iter().chain([(Owner::Lead(client), lead)]) {
-            if result.is_err() {
+            let Ok(awaited) = &mut result else {
                 way.fleet.router().release(booking);
                 continue;
-            }
+            };
             match way.fleet.open(way.reactor, owner, booking, until, way.now) {
                 Ok((conn, stands)) => {
-                    self.awaited += u32::from(!stands);
+                    *awaited += u32::from(!stands);
                     let leg = if owner == Owner::Lead(client) { &mut self.lead } else { &mut self.prefill };
                     *leg = Some(conn);
                 }
@@ -454,95 +548,52 @@ impl Flight {
     /// Whether decode has begun to answer, well or not, so that prefill's outcome no longer counts.
     fn has_begun(&self, way: &mut Way<'_>) -> bool {
         let answer = self.lead.and_then(|lead| way.fleet.answer(lead));
-        self.stage != Stage::Waiting || answer.is_some_and(|a| !a.body.is_empty() || !a.is_success())
+        !self.core.is_waiting() || answer.is_some_and(|a| !a.body.is_empty() || !a.is_success())
     }
 
-    /// Logs how a request failed, and at which worker where it was one; what is the client's making is no news.
-    fn tell(&self, cause: Cause, worker: Option<WorkerNumber>, why: &dyn fmt::Display, way: &Way<'_>) {
+    /// Logs how a request fared, and at which worker where it was one; what is the client's making is no news.
+    fn tell(&self, what: &str, role: Role, cause: Cause, way: &Way<'_>) {
         let level = match cause {
             Cause::Refused | Cause::ClientGone => LogLevel::Debug,
             _ => LogLevel::Warn,
         };
         if log::is_logged(level) {
             let url = |worker: WorkerNumber| way.fleet.targets()[worker.0].url.to_string();
-            let worker = worker.map_or("none".into(), url);
+            let worker = self.core.worker(role).map_or("none".into(), url);
+            let why = self.last.as_ref().map(Failure::of);
+            let why: &dyn fmt::Display = match &why {
+                Some(failure) => failure,
+                None => &"unknown",
+            };
             let fields: [log::Field; 4] =
-                [("request", &self.id), ("worker", &worker), ("cause", &cause), ("why", &why)];
-            log::write(level, "router", "request failed", &fields);
+                [("request", &self.request.id), ("worker", &worker), ("cause", &cause), ("why", why)];
+            log::write(level, "router", what, &fields);
         }
     }
 
-    fn lost_lead(&self, lost: Lost) -> ApiError {
-        let error = |cause: Cause, message: String| ApiError::new(cause.http_status(), cause.name(), message);
-        match lost {
-            Lost::Deadline if self.prefill_lost => {
-                error(Cause::PeerLost, "the prefill worker was lost before there was an answer".into())
-            }
-            Lost::Deadline => error(Cause::Deadline, "the request took too long".into()),
-            Lost::Full => error(Cause::Overloaded, format!("the request was not passed on: {lost}")),
-            lost => error(Cause::PeerLost, format!("the worker's answer did not come: {lost}")),
-        }
+    /// Both workers have done their part.
+    fn acquit(&self, way: &mut Way<'_>) {
+        let workers = [Role::Prefill, Role::Decode].into_iter().filter_map(|role| self.core.worker(role));
+        workers.for_each(|worker| way.fleet.router().acquit(worker));
     }
 
-    fn cancel(self, way: &mut Way<'_>) {
-        way.cancel(self.lead);
-        way.cancel(self.prefill);
+    fn cancel(&mut self, way: &mut Way<'_>) {
+        way.cancel(self.lead.take());
+        way.cancel(self.prefill.take());
     }
 }
 
-/// The code of an error for want of workers.
-const NO_WORKER: &str = "no_worker";
+fn terms<'a>(retries: &'a mut Retries, way: &Way<'_>) -> Terms<'a> {
+    Terms { now: way.now, chance: random(), retries }
+}
 
 /// 503, to be tried again once workers have been probed.
 pub fn unavailable(why: String) -> ApiError {
-    let error = ApiError::new(503, NO_WORKER, why);
+    let error = ApiError::new(503, "no_worker", why);
     ApiError { retry_after: Some(ROUTER_PROBE_INTERVAL.as_secs() as u32), ..error }
 }
 
-/// What a worker's answer says of a failure: its status, and the code in its body. The rest of the body stays
-/// out of the log, since engines quote what they were sent.
-struct Failure {
-    status: u16,
-    code: Option<String>,
-    cause: Cause,
-}
-
-impl Failure {
-    fn of(answer: &WorkerAnswer) -> Failure {
-        #[derive(Deserialize)]
-        struct Body {
-            error: Inner,
-        }
-        #[derive(Deserialize)]
-        struct Inner {
-            code: Option<Value>,
-        }
-        let body: Option<Body> = serde_json::from_slice(&answer.body).ok();
-        let code = body.and_then(|body| Some(body.error.code?.as_str()?.to_owned()));
-        let is_word = |code: &String| {
-            code.len() <= ERROR_CODE_MAX
-                && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
-        };
-        let code = code.filter(is_word);
-        let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
-        Failure { status: answer.status, code, cause }
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none"))
-    }
-}
-
-/// The cause that a worker's status stands for.
-fn cause_of(status: u16) -> Cause {
-    let is_same = |cause: &&Cause| cause.http_status() == status;
-    let known = Cause::ALL.iter().find(is_same).copied();
-    known.unwrap_or(if status < 500 { Cause::Refused } else { Cause::Internal })
-}
-
-/// 64 bits for rooms.
+/// 64 bits for rooms and delays.
 fn random() -> u64 {
     let mut bytes = [0; 8];
     // The kernel's generator does not fail once it is seeded.

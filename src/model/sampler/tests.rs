@@ -18,7 +18,8 @@ fn logprobs_are_of_the_unscaled_softmax() {
     let logits = [1.0, 2.0, 4.0];
     let total: f64 = logits.iter().map(|&l: &f32| f64::from(l).exp()).sum();
     let params = SamplingParams { temperature: 0.01, repetition_penalty: 9.0, ..WARM };
-    let sampled = Sampler::new(3).sample(&logits, &params, Context { prompt: &[2], output: &[2] }, 5, 2);
+    let sampled =
+        Sampler::new(3).sample(&logits, &params, Context { prompt: &[2], resumed: &[], output: &[2] }, 5, 2);
     assert_eq!(sampled.token, 1, "4 / 9 is below 2");
     let near = |ours: f32, logit: f64| assert!((f64::from(ours) - (logit - total.ln())).abs() < 1e-6);
     near(sampled.logprob, 2.0);
@@ -31,12 +32,12 @@ fn logprobs_are_of_the_unscaled_softmax() {
 fn penalties_count_what_they_should() {
     let mut sampler = Sampler::new(4);
     let mut choose = |params, context| sampler.sample(&[5.0, 4.9, 4.0, -1.0], &params, context, 0, 0).token;
-    let output = Context { prompt: &[0, 0, 0], output: &[1, 1, 7] };
+    let output = Context { prompt: &[0, 0, 0], resumed: &[], output: &[1, 1, 7] };
     let frequency = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::GREEDY };
     assert_eq!(choose(frequency, output), 0, "the prompt does not count");
-    assert_eq!(choose(frequency, Context { prompt: &[], output: &[0] }), 1);
+    assert_eq!(choose(frequency, Context { prompt: &[], resumed: &[], output: &[0] }), 1);
     let presence = SamplingParams { presence_penalty: 1.05, ..SamplingParams::GREEDY };
-    assert_eq!(choose(presence, Context { prompt: &[], output: &[0, 0, 1] }), 2);
+    assert_eq!(choose(presence, Context { prompt: &[], resumed: &[], output: &[0, 0, 1] }), 2);
     assert_eq!(choose(presence, Context::default()), 0, "counts are cleared");
     let repetition = SamplingParams { repetition_penalty: 2.0, ..SamplingParams::GREEDY };
     assert_eq!(choose(repetition, output), 2, "the prompt counts, once");
@@ -89,7 +90,7 @@ fn odd_logits_and_parameters_are_harmless() {
                     repetition_penalty: b,
                     seed: 1,
                 };
-                let context = Context { prompt: &[0, 3, 99], output: &[1, 2, u32::MAX] };
+                let context = Context { prompt: &[0, 3, 99], resumed: &[], output: &[1, 2, u32::MAX] };
                 let sampled = Sampler::new(logits.len()).sample(logits, &params, context, 0, 50);
                 assert!((sampled.token as usize) < logits.len());
                 assert!(sampled.logprob.is_finite() && sampled.logprob <= 1e-6);

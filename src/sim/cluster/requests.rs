@@ -6,6 +6,7 @@ use crate::ids::Room;
 use crate::sim::checkers::tokens;
 use crate::sim::edge::{Input, Job};
 use crate::sim::router::{Answer, LegName, Wish};
+use crate::sim::workload::Order;
 
 impl Cluster<'_> {
     pub(super) fn request(&mut self) -> Result<(), String> {
@@ -20,19 +21,18 @@ impl Cluster<'_> {
     }
 
     /// A client asks; `pair` is whom it wants to be served by.
-    pub(super) fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) -> Result<(), String> {
+    pub(super) fn begin(&mut self, pair: Option<[usize; 2]>, must_succeed: bool) -> Result<(), String> {
         let now = self.agenda.now();
         let mut order = self.workload.draw();
         let mut until = now + order.patience + SLACK;
         if pair.is_some() {
             (order.patience, until) = (RECOVERED, now + RECOVERED);
         }
-        let room = Room(self.rooms.draw() >> 1);
         self.ends.begun(until, must_succeed);
         self.report.requests += 1;
         let hosts = &self.hosts;
-        let id = self.flights.begin(order, room, pair, |host| hosts[host].process.is_some());
-        self.story.tell(now, "request", id, "begins", Some(room), 0);
+        let id = self.flights.begin(order, pair, |host| hosts[host].process.is_some(), now);
+        self.story.tell(now, "request", id, "begins", Some(self.flights.room(id)), 0);
         self.carry_out()
     }
 
@@ -40,23 +40,31 @@ impl Cluster<'_> {
     pub(super) fn carry_out(&mut self) -> Result<(), String> {
         for wish in std::mem::take(&mut self.flights.wishes) {
             match wish {
-                Wish::Send { flight, room, prefill, decode } => {
-                    self.open_leg(LegName { flight, role: Role::Prefill, copy: 0 }, room, prefill, prefill);
-                    self.open_leg(LegName { flight, role: Role::Decode, copy: 0 }, room, decode, prefill);
+                Wish::Send { flight, attempt, room, prefill, decode, order } => {
+                    let name = |role, copy| LegName { flight, attempt, role, copy };
+                    if attempt > 1 {
+                        let answered = order.resumed.into();
+                        self.report.retries += 1;
+                        let now = self.agenda.now();
+                        self.story.tell(now, "request", flight, "is tried again", Some(room), answered);
+                    }
+                    self.open_leg(name(Role::Prefill, 0), room, prefill, prefill, &order);
+                    self.open_leg(name(Role::Decode, 0), room, decode, prefill, &order);
                     let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
                     if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
                         let (role, host) =
                             self.dice.pick(&[(Role::Prefill, prefill), (Role::Decode, decode)]);
-                        self.open_leg(LegName { flight, role, copy: 1 }, room, host, prefill);
+                        self.open_leg(name(role, 1), room, host, prefill, &order);
                     }
                 }
                 Wish::Cancel(name) => self.post(name, Input::Cancel(name)),
                 Wish::Remind(flight, at) => self.agenda.put(at, Happening::Remind(flight)),
                 Wish::Over(flight, how) => {
-                    for role in [Role::Prefill, Role::Decode] {
-                        let copy = LegName { flight, role, copy: 1 };
-                        self.post(copy, Input::Cancel(copy));
-                    }
+                    let tries = LegName { flight, attempt: 0, role: Role::Prefill, copy: 0 }..;
+                    let legs = self.legs.range(tries).map(|(name, _)| *name);
+                    let legs = legs.take_while(|name| name.flight == flight);
+                    let copies: Vec<LegName> = legs.filter(|name| name.copy > 0).collect();
+                    copies.into_iter().for_each(|copy| self.post(copy, Input::Cancel(copy)));
                     let room = self.flights.room(flight);
                     let what = match how {
                         Ok(_) => "ends well",
@@ -78,10 +86,10 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    fn open_leg(&mut self, name: LegName, room: Room, host: usize, source: usize) {
+    fn open_leg(&mut self, name: LegName, room: Room, host: usize, source: usize, order: &Order) {
         let life = self.hosts[host].life;
         self.legs.insert(name, Leg { host, life, room, last: [0; 2] });
-        let order = self.flights.order(name.flight).clone();
+        let order = order.clone();
         self.post(name, Input::Submit(Box::new(Job { name, room, source, order })));
     }
 
@@ -118,7 +126,8 @@ impl Cluster<'_> {
             Answer::Lost => "is lost",
         };
         self.story.tell(now, "process", leg.host, what, Some(leg.room), detail);
-        self.flights.take(name, answer, now);
+        let hosts = &self.hosts;
+        self.flights.take(name, answer, |host| hosts[host].process.is_some(), now);
         if let Answer::Token(_) = answer {
             let expected = &self.flights.order(name.flight).expected;
             tokens::begins(name.flight, self.flights.answer(name.flight), expected)?;

@@ -1,0 +1,81 @@
+//! How often, how soon and in all how many requests are tried again.
+//!
+//! Invariant: whatever fails, no more than [`RETRIES_PER_SECOND`] requests a second are sent again beyond a first
+//! [`RETRIES_AT_ONCE`]; who comes later waits for a turn and is not refused one, unless it lasts too long.
+
+use crate::limits::{RETRIES_AT_ONCE, RETRIES_PER_SECOND, RETRY_DELAY, RETRY_DELAY_MAX};
+use std::time::{Duration, Instant};
+
+/// The turns of all requests of a router.
+#[derive(Clone, Debug)]
+pub struct Retries {
+    most: u32,
+    /// When all turns that were given are used up at the steady rate. (The generic cell rate algorithm of ATM.)
+    spent: Instant,
+}
+
+impl Retries {
+    /// At most `most` further tries of a request since its client last got something.
+    pub fn new(most: u32, now: Instant) -> Retries {
+        Retries { most, spent: now }
+    }
+
+    /// Most further tries of one request.
+    pub fn most(&self) -> u32 {
+        self.most
+    }
+
+    /// When a request that failed now and has waited `waits` times may be sent again; a turn is taken if that is not
+    /// after `until`. `chance` is drawn by the caller, so that requests that failed together do not return together.
+    pub fn grant(&mut self, waits: u32, now: Instant, until: Instant, chance: u64) -> Option<Instant> {
+        let every = Duration::from_secs(1) / RETRIES_PER_SECOND;
+        let spent = self.spent.max(now);
+        let turn = spent.checked_sub(every * RETRIES_AT_ONCE).unwrap_or(now);
+        let at = turn.max(now + delay(waits, chance));
+        (at <= until).then(|| {
+            self.spent = spent + every;
+            at
+        })
+    }
+}
+
+/// How long is waited the next time: from a half to the whole of a bound that is ten times as long each time.
+pub fn delay(waits: u32, chance: u64) -> Duration {
+    let half = (RETRY_DELAY * 10u32.pow(waits.min(6))).min(RETRY_DELAY_MAX) / 2;
+    half + Duration::from_nanos(chance % (half.as_nanos() as u64 + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_storm_is_spread_and_nobody_is_refused_a_turn_that_comes_in_time() {
+        let now = Instant::now();
+        let mut retries = Retries::new(3, now);
+        let until = now + Duration::from_secs(10);
+        let all = RETRIES_AT_ONCE + 10 * RETRIES_PER_SECOND + 50;
+        let turns: Vec<Instant> =
+            (0..all).filter_map(|i| retries.grant(0, now, until, u64::from(i))).collect();
+        let soon = turns.iter().filter(|&&at| at < now + Duration::from_millis(900)).count() as u32;
+        assert!(soon <= RETRIES_AT_ONCE + RETRIES_PER_SECOND, "{soon}");
+        assert_eq!(
+            turns.len() as u32,
+            RETRIES_AT_ONCE + 10 * RETRIES_PER_SECOND + 1,
+            "the last would be too late"
+        );
+        let later = until + Duration::from_secs(60);
+        assert!(retries.grant(0, later, later + RETRY_DELAY, 0).is_some_and(|at| at <= later + RETRY_DELAY));
+    }
+
+    #[test]
+    fn waits_grow_and_are_drawn() {
+        let now = Instant::now();
+        let until = now + Duration::from_secs(10);
+        for (waits, longest) in [(0, RETRY_DELAY), (1, RETRY_DELAY * 10), (30, RETRY_DELAY_MAX)] {
+            let half = longest / 2;
+            let at = |chance| Retries::new(3, now).grant(waits, now, until, chance);
+            assert_eq!((at(0), at(half.as_nanos() as u64)), (Some(now + half), Some(now + longest)));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! What a worker says of a failure, and the cause that it stands for.
+
+use crate::cause::Cause;
+use crate::front::openai::ApiError;
+use crate::front::router::call::{Lost, WorkerAnswer};
+use crate::limits::ERROR_CODE_MAX;
+use serde::Deserialize;
+use serde_json::Value;
+use std::fmt;
+
+/// What a worker's answer says of a failure: its status, and the code in its body. The rest of the body stays
+/// out of the log, since engines quote what they were sent.
+#[derive(Debug)]
+pub struct Failure {
+    status: u16,
+    code: Option<String>,
+    /// What it stands for.
+    pub cause: Cause,
+}
+
+impl Failure {
+    /// Of an answer that is none of success.
+    pub fn of(answer: &WorkerAnswer) -> Failure {
+        let code = code_in(&answer.body);
+        let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
+        Failure { status: answer.status, code, cause }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none"))
+    }
+}
+
+/// The code of an error in JSON, if it is a word.
+fn code_in(json: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Body {
+        error: Inner,
+    }
+    #[derive(Deserialize)]
+    struct Inner {
+        code: Option<Value>,
+    }
+    let body: Body = serde_json::from_slice(json).ok()?;
+    let code = body.error.code?.as_str()?.to_owned();
+    let is_word =
+        code.len() <= ERROR_CODE_MAX && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+    is_word.then_some(code)
+}
+
+/// The cause that an event of a stream tells, if it tells one.
+pub fn cause_in(data: &[u8]) -> Option<Cause> {
+    if !data.starts_with(b"{\"error\"") {
+        return None;
+    }
+    Some(code_in(data).as_deref().and_then(Cause::named).unwrap_or(Cause::Internal))
+}
+
+/// The cause that a worker's status stands for.
+pub fn cause_of(status: u16) -> Cause {
+    let is_same = |cause: &&Cause| cause.http_status() == status;
+    let known = Cause::ALL.iter().find(is_same).copied();
+    known.unwrap_or(if status < 500 { Cause::Refused } else { Cause::Internal })
+}
+
+/// The cause of a connection that broke, and what the client is told of it.
+pub fn of_loss(lost: Lost) -> (Cause, String) {
+    match lost {
+        Lost::Deadline => (Cause::Deadline, "the request took too long".into()),
+        Lost::Full => (Cause::Overloaded, format!("the request was not passed on: {lost}")),
+        lost => (Cause::PeerLost, format!("the worker's answer did not come: {lost}")),
+    }
+}
+
+/// An error of this cause.
+pub fn error(cause: Cause, message: String) -> ApiError {
+    ApiError::new(cause.http_status(), cause.name(), message)
+}

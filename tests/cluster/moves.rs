@@ -1,0 +1,232 @@
+//! Workers that die, or stand still, while a client reads: the stream goes on at others, byte for byte as it would
+//! have gone on where it was.
+
+use crate::dummy::Dummy;
+use crate::fleet::Fleet;
+use crate::leg::Leg;
+use crate::process::{PATIENCE, Process};
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A fleet of a model so slow that a stream can be met in its midst.
+struct Slow {
+    dummy: Dummy,
+    transfer: &'static str,
+    fleet: Fleet,
+}
+
+const PREFILL: usize = 2;
+const DECODE: usize = 2;
+
+impl Slow {
+    fn start(transfer: &'static str) -> Slow {
+        let dummy = Dummy::slow();
+        let prefill = (0..PREFILL).map(|_| Slow::worker(&dummy, transfer, "prefill", 0, 0)).collect();
+        let decode = (0..DECODE).map(|_| Slow::worker(&dummy, transfer, "decode", 0, 0)).collect();
+        let fleet = Fleet::new(prefill, decode);
+        Slow { dummy, transfer, fleet }
+    }
+
+    fn worker(dummy: &Dummy, transfer: &str, role: &str, port: u16, bootstrap_port: u16) -> Process {
+        let bootstrap_port = bootstrap_port.to_string();
+        let mut flags = vec!["--transfer", transfer, "--max-running-requests", "4"];
+        if role == "prefill" {
+            flags.extend(["--bootstrap-port", &bootstrap_port, "--chunked-prefill-size", "16"]);
+        }
+        dummy.start_at(port, role, &flags)
+    }
+
+    /// The decode worker that has something to do.
+    #[track_caller]
+    fn busy(&self) -> usize {
+        let begun = Instant::now();
+        loop {
+            let is_busy = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;
+            if let Some(found) = self.fleet.decode.iter().position(is_busy) {
+                return found;
+            }
+            assert!(begun.elapsed() < PATIENCE, "nobody generates");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn kill_decode(&mut self, which: usize) {
+        self.fleet.decode[which].kill();
+    }
+
+    /// Another process takes the place of one that died.
+    fn restart_decode(&mut self, which: usize) {
+        let port = self.fleet.decode[which].address.port();
+        self.fleet.decode[which] = Slow::worker(&self.dummy, self.transfer, "decode", port, 0);
+        self.await_all();
+    }
+
+    fn restart_prefill(&mut self, which: usize) {
+        let worker = &self.fleet.prefill[which];
+        let (port, bootstrap_port) = (worker.address.port(), worker.bootstrap_port);
+        self.fleet.prefill[which] = Slow::worker(&self.dummy, self.transfer, "prefill", port, bootstrap_port);
+        self.await_all();
+    }
+
+    fn await_all(&self) {
+        let begun = Instant::now();
+        while self.fleet.router.metric("smg_worker_health{", "") < (PREFILL + DECODE) as f64 {
+            assert!(begun.elapsed() < PATIENCE, "the router never sees all its workers");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Every form of stream, greedy and seeded; all have what an earlier attempt's tokens count for: penalties, stop
+/// strings, logprobs that are told again, several choices, usage.
+fn cases() -> Vec<(&'static str, Value)> {
+    let ids =
+        |seed: u32, count: u32| (0..count).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>();
+    let usage = json!({ "include_usage": true });
+    vec![
+        (
+            "/v1/completions",
+            json!({"prompt": ids(1, 40), "max_tokens": 24, "temperature": 0, "ignore_eos": true,
+            "logprobs": 2, "return_token_ids": true, "stream_options": usage}),
+        ),
+        (
+            "/v1/completions",
+            json!({"prompt": ids(2, 70), "max_tokens": 24, "temperature": 40, "seed": 5,
+            "frequency_penalty": 1.5, "presence_penalty": 0.5, "repetition_penalty": 1.3, "ignore_eos": true,
+            "stop": ["never to be seen"], "echo": true, "stream_options": usage}),
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": [{"role": "user", "content": "Where is the Seine?"}],
+            "max_tokens": 20, "temperature": 40, "seed": 9, "n": 2, "logprobs": true, "top_logprobs": 3,
+            "ignore_eos": true, "stream_options": usage}),
+        ),
+        (
+            "/generate",
+            json!({"input_ids": ids(3, 33), "return_logprob": true, "top_logprobs_num": 2,
+            "sampling_params": {"max_new_tokens": 24, "temperature": 40, "sampling_seed": 3, "ignore_eos": true}}),
+        ),
+    ]
+}
+
+fn open(address: SocketAddr, (path, body): &(&'static str, Value)) -> Leg {
+    let mut body = body.clone();
+    body["stream"] = json!(true);
+    Leg::open(address, path, "x-request-id: one\r\n", &body)
+}
+
+/// The events of a stream that ended well, without what says when it began.
+#[track_caller]
+fn events(answer: &str) -> Vec<String> {
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let is_event = |line: &&str| line.starts_with("data: ");
+    let events: Vec<String> = answer.lines().filter(is_event).map(without_created).collect();
+    assert_eq!(events.last().map(String::as_str), Some("data: [DONE]"), "{answer}");
+    assert!(!answer.contains("\n: "), "marks are the router's: {answer}");
+    events
+}
+
+fn without_created(event: &str) -> String {
+    let Some((before, rest)) = event.split_once("\"created\":") else { return event.to_owned() };
+    format!("{before}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
+}
+
+/// Choice by choice, whose events come in any order among each other; and without what depends on who served the prompt
+/// before: how many of its tokens were computed already.
+fn by_choice(events: &[String]) -> Vec<String> {
+    let cut = |event: &String| {
+        let Some((before, rest)) = event.split_once("\"cached_tokens\":") else { return event.clone() };
+        format!("{before}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
+    };
+    let choice = |event: &String| {
+        let (_, rest) = event.split_once("\"index\":")?;
+        Some(rest.as_bytes()[0])
+    };
+    let mut events: Vec<String> = events.iter().map(cut).collect();
+    events.sort_by_key(|event| choice(event).unwrap_or(b'~'));
+    events
+}
+
+#[track_caller]
+fn check_same(found: &str, expected: &[String], what: &Value) {
+    let (found, expected) = (by_choice(&events(found)), by_choice(expected));
+    for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        assert_eq!(found, expected, "event {at} of {what}");
+    }
+    assert_eq!(found.len(), expected.len(), "{what}");
+}
+
+fn streams_survive_the_death_of_decode(transfer: &'static str) {
+    let mut slow = Slow::start(transfer);
+    let address = slow.fleet.router.address;
+    for case in cases() {
+        let expected = events(&open(address, &case).end());
+        for after in [2, 9] {
+            let mut stream = open(address, &case);
+            stream.await_events(after);
+            let victim = slow.busy();
+            slow.kill_decode(victim);
+            check_same(&stream.end(), &expected, &case.1);
+            slow.restart_decode(victim);
+        }
+    }
+    let resumed = slow.fleet.router.metric("baton_router_resumed_total", "");
+    assert_eq!(resumed, 2.0 * cases().len() as f64, "each of them was met in its midst");
+    slow.fleet.check_idle();
+}
+
+#[test]
+fn streams_survive_the_death_of_decode_over_shm() {
+    streams_survive_the_death_of_decode("shm");
+}
+
+#[test]
+fn streams_survive_the_death_of_decode_over_tcp() {
+    streams_survive_the_death_of_decode("tcp");
+}
+
+/// Before there is a token: the prefill worker dies at its work, and the request is read anew by the other one.
+#[test]
+fn requests_survive_the_death_of_prefill() {
+    let mut slow = Slow::start("shm");
+    let address = slow.fleet.router.address;
+    for case in cases() {
+        let expected = events(&open(address, &case).end());
+        for worker in &slow.fleet.prefill {
+            worker.post("/flush_cache", "");
+        }
+        let stream = open(address, &case);
+        let begun = Instant::now();
+        let is_busy = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;
+        let victim = loop {
+            if let Some(found) = slow.fleet.prefill.iter().position(is_busy) {
+                break found;
+            }
+            assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
+        };
+        slow.fleet.prefill[victim].kill();
+        check_same(&stream.end(), &expected, &case.1);
+        slow.restart_prefill(victim);
+    }
+    slow.fleet.check_idle();
+}
+
+/// A worker that stands still says nothing, and nor does the kernel for it.
+#[test]
+fn a_stream_leaves_a_decode_worker_that_stands_still() {
+    let slow = Slow::start("tcp");
+    let address = slow.fleet.router.address;
+    let case = &cases()[0];
+    let expected = events(&open(address, case).end());
+    let mut stream = open(address, case);
+    stream.await_events(4);
+    let victim = slow.busy();
+    slow.fleet.decode[victim].pause();
+    check_same(&stream.end(), &expected, &case.1);
+    slow.fleet.decode[victim].go_on();
+    slow.await_all();
+    let mut fleet = slow.fleet;
+    fleet.check_idle();
+}

@@ -1,0 +1,207 @@
+//! Requests that are sent to another pair, and streams that go on there.
+
+use crate::client::{Client, Router};
+use crate::worker::{Asked, PATIENCE, Worker};
+use crate::{PROMPT, STREAM, trio};
+use serde_json::json;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Two workers of each role and a router that takes them in turn.
+struct Quartet {
+    prefill: [Worker; 2],
+    decode: [Worker; 2],
+    router: Router,
+}
+
+impl Quartet {
+    fn start(flags: &[&str]) -> Quartet {
+        let (prefill, decode) = ([(); 2].map(|()| Worker::start()), [(); 2].map(|()| Worker::start()));
+        let flags = [&["--policy", "round_robin"], flags].concat();
+        let router = Router::ready(&[&prefill[0], &prefill[1]], &[&decode[0], &decode[1]], &flags);
+        router.wait_for_workers(4);
+        Quartet { prefill, decode, router }
+    }
+
+    /// The next request at both workers of a pair, and which they are.
+    fn asked(&self) -> ([usize; 2], Asked, Asked) {
+        let (prefill, at_prefill) = next(&self.prefill);
+        let (decode, at_decode) = next(&self.decode);
+        ([prefill, decode], at_prefill, at_decode)
+    }
+}
+
+/// The next request at any of these workers.
+fn next(workers: &[Worker; 2]) -> (usize, Asked) {
+    let begun = Instant::now();
+    while begun.elapsed() < PATIENCE {
+        let asked = workers.iter().enumerate().find_map(|(which, worker)| Some((which, worker.try_asked()?)));
+        if let Some(asked) = asked {
+            return asked;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    panic!("nobody is asked");
+}
+
+fn room(asked: &Asked) -> u64 {
+    asked.json()["bootstrap_room"].as_u64().unwrap()
+}
+
+/// An event of the first choice and what it stands for.
+fn event(ids: &[u32], text: &str) -> String {
+    let mark = json!({ "created": 7, "choice": 0, "ids": ids });
+    format!(": {mark}\ndata: {text}\n\n")
+}
+
+fn rest(client: &mut Client) -> String {
+    std::iter::from_fn(|| client.piece()).collect()
+}
+
+#[test]
+fn a_request_goes_to_another_pair_when_a_worker_is_lost_or_says_no() {
+    let four = Quartet::start(&[]);
+    for (role, status) in
+        [("decode", ""), ("decode", "429 Too Many"), ("decode", "502 Oh"), ("prefill", "503 No")]
+    {
+        let mut client = four.router.post("/v1/completions", PROMPT);
+        let (first, mut at_prefill, mut at_decode) = four.asked();
+        let first_room = room(&at_decode);
+        match (role, status) {
+            ("decode", "") => at_decode.hang_up(),
+            ("decode", status) => at_decode.answer(status, "{}"),
+            (_, status) => at_prefill.answer(status, "{}"),
+        }
+        let (second, mut at_prefill, mut at_decode) = four.asked();
+        // That a worker is lost says nothing about the other one.
+        let blamed = if role == "prefill" { 0 } else { 1 };
+        assert_ne!(second[blamed], first[blamed], "{role} {status}");
+        if status.starts_with("502") {
+            assert_ne!(second[0], first[0], "one of the two has lost the other, and nobody knows which");
+        }
+        assert_ne!(room(&at_decode), first_room, "each try has a room of its own");
+        assert_eq!(room(&at_decode), room(&at_prefill));
+        at_prefill.answer("200 OK", "{}");
+        at_decode.answer("200 OK", "{\"well\":1}");
+        assert_eq!(client.answer(), (200, "{\"well\":1}".into()), "{role} {status}");
+    }
+}
+
+#[test]
+fn tries_have_an_end_and_the_last_answer_is_the_clients() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", PROMPT);
+    for _ in 0..5 {
+        prefill.asked();
+        decode.asked().answer("502 Oh", "{\"error\":{\"code\":\"peer_lost\"}}");
+    }
+    assert_eq!(client.answer(), (502, "{\"error\":{\"code\":\"peer_lost\"}}".into()));
+    let mut client = router.post("/v1/completions", PROMPT);
+    for _ in 0..2 {
+        prefill.asked();
+        decode.asked().answer("500 Oh", "{}");
+    }
+    assert_eq!(client.answer().0, 500, "what is the request's own doing is not done five times");
+    let mut client = router.post("/v1/completions", PROMPT);
+    prefill.asked();
+    decode.asked().answer("400 No", "{}");
+    assert_eq!(client.answer().0, 400);
+    assert!(prefill.is_unasked() && decode.is_unasked());
+}
+
+#[test]
+fn a_client_is_waited_for_no_longer_than_it_said() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.connect();
+    client.post("/v1/completions", "x-request-timeout-ms: 60000\r\n", PROMPT);
+    prefill.asked();
+    thread::sleep(Duration::from_millis(20));
+    decode.asked().hang_up();
+    let again = prefill.asked();
+    let left: u64 = again.header("x-request-timeout-ms").unwrap().parse().unwrap();
+    assert!(left <= 59_980, "{left}");
+    decode.asked().answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+}
+
+#[test]
+fn a_stream_goes_on_where_its_worker_died_and_the_client_sees_no_seam() {
+    let four = Quartet::start(&[]);
+    let mut client = four.router.post("/v1/completions", STREAM);
+    let (first, at_prefill, mut at_decode) = four.asked();
+    assert_eq!(at_decode.json()["baton_resume"], json!({ "created": null, "choices": [] }));
+    at_decode.open_stream();
+    at_decode.chunk(&event(&[], "begun"));
+    at_decode.chunk(&event(&[4, 5], "one"));
+    // In one piece or in two.
+    let mut told = client.piece().unwrap();
+    if told.len() < 20 {
+        told += &client.piece().unwrap();
+    }
+    assert_eq!(told, "data: begun\n\ndata: one\n\n");
+    at_decode.chunk(&event(&[6], "cut off")[..30]);
+    at_decode.hang_up();
+    assert!(at_prefill.is_closed());
+    let (second, _, mut at_decode) = four.asked();
+    assert_ne!(first[1], second[1]);
+    let resume = at_decode.json()["baton_resume"].clone();
+    assert_eq!(resume, json!({ "created": 7, "choices": [{ "ids": [4, 5] }] }));
+    at_decode.open_stream();
+    at_decode.chunk(&event(&[6], "two"));
+    // A worker that fails and can still say so is no other case.
+    at_decode.chunk(&(event(&[7], "three") + "data: {\"error\":{\"code\":\"draining\"}}\n\n"));
+    let (third, _, mut at_decode) = four.asked();
+    assert_ne!(second[1], third[1]);
+    assert_eq!(at_decode.json()["baton_resume"]["choices"], json!([{ "ids": [4, 5, 6, 7] }]));
+    at_decode.open_stream();
+    at_decode.chunk(&(event(&[8], "four") + "data: [DONE]\n\n"));
+    at_decode.end_stream();
+    assert_eq!(rest(&mut client), "data: two\n\ndata: three\n\ndata: four\n\ndata: [DONE]\n\n");
+    let metrics = four.router.get("/metrics").answer().1;
+    assert!(metrics.contains("baton_router_resumed_total 2\n"), "{metrics}");
+}
+
+#[test]
+fn a_stream_that_has_all_its_events_needs_nobody_to_end_it() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", STREAM);
+    prefill.asked();
+    let mut at_decode = decode.asked();
+    at_decode.open_stream();
+    at_decode.chunk(&(event(&[1], "all") + "data: [DONE]\n\n"));
+    at_decode.hang_up();
+    assert_eq!(rest(&mut client), "data: all\n\ndata: [DONE]\n\n");
+    assert!(decode.is_unasked());
+}
+
+#[test]
+fn a_worker_that_begins_anew_is_not_passed_off_as_going_on() {
+    let four = Quartet::start(&[]);
+    let mut client = four.router.post("/v1/completions", STREAM);
+    let (_, _, mut at_decode) = four.asked();
+    at_decode.open_stream();
+    at_decode.chunk(&event(&[4], "one"));
+    client.piece();
+    at_decode.hang_up();
+    let (_, _, mut at_decode) = four.asked();
+    at_decode.open_stream();
+    at_decode.chunk("data: one\n\n");
+    assert!(at_decode.is_closed());
+    let told = rest(&mut client);
+    assert!(told.starts_with("data: {\"error\":{"), "{told}");
+}
+
+#[test]
+fn a_worker_that_is_started_again_in_time_serves_what_the_last_one_was_asked() {
+    let (prefill, decode, router) = trio();
+    let address = decode.address;
+    let mut client = router.post("/v1/completions", PROMPT);
+    prefill.asked();
+    decode.asked();
+    decode.stop();
+    thread::sleep(Duration::from_millis(300));
+    let decode = Worker::at(address, Some(("200 OK", "{}")));
+    prefill.asked().answer("200 OK", "{}");
+    decode.asked().answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+}

@@ -9,9 +9,11 @@ mod keys;
 mod leg;
 mod moves;
 mod namespaces;
+mod network;
 mod prefix;
 mod process;
 mod routed;
+mod storm;
 mod unfit;
 
 use baton::limits::DIAL_HOLD_OFF;

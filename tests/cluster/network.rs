@@ -1,0 +1,140 @@
+//! Hosts with their own addresses: network namespaces, joined by a switch in one more.
+//!
+//! Needs root and iproute2; without them a test says that it is skipped, or fails where `BATON_REQUIRE_NAMESPACES` is
+//! set. `tools/nft` has packets dropped.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+const HOSTS: [(&str, &str); 6] = [
+    ("prefill", "10.77.0.1"),
+    ("decode", "10.77.0.2"),
+    ("second", "10.77.0.3"),
+    ("client", "10.77.0.4"),
+    ("third", "10.77.0.5"),
+    ("router", "10.77.0.6"),
+];
+
+/// A host's own address.
+pub fn address(host: &str) -> IpAddr {
+    let (_, address) = HOSTS.iter().find(|(name, _)| *name == host).expect("a host of this network");
+    address.parse().expect("an address")
+}
+
+/// Namespaces that end with the value.
+pub struct Network {
+    /// What the names of its namespaces begin with.
+    pub tag: String,
+}
+
+impl Network {
+    /// A network, unless this machine has none to give.
+    pub fn get() -> Option<Network> {
+        let network = Network::new();
+        if network.is_none() {
+            assert!(
+                std::env::var_os("BATON_REQUIRE_NAMESPACES").is_none(),
+                "network namespaces are required"
+            );
+            eprintln!("SKIPPED: network namespaces need root and iproute2");
+        }
+        network
+    }
+
+    fn new() -> Option<Network> {
+        // Tests may be threads of one process.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let network = Network { tag: format!("bt{}n{number}", std::process::id()) };
+        let hub = network.name("hub");
+        let made = ip(&["netns", "add", &hub])
+            && ip(&["-n", &hub, "link", "add", "switch", "type", "bridge"])
+            && ip(&["-n", &hub, "link", "set", "switch", "up"])
+            && HOSTS.iter().enumerate().all(|(index, (host, address))| network.join(index, host, address));
+        made.then_some(network)
+    }
+
+    fn name(&self, host: &str) -> String {
+        format!("{}{host}", self.tag)
+    }
+
+    fn join(&self, index: usize, host: &str, address: &str) -> bool {
+        let (hub, host, port) = (self.name("hub"), self.name(host), format!("port{index}"));
+        ip(&["netns", "add", &host])
+            && ip(&["-n", &hub, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &host])
+            && ip(&["-n", &hub, "link", "set", &port, "master", "switch", "up"])
+            && ip(&["-n", &host, "addr", "add", &format!("{address}/24"), "dev", "eth0"])
+            && ip(&["-n", &host, "link", "set", "eth0", "up"])
+            && ip(&["-n", &host, "link", "set", "lo", "up"])
+    }
+
+    /// Takes a host's port of the switch up or down.
+    pub fn set_port(&self, host: &str, state: &str) {
+        let index = HOSTS.iter().position(|(name, _)| *name == host).expect("a host of this network");
+        assert!(ip(&["-n", &self.name("hub"), "link", "set", &format!("port{index}"), state]));
+    }
+
+    /// Moves this thread, and what it starts, to a host.
+    pub fn enter(&self, host: &str) {
+        enter(&self.tag, host);
+    }
+
+    /// Has a host's kernel drop packets that leave it, by a rule of nft; `None` ends that.
+    pub fn drop_packets(&self, host: &str, rule: Option<&str>) {
+        let host = self.name(host);
+        let run = |command: &str| {
+            let done = Command::new("ip").args(["netns", "exec", &host, nft(), command]).output();
+            done.is_ok_and(|output| output.status.success())
+        };
+        match rule {
+            Some(rule) => {
+                assert!(run("add table inet storm"));
+                assert!(run("add chain inet storm out { type filter hook output priority 0 ; }"));
+                assert!(run(&format!("add rule inet storm out {rule} drop")), "{rule}");
+            }
+            None => assert!(run("delete table inet storm")),
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        for host in HOSTS.map(|(host, _)| host).iter().chain(&["hub"]) {
+            ip(&["netns", "del", &self.name(host)]);
+        }
+    }
+}
+
+fn ip(args: &[&str]) -> bool {
+    Command::new("ip").args(args).output().is_ok_and(|output| output.status.success())
+}
+
+/// Moves this thread, and what it starts, to a host of the network with this tag.
+pub fn enter(tag: &str, host: &str) {
+    let namespace = File::open(format!("/var/run/netns/{tag}{host}")).expect("it was made");
+    // SAFETY: an open descriptor of a network namespace; only this thread moves.
+    let moved = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
+    assert_eq!(moved, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Whether packets can be dropped by rules.
+pub fn has_nft() -> bool {
+    let found = !nft().is_empty();
+    assert!(found || std::env::var_os("BATON_REQUIRE_NAMESPACES").is_none(), "nft is required");
+    found
+}
+
+/// The program; empty where it cannot be had.
+fn nft() -> &'static str {
+    static NFT: OnceLock<String> = OnceLock::new();
+    NFT.get_or_init(|| {
+        let found = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tools/nft")).output();
+        let path = found.ok().filter(|output| output.status.success()).map(|output| output.stdout);
+        path.map_or(String::new(), |path| String::from_utf8_lossy(&path).trim().to_owned())
+    })
+}

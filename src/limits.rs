@@ -194,8 +194,19 @@ pub const HTTP_CONNECTIONS_MAX: usize = 4096;
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Requests whose prompts wait to be tokenised.
 pub const TOKENISE_QUEUE_MAX: usize = 1024;
-/// How long a drain may take while requests run.
-pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long a drain waits for requests that run: each has a deadline of its own, and ends before that; what does not
+/// is stuck.
+pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(1830);
+/// How long clients may take, once nothing runs, to read what they were answered.
+pub const DRAIN_FLUSH_TIME: Duration = Duration::from_secs(60);
+/// How long a process that drains is there for those who keep a connection to it, also when nothing runs: routers
+/// look twice in that time.
+pub const DRAIN_NOTICE_TIME: Duration = Duration::from_secs(5);
+
+/// Bytes of an answer to `baton drain`; an error's message takes some 200.
+pub const DRAIN_ANSWER_MAX: usize = 64 << 10;
+
+const _: () = assert!(DRAIN_TIME_MAX.as_secs() > REQUEST_TIME_MAX.as_secs());
 
 // Scheduler (`sched`).
 
@@ -287,6 +298,8 @@ pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
 pub const ERROR_CODE_MAX: usize = 64;
 /// How long all workers together may take for what is asked of each of them.
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
+
+const _: () = assert!(DRAIN_NOTICE_TIME.as_secs() > 2 * ROUTER_PROBE_INTERVAL.as_secs());
 
 // A client, its two legs, and a probe of every worker.
 const _: () =

@@ -7,7 +7,7 @@ use baton::config::flags::{DoctorFlags, SimFlags};
 use baton::config::resolved::{Command, LogConfig, LogLevel};
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict, transfer};
-use baton::front::service::End;
+use baton::front::drain::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use baton::role;

@@ -101,6 +101,11 @@ impl Connections {
         self.clients.contains_key(&conn)
     }
 
+    /// How many stand.
+    pub fn count(&self) -> usize {
+        self.clients.len()
+    }
+
     /// What has come.
     pub fn poll(&mut self) -> Option<Incoming> {
         self.incoming.pop_front()

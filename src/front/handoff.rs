@@ -461,6 +461,17 @@ impl Handoff {
         self.settle(now);
     }
 
+    /// Turns down what destinations want of rooms that no request of this process is in.
+    pub fn refuse_early(&mut self, cause: Cause, now: Instant) {
+        for Member { worker, role, .. } in &mut self.members {
+            if let Role::Prefill { manager, mover } = role {
+                let wishes = &mut self.wishes;
+                manager.refuse_early(cause, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
+            }
+        }
+        self.settle(now);
+    }
+
     fn pump(&mut self, now: Instant) {
         while let Some(wish) = self.wishes.pop_front() {
             match wish {

@@ -3,6 +3,7 @@
 pub mod bootstrap;
 pub mod connections;
 pub mod directory;
+pub mod drain;
 pub mod exchange;
 pub mod generations;
 pub mod handoff;

@@ -6,7 +6,9 @@ use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, REQUEST_TIMEOUT, Request};
-use crate::front::openai::info::{Abort, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version};
+use crate::front::openai::info::{
+    Abort, DRAINING, Draining, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version,
+};
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
 use crate::front::telemetry::Telemetry;
@@ -94,6 +96,11 @@ impl Routes {
         self.draining = true;
     }
 
+    /// Whether it was told so.
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
     /// Whether the engine hangs.
     pub fn set_hanging(&mut self, hanging: bool) {
         if hanging != self.hanging {
@@ -155,10 +162,8 @@ impl Routes {
             }
             (Get | Head, "/health" | "/ping" | "/liveness") => {
                 self.alive()?;
-                way.answer(
-                    conn,
-                    &Answer { status: 200, media: "text/plain", body: b"OK", retry_after: None },
-                );
+                let body = if self.draining { DRAINING.as_bytes() } else { b"OK" };
+                way.answer(conn, &Answer { status: 200, media: "text/plain", body, retry_after: None });
                 Ok(())
             }
             (Get | Head, "/readiness") => {
@@ -193,6 +198,10 @@ impl Routes {
                 json(conn, &serde_json::json!({ "aborted": aborted }), way)
             }
             (Post, "/flush_cache") => generations.flush(conn, way.now),
+            (Post, "/drain") => {
+                self.drain();
+                json(conn, &Draining::with(generations.running()), way)
+            }
             _ if is_known(path) => {
                 Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
             }
@@ -261,7 +270,7 @@ impl Routes {
             max_total_tokens: about.pool_tokens,
             max_running_requests: about.max_running,
             page_size: about.page_size,
-            status: if self.draining { "draining" } else { "ready" },
+            status: if self.draining { DRAINING } else { "ready" },
         }
     }
 
@@ -319,7 +328,7 @@ impl Routes {
 
     fn admitting(&self) -> Result<(), ApiError> {
         self.alive()?;
-        if self.draining { Err(ApiError::new(503, "draining", "the server is draining")) } else { Ok(()) }
+        if self.draining { Err(ApiError::draining("the server is draining")) } else { Ok(()) }
     }
 
     fn make_id(&mut self) -> String {
@@ -368,6 +377,7 @@ fn is_known(path: &str) -> bool {
         "/detokenize",
         "/abort_request",
         "/flush_cache",
+        "/drain",
         "/v1/models",
         "/server_info",
         "/get_server_info",

@@ -18,6 +18,7 @@ use crate::config::resolved::{
 use crate::config::values::parse_host;
 use crate::front::bootstrap::Bootstrap;
 use crate::front::directory::Directory;
+use crate::front::drain::End;
 use crate::front::generations::Placement;
 use crate::front::handoff::random;
 use crate::front::lanes::Lanes;
@@ -25,7 +26,6 @@ use crate::front::passing::Passing;
 use crate::front::peers::{self, Patience, Peers};
 use crate::front::resolver::Resolver;
 use crate::front::routes::{About, Mode};
-use crate::front::service::End;
 use crate::ids::Peer;
 use crate::kv::layout::KvLayout;
 use crate::limits::CONTROL_CONNECTIONS_MAX;

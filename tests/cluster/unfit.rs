@@ -110,6 +110,10 @@ fn a_drained_prefill_worker_finishes_and_ends_as_announced() {
     }
     reader.terminate();
     await_said(&reader, "draining");
+    // A room that the reader does not know yet it will never know.
+    let (status, text) = decode.post("/v1/completions", &with_room(body(3, 20, 4), &reader, 3));
+    let own = r#""param":"bootstrap_host","code":"draining""#;
+    assert!(status == 503 && text.contains(own), "{status} {text}");
     let (status, text) = decode.post("/v1/completions", &sent);
     assert_eq!(status, 200, "{text}");
     assert_eq!(last.join().unwrap().0, 200);

@@ -49,6 +49,25 @@ pub struct Version<'a> {
     pub version: &'a str,
 }
 
+/// What a process that drains says of its state: in the answers of `/drain` and `/server_info`, and, with status 200,
+/// as that of `/health`.
+pub const DRAINING: &str = "draining";
+
+/// The answer of `/drain`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Draining {
+    status: &'static str,
+    /// Requests that are finished first.
+    running: usize,
+}
+
+impl Draining {
+    /// It drains, with so many requests left.
+    pub fn with(running: usize) -> Draining {
+        Draining { status: DRAINING, running }
+    }
+}
+
 /// The answer of `/server_info`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerInfo<'a> {

@@ -403,8 +403,16 @@ impl Fleet {
         let (owner, worker, answer) = (call.owner, call.booking.worker(), call.answer.take());
         self.settle(reactor, conn, call, is_reusable, now);
         let Some(answer) = answer else { return };
+        let drains = answer.is_of_drain();
+        if drains {
+            self.drains(reactor, worker);
+        }
         match owner {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
+            Owner::Probe if drains => {
+                self.targets[worker.0].told_down = true;
+                self.probed(worker, false, now);
+            }
             Owner::Probe => self.probed(worker, answer.is_success(), now),
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
         }
@@ -420,6 +428,17 @@ impl Fleet {
             }
             Owner::Introduction | Owner::Probe => self.probed(worker, false, now),
             _ => self.news.push_back(News { owner, conn, what: What::Lost(lost) }),
+        }
+    }
+
+    /// A worker takes nothing new: it is not chosen from now on, and its end meets no request that is on its way to
+    /// it. Probes tell whether another one has come in its place.
+    fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
+        let change = self.router.refused(worker);
+        self.tell(worker, change, &"drain");
+        for Idle { conn, .. } in std::mem::take(&mut self.idle[worker.0]) {
+            self.kept.remove(&conn);
+            reactor.close(conn);
         }
     }
 

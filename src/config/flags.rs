@@ -36,10 +36,26 @@ pub enum CliCommand {
     /// Measure on this machine
     #[command(subcommand)]
     Bench(BenchFlags),
+    /// Have a worker, or a router, take nothing new, finish what it has and end
+    Drain(DrainFlags),
     /// Tell what this machine offers, and what would be chosen on it
     Doctor(DoctorFlags),
     /// Try the hand-off out: a cluster in one thread, with the code of workers and a model that is a hash
     Sim(SimFlags),
+}
+
+/// `baton drain`.
+#[derive(Args, Debug)]
+pub struct DrainFlags {
+    /// The HTTP interface of what is to drain
+    #[arg(value_name = "URL")]
+    pub(super) url: WorkerUrl,
+    /// Keys that it asks its clients for, one a line; the first is shown
+    #[arg(long, value_name = "FILE")]
+    pub(super) api_key_file: Option<PathBuf>,
+    /// Return once it has ended, not once it drains
+    #[arg(long)]
+    pub(super) wait: bool,
 }
 
 /// `baton sim`.

@@ -2,13 +2,13 @@
 
 use super::error::ConfigError;
 use super::flags::{
-    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, FrontFlags, HandoffFlags, LayoutFlags,
-    ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
+    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DrainFlags, FrontFlags, HandoffFlags,
+    LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
 };
 use super::resolved::{
-    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, FrontConfig, HandoffConfig,
-    KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig, ServeConfig, Transfer,
-    WorkerConfig, WorkerLayout,
+    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, DrainConfig, FrontConfig,
+    HandoffConfig, KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig,
+    ServeConfig, Transfer, WorkerConfig, WorkerLayout,
 };
 use super::secret::{read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
@@ -50,6 +50,10 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
         CliCommand::Router(flags) => {
             let print = flags.process.print_config;
             (Command::Router(resolver.router(flags)?), print)
+        }
+        CliCommand::Drain(flags) => {
+            let config = resolver.drain(flags)?;
+            return Ok(Invocation::Drain { config, warnings: resolver.warnings });
         }
         CliCommand::Doctor(flags) => return Ok(Invocation::Doctor(flags)),
         CliCommand::Sim(flags) => return Ok(Invocation::Sim(flags)),
@@ -133,6 +137,12 @@ impl Resolver<'_> {
             policy,
             log: self.log(&flags.process)?,
         })
+    }
+
+    fn drain(&mut self, flags: DrainFlags) -> Result<DrainConfig, ConfigError> {
+        let keys = flags.api_key_file.map(|path| read_api_keys(&path, &mut self.warnings)).transpose()?;
+        let api_key = keys.and_then(|keys| keys.into_iter().next());
+        Ok(DrainConfig { url: flags.url, api_key, wait: flags.wait })
     }
 
     fn worker(&mut self, flags: WorkerFlags, port: u16) -> Result<WorkerConfig, ConfigError> {

@@ -175,7 +175,6 @@ fn what_comes_later_is_refused_by_name() {
         ("decode m --transfer cuda_ipc", "--transfer cuda_ipc"),
         ("serve m --transfer=cuda_ipc", "--transfer cuda_ipc"),
         ("router --prefill http://a:1 --decode http://b:1 --policy cache_aware", "--policy cache_aware"),
-        ("drain http://a:1", "drain"),
     ] {
         let message = refusal(line);
         assert!(

@@ -102,6 +102,17 @@ pub struct RouterConfig {
     pub log: LogConfig,
 }
 
+/// Whom `baton drain` tells to drain.
+#[derive(Clone, Debug)]
+pub struct DrainConfig {
+    /// Its HTTP interface.
+    pub url: WorkerUrl,
+    /// What it is shown, where that asks for a key.
+    pub api_key: Option<Secret>,
+    /// Whether its end is waited for.
+    pub wait: bool,
+}
+
 /// What every worker has.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkerConfig {

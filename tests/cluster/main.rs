@@ -3,6 +3,7 @@
 
 mod abuse;
 mod deaths;
+mod drain;
 mod dummy;
 mod fleet;
 mod keys;

@@ -62,6 +62,9 @@ pub const RANKS_MAX: usize = 64;
 pub const PAGES_MAX: usize = 1 << 20;
 /// Shortest cluster key in bytes: as strong as the hash it keys.
 pub const CLUSTER_KEY_MIN: usize = 32;
+/// Cluster keys that a worker takes at a time: the old and the new one of a rotation, and as many more. Hello has as
+/// many places.
+pub const CLUSTER_KEYS_MAX: usize = 4;
 
 const _: () = assert!(PAGES_MAX * 4 + (1 << 10) <= ZMTP_MESSAGE_MAX);
 const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
@@ -228,6 +231,10 @@ pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 pub const PASSING_CONNECTIONS_MAX: usize = 64;
 /// From a control connection's first byte to its proof.
 pub const PEER_PROOF_TIME_MAX: Duration = Duration::from_secs(1);
+/// Connections at a time, of the control and of the data port each, that have proven nothing: the workers of a large
+/// cluster that all come at once do so within milliseconds. One more, and the oldest goes, so that strangers who
+/// keep theirs open keep nobody out.
+pub const UNPROVEN_CONNECTIONS_MAX: usize = 64;
 /// How often a quiet link is asked for a sign of life.
 pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
 /// How long a link may be silent before its peer counts as dead: four PINGs.
@@ -246,6 +253,12 @@ pub const NAME_LIFE: Duration = Duration::from_secs(30);
 pub const NAME_DEADLINE: Duration = Duration::from_secs(4);
 /// Bytes of a registry's answer; a topology takes some 500.
 pub const REGISTRY_ANSWER_MAX: usize = 64 << 10;
+/// Bytes of a request to a registry: a rank's registration takes some 500.
+pub const REGISTRY_REQUEST_MAX: usize = 64 << 10;
+/// Nonces that a registry has given out to writers and that were not used; ranks register once, or now and then.
+pub const CHALLENGES_MAX: usize = 64;
+/// How long one is good: two requests, one behind the other.
+pub const CHALLENGE_LIFE: Duration = Duration::from_secs(10);
 /// Ranks of one prefill worker in its registry.
 pub const REGISTRY_RANKS_MAX: usize = 4096;
 /// Rooms whose data-parallel rank is remembered, and for how long: SGLang's figure.

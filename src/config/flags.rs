@@ -380,9 +380,10 @@ pub(super) struct HandoffFlags {
     /// reach this worker by]
     #[arg(long, value_name = "HOST", value_parser = parse_advertised)]
     pub(super) advertise_host: Option<String>,
-    /// File of at least 32 random bytes that all workers of the cluster share
+    /// File of at least 32 random bytes that all workers of the cluster share. May be repeated, up to 4 times, so
+    /// that keys can be exchanged while workers run: the first key is proven to peers, each is accepted of them
     #[arg(long, value_name = "FILE")]
-    pub(super) cluster_key_file: Option<PathBuf>,
+    pub(super) cluster_key_file: Vec<PathBuf>,
     /// Listen for peers beyond loopback without a cluster key: whoever reaches the port is believed
     #[arg(long)]
     pub(super) insecure: bool,

@@ -224,8 +224,8 @@ pub struct HandoffConfig {
     pub rdma_devices: Vec<String>,
     /// What peers are told to dial; `None`: the address by which they already reach this worker.
     pub advertise_host: Option<String>,
-    /// What peers must prove to know; `None`: nothing, on loopback or by `--insecure`.
-    pub cluster_key: Option<Secret>,
+    /// What is proven to peers (the first) and accepted of them; none: nothing, on loopback or by `--insecure`.
+    pub cluster_keys: Vec<Secret>,
     /// Whether the bootstrap host 2.2.2.2 asks for a transfer of nothing, or is an address like any other.
     pub fake_bootstrap: bool,
 }

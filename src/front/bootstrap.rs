@@ -19,7 +19,7 @@ pub struct Bootstrap {
     listener: ListenerId,
     connections: Connections,
     registry: Registry,
-    key: Option<Secret>,
+    keys: Vec<Secret>,
 }
 
 struct Reply {
@@ -29,9 +29,9 @@ struct Reply {
 }
 
 impl Bootstrap {
-    /// Serves `registry` on `listener`; writes prove `key`.
-    pub fn new(listener: ListenerId, registry: Registry, key: Option<Secret>) -> Bootstrap {
-        Bootstrap { listener, connections: Connections::default(), registry, key }
+    /// Serves `registry` on `listener`; writes prove one of `keys`, where there are some.
+    pub fn new(listener: ListenerId, registry: Registry, keys: Vec<Secret>) -> Bootstrap {
+        Bootstrap { listener, connections: Connections::default(), registry, keys }
     }
 
     /// Whether an event is of one of these connections.
@@ -132,10 +132,14 @@ impl Bootstrap {
     }
 
     fn proven(&self, request: &Request) -> bool {
-        let Some(key) = &self.key else { return true };
-        let Some(shown) = request.head.headers.get("x-baton-proof").and_then(from_hex) else { return false };
-        let mac = Hmac::<Sha256>::new_from_slice(key.bytes());
-        mac.is_ok_and(|mac| mac.chain_update(&request.body).verify_slice(&shown).is_ok())
+        let Some(shown) = request.head.headers.get("x-baton-proof").and_then(from_hex) else {
+            return self.keys.is_empty();
+        };
+        let proves = |key: &Secret| {
+            let mac = Hmac::<Sha256>::new_from_slice(key.bytes());
+            mac.is_ok_and(|mac| mac.chain_update(&request.body).verify_slice(&shown).is_ok())
+        };
+        self.keys.is_empty() || self.keys.iter().any(proves)
     }
 }
 

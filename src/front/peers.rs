@@ -16,9 +16,9 @@ use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
-use crate::wire::auth::{ClusterKey, Side};
+use crate::wire::auth::{Keyring, Side};
 use crate::wire::link::{self, Link, LinkError};
-use crate::wire::message::{Bye, Hello, Message, MessageError, Role, Transport};
+use crate::wire::message::{Bye, Hello, MINOR, Message, MessageError, Role, Transport, VERSION};
 use crate::wire::zmtp::ZmtpError;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,8 +31,8 @@ pub struct Identity {
     pub peer: Peer,
     /// What it does.
     pub role: Role,
-    /// What peers must prove to know.
-    pub key: Option<ClusterKey>,
+    /// What it proves to know, and peers must.
+    pub keys: Keyring,
 }
 
 /// A connection that carries a link.
@@ -185,7 +185,7 @@ impl Peers {
         }
         match event {
             Event::Accepted { conn, peer, .. } => {
-                let link = Link::new(Side::Acceptor, self.hello(), self.own.key.clone());
+                let link = Link::new(Side::Acceptor, self.hello(), self.own.keys.clone());
                 self.add(conn, link, None, peer, now);
             }
             Event::Connected(conn) => {
@@ -362,6 +362,8 @@ impl Peers {
             ranks: 1,
             role: self.own.role,
             nonce: random(),
+            minor: MINOR,
+            keys: self.own.keys.ids(),
         }
     }
 
@@ -403,7 +405,7 @@ impl Peers {
         });
         match dialled {
             Ok((conn, address)) => {
-                let link = Link::new(Side::Dialer, self.hello(), self.own.key.clone());
+                let link = Link::new(Side::Dialer, self.hello(), self.own.keys.clone());
                 self.add(conn, link, Some((worker, source)), Some(address), now);
             }
             Err(why) => {
@@ -485,17 +487,25 @@ impl Peers {
             )));
         }
         peering.who = Some((hello.peer, hello.connection));
+        let wire = format!("{VERSION}.{}", peering.link.minor());
         let dialled = peering.dialled.clone();
         if self.draining {
             self.say_bye(conn, Cause::Draining);
         }
         if let Some((worker, source)) = dialled {
-            event!(Info, "peers", "link to a prefill worker stands", source = source);
+            event!(Info, "peers", "link to a prefill worker stands", source = source, wire = wire);
             handoff.link_up(worker, &source, LinkName::Remote(conn), now);
             return Ok(());
         }
         let address = self.links.get(&conn).and_then(|peering| peering.address);
-        event!(Info, "peers", "a decode worker has linked", address = display(address), link = conn);
+        event!(
+            Info,
+            "peers",
+            "a decode worker has linked",
+            address = display(address),
+            link = conn,
+            wire = wire
+        );
         let older: Vec<ConnId> = self
             .links
             .iter()
@@ -589,6 +599,8 @@ impl From<LinkError> for End {
             LinkError::UnexpectedProof
             | LinkError::NoProof
             | LinkError::WrongProof
+            | LinkError::UnknownKey(_)
+            | LinkError::UnsharedKey(_)
             | LinkError::Zmtp(ZmtpError::Version { .. })
             | LinkError::Message(MessageError::Version { .. }) => End::incompatible(error),
             _ => End::lost(error),

@@ -35,7 +35,7 @@ use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
 use crate::transfer::transport::rdma::Nic;
-use crate::wire::auth::ClusterKey;
+use crate::wire::auth::{ClusterKey, KeyId, Keyring};
 use crate::wire::message::{self as wire, Transport};
 use loaded::Loaded;
 pub use loaded::host_id;
@@ -158,11 +158,11 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let mut table = Registry::default();
     let registration = registration(config, &layout, http_port, control_port);
     table.register(registration).map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
-    let key = config.handoff.cluster_key.clone();
+    let keys = config.handoff.cluster_keys.clone();
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
     let lanes = Lanes::new(None, running.wait.clone());
     let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, Patience::default());
-    running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
+    running.service.join(peers, Some(Bootstrap::new(registry, table, keys)));
     event!(
         Info,
         "ctl",
@@ -196,7 +196,7 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let fake_bootstrap = config.handoff.fake_bootstrap || fake_by_default;
-    let proven = config.handoff.cluster_key.is_some();
+    let proven = !config.handoff.cluster_keys.is_empty();
     let worker = process.add_decode(&loaded)?;
     let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default, proven };
     let mode = About::mode_of(EngineType::Decode);
@@ -311,7 +311,12 @@ fn peer_identity(
     let digest = Sha256::digest(name.as_bytes());
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);
-    let key = handoff.cluster_key.as_ref().map(|key| ClusterKey::new(key.bytes())).transpose();
-    let key = key.map_err(|_| RoleError::Config("--cluster-key-file", "the key is too short".into()))?;
-    Ok(peers::Identity { peer: Peer { id, incarnation: random() }, role, key })
+    let keys = handoff.cluster_keys.iter().map(|key| ClusterKey::new(key.bytes()));
+    let keys = keys.collect::<Result<Vec<_>, _>>();
+    let keys = keys.map_err(|error| RoleError::Config("--cluster-key-file", error.to_string()))?;
+    let keys = Keyring::new(keys);
+    for id in keys.ids().into_iter().filter(|&id| id != KeyId::NONE) {
+        event!(Info, "ctl", "a cluster key is accepted", key = id, proven = id == keys.ids()[0]);
+    }
+    Ok(peers::Identity { peer: Peer { id, incarnation: random() }, role, keys })
 }

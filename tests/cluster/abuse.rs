@@ -8,7 +8,7 @@ use baton::cause::Cause;
 use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
 use baton::limits::ZMTP_PARTS_MAX;
 use baton::transfer::transport::tcp::Preamble;
-use baton::wire::auth::{ClusterKey, Side};
+use baton::wire::auth::{ClusterKey, Keyring, Side};
 use baton::wire::link::Link;
 use baton::wire::message::{
     Abort, AbortAck, Bye, Destination, Done, Hello, Message, Role, Token, TransferId,
@@ -344,6 +344,7 @@ impl Stranger {
     }
 
     fn dial_with(control: SocketAddr, number: u8, key: Option<ClusterKey>) -> Stranger {
+        let keys = Keyring::from(key);
         let hello = Hello {
             peer: Peer { id: [number; 16], incarnation: [number; 16] },
             connection: 1,
@@ -352,8 +353,10 @@ impl Stranger {
             ranks: 1,
             role: Role::Decode,
             nonce: [number; 32],
+            minor: u8::MAX,
+            keys: keys.ids(),
         };
-        let link = Link::new(Side::Dialer, hello, key);
+        let link = Link::new(Side::Dialer, hello, keys);
         let mut stranger = Stranger { stream: connect(control), link };
         let mut input = Vec::new();
         while stranger.link.peer().is_none() {

@@ -5,6 +5,7 @@
 //! (`front::router`).
 
 pub mod health;
+pub mod kinds;
 pub mod loads;
 pub mod policy;
 pub mod registry;

@@ -3,6 +3,7 @@
 //! Owns: loads and health of all workers. Invariant: a worker's load is the sum of its open bookings.
 
 use super::health::{Change, Health};
+use super::kinds::{Difference, Kind, Kinds};
 use super::loads::{Load, WorkerNumber};
 use super::policy;
 use crate::config::resolved::Policy;
@@ -52,13 +53,21 @@ pub struct Pair {
     pub decode: Booking,
 }
 
-/// No worker of this role can be used.
+/// Nobody can serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoWorker(pub Role);
+pub enum NoWorker {
+    /// No worker of this role can be used.
+    Up(Role),
+    /// There are some of each, and none that fit each other.
+    Fits,
+}
 
 impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no {} worker can be reached", self.0)
+        match self {
+            NoWorker::Up(role) => write!(f, "no {role} worker can be reached"),
+            NoWorker::Fits => f.write_str("no prefill worker that can be reached fits a decode worker"),
+        }
     }
 }
 
@@ -70,6 +79,7 @@ pub struct Router {
     policy: Policy,
     loads: Vec<Load>,
     health: Vec<Health>,
+    kinds: Kinds,
     /// How many of them are prefill workers; they come first.
     prefill: usize,
     /// Places chosen last, by role.
@@ -84,6 +94,7 @@ impl Router {
             policy,
             loads: vec![Load::default(); count],
             health: vec![Health::new(now); count],
+            kinds: Kinds::new(count),
             prefill,
             // The first turn is the first worker's.
             last: [prefill.saturating_sub(1), decode.saturating_sub(1)],
@@ -93,10 +104,13 @@ impl Router {
     /// Chooses a pair for `weight` sequences and books them on both.
     ///
     /// # Errors
-    /// One of the roles has no usable worker; nothing is booked then.
+    /// One of the roles has no usable worker, or none that fits one of the other; nothing is booked then.
     pub fn choose(&mut self, weight: u32) -> Result<Pair, NoWorker> {
-        let prefill = self.pick(Role::Prefill)?;
-        let decode = self.pick(Role::Decode)?;
+        let (prefill, decode) = if self.kinds.all_fit() {
+            (self.pick(Role::Prefill)?, self.pick(Role::Decode)?)
+        } else {
+            self.pick_fitting()?
+        };
         Ok(Pair {
             prefill: self.book(Role::Prefill, prefill, weight),
             decode: self.book(Role::Decode, decode, weight),
@@ -123,7 +137,7 @@ impl Router {
     /// None is usable.
     pub fn first(&self) -> Result<WorkerNumber, NoWorker> {
         let first = self.loads.iter().position(|load| load.usable).map(WorkerNumber);
-        first.ok_or(NoWorker(Role::Prefill))
+        first.ok_or(NoWorker::Up(Role::Prefill))
     }
 
     /// Ends a booking.
@@ -150,8 +164,18 @@ impl Router {
 
     /// Whether there is a usable pair.
     pub fn is_ready(&self) -> bool {
-        let usable = |role| self.loads[self.members(role)].iter().any(|load| load.usable);
-        usable(Role::Prefill) && usable(Role::Decode)
+        self.usable(Role::Prefill).any(|prefill| self.fits_one(prefill, Role::Decode))
+    }
+
+    /// A worker has told what it is; what keeps it from the first of the other role that it does not fit.
+    pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
+        self.kinds.set(worker, kind);
+        let others = match self.role(worker) {
+            Role::Prefill => Role::Decode,
+            Role::Decode => Role::Prefill,
+        };
+        let differs = |other| Some((other, self.kinds.difference(worker, other)?));
+        self.members(others).map(WorkerNumber).find_map(differs)
     }
 
     /// Loads by worker number.
@@ -171,9 +195,38 @@ impl Router {
         }
     }
 
+    fn usable(&self, role: Role) -> impl Iterator<Item = WorkerNumber> {
+        self.members(role).filter(|&at| self.loads[at].usable).map(WorkerNumber)
+    }
+
+    fn fits_one(&self, worker: WorkerNumber, role: Role) -> bool {
+        self.usable(role).any(|other| self.kinds.fit(worker, other))
+    }
+
     fn pick(&self, role: Role) -> Result<usize, NoWorker> {
         let loads = &self.loads[self.members(role)];
-        policy::pick(self.policy, loads, self.last[role as usize]).ok_or(NoWorker(role))
+        policy::pick(self.policy, loads, self.last[role as usize]).ok_or(NoWorker::Up(role))
+    }
+
+    /// As [`Router::pick`], of those that fit.
+    fn pick_among(&self, role: Role, fits: impl Fn(WorkerNumber) -> bool) -> Option<usize> {
+        let load = |at: usize| {
+            let load = self.loads[at];
+            Load { usable: load.usable && fits(WorkerNumber(at)), ..load }
+        };
+        let loads: Vec<Load> = self.members(role).map(load).collect();
+        policy::pick(self.policy, &loads, self.last[role as usize])
+    }
+
+    /// Places of a prefill worker that has a decode worker to hand over to, and of one of those.
+    fn pick_fitting(&self) -> Result<(usize, usize), NoWorker> {
+        // Who is missing altogether is named first.
+        self.pick(Role::Prefill).and(self.pick(Role::Decode))?;
+        let prefill = self.pick_among(Role::Prefill, |prefill| self.fits_one(prefill, Role::Decode));
+        let prefill = prefill.ok_or(NoWorker::Fits)?;
+        let chosen = WorkerNumber(prefill);
+        let decode = self.pick_among(Role::Decode, |decode| self.kinds.fit(chosen, decode));
+        Ok((prefill, decode.ok_or(NoWorker::Fits)?))
     }
 
     fn book(&mut self, role: Role, place: usize, weight: u32) -> Booking {
@@ -239,12 +292,35 @@ mod tests {
         assert!(router.is_ready());
         assert_eq!(router.refused(WorkerNumber(1)), Some(Change::Down));
         assert!(!router.is_ready());
-        assert_eq!(router.choose(1), Err(NoWorker(Role::Decode)));
+        assert_eq!(router.choose(1), Err(NoWorker::Up(Role::Decode)));
         assert_eq!(router.loads()[0].booked, 0);
         assert_eq!(router.first(), Ok(WorkerNumber(0)));
         router.refused(WorkerNumber(0));
-        assert_eq!(router.choose(1), Err(NoWorker(Role::Prefill)));
-        assert_eq!(router.first(), Err(NoWorker(Role::Prefill)));
+        assert_eq!(router.choose(1), Err(NoWorker::Up(Role::Prefill)));
+        assert_eq!(router.first(), Err(NoWorker::Up(Role::Prefill)));
+    }
+
+    /// A change that rolls through: two of the old kind, then one of each, then the new alone.
+    #[test]
+    fn those_that_do_not_fit_are_never_paired() {
+        let kind = |weights: &str| Kind::told(&serde_json::json!({ "weights": weights }));
+        let mut router = router(Policy::RoundRobin, 2, 2);
+        let [old, new, other_new, other_old] = [0, 1, 2, 3].map(WorkerNumber);
+        for worker in [old, new, other_new, other_old] {
+            assert_eq!(router.introduced(worker, kind("old")), None);
+        }
+        assert_eq!(router.introduced(new, kind("new")).map(|(worker, _)| worker), Some(other_new));
+        let chosen: Vec<_> = (0..4).map(|_| numbers(&router.choose(1).unwrap())).collect();
+        assert_eq!(chosen, [(0, 2), (0, 3), (0, 2), (0, 3)], "none for the new one yet");
+        router.introduced(other_new, kind("new"));
+        let chosen: Vec<_> = (0..4).map(|_| numbers(&router.choose(1).unwrap())).collect();
+        assert_eq!(chosen, [(1, 2), (0, 3), (1, 2), (0, 3)]);
+        router.refused(other_old);
+        assert!(router.is_ready());
+        assert_eq!(numbers(&router.choose(1).unwrap()), (1, 2));
+        router.refused(new);
+        assert!(!router.is_ready());
+        assert_eq!(router.choose(1), Err(NoWorker::Fits));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, REQUEST_TIMEOUT, Request};
 use crate::front::openai::info::{
-    Abort, DRAINING, Draining, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version,
+    Abort, DRAINING, Draining, HandoffInfo, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version,
 };
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
@@ -33,6 +33,8 @@ pub struct About {
     pub mode: &'static str,
     /// Port of the registry, where there is one.
     pub bootstrap_port: Option<u16>,
+    /// What peers must have in common with this worker, where there are some.
+    pub handoff: Option<HandoffInfo>,
     /// Tokens of the KV pool.
     pub pool_tokens: usize,
     /// Tokens of a page.
@@ -46,12 +48,14 @@ pub struct About {
 }
 
 /// The role of a process as SGLang's interface names it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Mode {
     /// `null`, `prefill` or `decode`.
     pub name: &'static str,
     /// Port of the registry, where there is one.
     pub bootstrap_port: Option<u16>,
+    /// What peers must have in common with this worker, where there are some.
+    pub handoff: Option<HandoffInfo>,
 }
 
 impl About {
@@ -62,7 +66,7 @@ impl About {
             EngineType::Prefill => "prefill",
             EngineType::Decode => "decode",
         };
-        Mode { name, bootstrap_port: None }
+        Mode { name, bootstrap_port: None, handoff: None }
     }
 }
 
@@ -271,6 +275,7 @@ impl Routes {
             max_running_requests: about.max_running,
             page_size: about.page_size,
             status: if self.draining { DRAINING } else { "ready" },
+            handoff: about.handoff.as_ref(),
         }
     }
 

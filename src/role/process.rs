@@ -382,6 +382,7 @@ fn about(
         architectures: vec![architecture.into()],
         mode: mode.name,
         bootstrap_port: mode.bootstrap_port,
+        handoff: mode.handoff,
         pool_tokens,
         page_size: sched.page_size as usize,
         max_running: sched.max_running,

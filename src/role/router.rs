@@ -39,7 +39,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let service = RouterService::new(
         reactor,
         config.front.address(),
-        Fleet::new(core, targets, names),
+        Fleet::new(core, targets, names).with_key(config.front.api_keys.first().cloned()),
         Flights::new(metrics),
         Paths::new(config.front.api_keys.clone(), registry),
         now,

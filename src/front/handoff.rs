@@ -517,7 +517,11 @@ impl Handoff {
                         Link::Remote(conn) => self.remote.push_back(Remote::BindSource(conn, session)),
                     }
                 }
-                Wish::CloseDestination { worker, session } => drop(self.offers.remove(&(worker, session))),
+                Wish::CloseDestination { worker, session } => {
+                    self.offers.remove(&(worker, session));
+                    // What it announced is over, and opens nothing any more.
+                    self.tokens.retain(|_, held| *held != (worker, session));
+                }
                 Wish::BindDestination { link: Link::Remote(conn), session } => {
                     // Another way was taken.
                     if session.transport != Transport::Rdma {

@@ -11,7 +11,7 @@ use crate::front::handoff::{DestinationSession, Handoff, Link as LinkName, Remot
 use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
 use crate::ids::{Peer, WorkerId};
-use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
+use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX, UNPROVEN_CONNECTIONS_MAX};
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::transfer::transport::fake::Fake;
@@ -185,6 +185,7 @@ impl Peers {
         }
         match event {
             Event::Accepted { conn, peer, .. } => {
+                self.make_room(reactor, handoff, now);
                 let link = Link::new(Side::Acceptor, self.hello(), self.own.keys.clone());
                 self.add(conn, link, None, peer, now);
             }
@@ -202,6 +203,22 @@ impl Peers {
             }
             Event::Closed { conn, reason } => self.down(conn, &End::lost(reason), reactor, handoff, now),
             Event::Drained(_) | Event::Woken | Event::Terminate => {}
+        }
+    }
+
+    /// Of the strangers that have dialled, the oldest goes where there are too many.
+    fn make_room(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let is_stranger =
+            |(_, peering): &(&ConnId, &Peering)| peering.who.is_none() && peering.dialled.is_none();
+        let strangers = || self.links.iter().filter(is_stranger);
+        if strangers().count() < UNPROVEN_CONNECTIONS_MAX {
+            return;
+        }
+        let oldest = strangers().min_by_key(|(_, peering)| peering.since).map(|(&conn, _)| conn);
+        if let Some(conn) = oldest {
+            reactor.close(conn);
+            let end = End::lost("too many others have not proven themselves either");
+            self.down(conn, &end, reactor, handoff, now);
         }
     }
 

@@ -2,6 +2,7 @@
 //! die at any time without harm to the other.
 
 mod abuse;
+mod attacks;
 mod deaths;
 mod drain;
 mod dummy;
@@ -11,6 +12,8 @@ mod namespaces;
 mod prefix;
 mod process;
 mod routed;
+mod secrecy;
+mod stranger;
 mod unfit;
 
 use baton::limits::DIAL_HOLD_OFF;

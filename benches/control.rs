@@ -5,7 +5,7 @@ use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
 use baton::net::{ConnId, Event, Reactor};
 use baton::wire::auth::{ClusterKey, Side};
 use baton::wire::link::{self, Link};
-use baton::wire::message::{Destination, Done, Hello, Message, PageList, Role, TransferId, ids_hash};
+use baton::wire::message::{Destination, Done, Hello, MINOR, Message, PageList, Role, TransferId, ids_hash};
 use baton::wire::zmtp::{Connection, Limits, Socket};
 use baton::wire::{Multipart, zmtp};
 use std::hint::black_box;
@@ -234,6 +234,8 @@ impl Node {
             ranks: 1,
             role: Role::Mixed,
             nonce: [side as u8; 32],
+            minor: MINOR,
+            keys: Default::default(),
         };
         Node { reactor, link: Link::new(side, hello, key), conn, pages: Vec::with_capacity(1024) }
     }

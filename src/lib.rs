@@ -9,6 +9,7 @@ pub mod cause;
 pub mod cluster;
 pub mod config;
 pub mod doctor;
+pub mod drain;
 pub mod front;
 pub mod ids;
 pub mod kv;

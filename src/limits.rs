@@ -62,6 +62,9 @@ pub const RANKS_MAX: usize = 64;
 pub const PAGES_MAX: usize = 1 << 20;
 /// Shortest cluster key in bytes: as strong as the hash it keys.
 pub const CLUSTER_KEY_MIN: usize = 32;
+/// Cluster keys that a worker takes at a time: the old and the new one of a rotation, and as many more. Hello has as
+/// many places.
+pub const CLUSTER_KEYS_MAX: usize = 4;
 
 const _: () = assert!(PAGES_MAX * 4 + (1 << 10) <= ZMTP_MESSAGE_MAX);
 const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
@@ -194,8 +197,19 @@ pub const HTTP_CONNECTIONS_MAX: usize = 4096;
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Requests whose prompts wait to be tokenised.
 pub const TOKENISE_QUEUE_MAX: usize = 1024;
-/// How long a drain may take while requests run.
-pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(60);
+/// How long a drain waits for requests that run: each has a deadline of its own, and ends before that; what does not
+/// is stuck.
+pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(1830);
+/// How long clients may take, once nothing runs, to read what they were answered.
+pub const DRAIN_FLUSH_TIME: Duration = Duration::from_secs(60);
+/// How long a process that drains is there for those who keep a connection to it, also when nothing runs: routers
+/// look twice in that time.
+pub const DRAIN_NOTICE_TIME: Duration = Duration::from_secs(5);
+
+/// Bytes of an answer to `baton drain`; an error's message takes some 200.
+pub const DRAIN_ANSWER_MAX: usize = 64 << 10;
+
+const _: () = assert!(DRAIN_TIME_MAX.as_secs() > REQUEST_TIME_MAX.as_secs());
 
 // Scheduler (`sched`).
 
@@ -217,6 +231,10 @@ pub const DUMMY_ELEMENTS_MAX: usize = 1 << 32;
 pub const PASSING_CONNECTIONS_MAX: usize = 64;
 /// From a control connection's first byte to its proof.
 pub const PEER_PROOF_TIME_MAX: Duration = Duration::from_secs(1);
+/// Connections at a time, of the control and of the data port each, that have proven nothing: the workers of a large
+/// cluster that all come at once do so within milliseconds. One more, and the oldest goes, so that strangers who
+/// keep theirs open keep nobody out.
+pub const UNPROVEN_CONNECTIONS_MAX: usize = 64;
 /// How often a quiet link is asked for a sign of life.
 pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
 /// How long a link may be silent before its peer counts as dead: four PINGs.
@@ -235,6 +253,12 @@ pub const NAME_LIFE: Duration = Duration::from_secs(30);
 pub const NAME_DEADLINE: Duration = Duration::from_secs(4);
 /// Bytes of a registry's answer; a topology takes some 500.
 pub const REGISTRY_ANSWER_MAX: usize = 64 << 10;
+/// Bytes of a request to a registry: a rank's registration takes some 500.
+pub const REGISTRY_REQUEST_MAX: usize = 64 << 10;
+/// Nonces that a registry has given out to writers and that were not used; ranks register once, or now and then.
+pub const CHALLENGES_MAX: usize = 64;
+/// How long one is good: two requests, one behind the other.
+pub const CHALLENGE_LIFE: Duration = Duration::from_secs(10);
 /// Ranks of one prefill worker in its registry.
 pub const REGISTRY_RANKS_MAX: usize = 4096;
 /// Rooms whose data-parallel rank is remembered, and for how long: SGLang's figure.
@@ -307,6 +331,8 @@ pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
 pub const ERROR_CODE_MAX: usize = 64;
 /// How long all workers together may take for what is asked of each of them.
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
+
+const _: () = assert!(DRAIN_NOTICE_TIME.as_secs() > 2 * ROUTER_PROBE_INTERVAL.as_secs());
 
 // A client, its two legs, and a probe of every worker.
 const _: () =

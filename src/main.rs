@@ -4,10 +4,11 @@
 
 use baton::bench::{self, transfer::Plan, transfer::Survey};
 use baton::config::flags::{DoctorFlags, SimFlags};
-use baton::config::resolved::{Command, LogConfig, LogLevel};
+use baton::config::resolved::{Command, DrainConfig, LogConfig, LogLevel};
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict, transfer};
-use baton::front::service::End;
+use baton::drain;
+use baton::front::drain::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use baton::role;
@@ -21,6 +22,10 @@ fn main() -> ExitCode {
         Ok(Invocation::Print(json)) => {
             println!("{json}");
             ExitCode::SUCCESS
+        }
+        Ok(Invocation::Drain { config, warnings }) => {
+            warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+            run_drain(&config)
         }
         Ok(Invocation::Doctor(flags)) => run_doctor(&flags, &surroundings),
         Ok(Invocation::BenchTransfer(flags)) => match Plan::new(&flags) {
@@ -56,6 +61,16 @@ fn run(command: &Command) -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_drain(config: &DrainConfig) -> ExitCode {
+    match drain::run(config, &mut std::io::stdout()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}: {error}", config.url);
             ExitCode::FAILURE
         }
     }

@@ -6,7 +6,7 @@ use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
 use baton::net::{ConnId, Event, Reactor, Timers};
 use baton::wire::auth::{ClusterKey, Side};
 use baton::wire::link::{self, Link};
-use baton::wire::message::{Destination, Done, Hello, Message, PageList, Role, TransferId};
+use baton::wire::message::{Destination, Done, Hello, MINOR, Message, PageList, Role, TransferId};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -53,6 +53,8 @@ impl Node {
             ranks: 1,
             role: Role::Mixed,
             nonce: [side as u8; 32],
+            minor: MINOR,
+            keys: Default::default(),
         };
         let key = ClusterKey::new(&[5; 32]).unwrap();
         Node { reactor, link: Link::new(side, hello, Some(key)), conn }

@@ -7,8 +7,8 @@ mod client;
 
 use baton::config::resolved::Command;
 use baton::config::{self, Invocation, Surroundings};
+use baton::front::drain::End;
 use baton::front::http::Method;
-use baton::front::service::End;
 use baton::role;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use client::Client;

@@ -281,10 +281,7 @@ impl Flight {
 
     /// A leg has said why it failed, which says whom to do without.
     fn failed(&mut self, role: Role, cause: Cause, terms: &mut Terms<'_>) -> Next {
-        let other = match role {
-            Role::Prefill => Role::Decode,
-            Role::Decode => Role::Prefill,
-        };
+        let other = role.other();
         match cause {
             Cause::Overloaded | Cause::Draining => self.avoid.unwilling.extend(self.worker(role)),
             Cause::Incompatible => self.avoid.unwilling.extend(self.worker(other)),

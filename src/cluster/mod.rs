@@ -6,6 +6,7 @@
 
 pub mod flight;
 pub mod health;
+pub mod kinds;
 pub mod loads;
 pub mod policy;
 pub mod registry;

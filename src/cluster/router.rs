@@ -4,6 +4,7 @@
 
 use super::flight::Avoid;
 use super::health::{Change, Health};
+use super::kinds::{Difference, Kind, Kinds};
 use super::loads::{Load, WorkerNumber};
 use super::policy;
 use crate::config::resolved::Policy;
@@ -54,18 +55,33 @@ pub struct Pair {
     pub decode: Booking,
 }
 
-/// No worker of this role can be used.
+/// Nobody can serve.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoWorker {
-    /// Which.
-    pub role: Role,
-    /// Whether one that cannot be reached now would do.
-    pub may_come: bool,
+pub enum NoWorker {
+    /// No worker of this role can be used.
+    Up {
+        /// Which.
+        role: Role,
+        /// Whether one that cannot be reached now would do.
+        may_come: bool,
+    },
+    /// There are some of each, and none that fit each other.
+    Fits,
+}
+
+impl NoWorker {
+    /// Whether somebody may do who cannot be reached now.
+    pub fn may_come(self) -> bool {
+        matches!(self, NoWorker::Up { may_come: true, .. } | NoWorker::Fits)
+    }
 }
 
 impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no {} worker can be reached", self.role)
+        match self {
+            NoWorker::Up { role, .. } => write!(f, "no {role} worker can be reached"),
+            NoWorker::Fits => f.write_str("no prefill worker that can be reached fits a decode worker"),
+        }
     }
 }
 
@@ -77,10 +93,21 @@ pub struct Router {
     policy: Policy,
     loads: Vec<Load>,
     health: Vec<Health>,
+    kinds: Kinds,
     /// How many of them are prefill workers; they come first.
     prefill: usize,
     /// Places chosen last, by role.
     last: [usize; 2],
+}
+
+impl Role {
+    /// That of the worker at the other end of a hand-off.
+    pub fn other(self) -> Role {
+        match self {
+            Role::Prefill => Role::Decode,
+            Role::Decode => Role::Prefill,
+        }
+    }
 }
 
 impl Router {
@@ -91,6 +118,7 @@ impl Router {
             policy,
             loads: vec![Load::default(); count],
             health: vec![Health::new(now); count],
+            kinds: Kinds::new(count),
             prefill,
             // The first turn is the first worker's.
             last: [prefill.saturating_sub(1), decode.saturating_sub(1)],
@@ -100,10 +128,17 @@ impl Router {
     /// Chooses a pair for `weight` sequences and books them on both.
     ///
     /// # Errors
-    /// One of the roles has no usable worker; nothing is booked then.
+    /// One of the roles has no usable worker, or none that fits one of the other; nothing is booked then.
     pub fn choose(&mut self, weight: u32, avoid: &Avoid, now: Instant) -> Result<Pair, NoWorker> {
-        let prefill = self.pick(Role::Prefill, avoid, now)?;
-        let decode = self.pick(Role::Decode, avoid, now)?;
+        // Who is missing altogether is named first.
+        let mut prefill = self.pick(Role::Prefill, avoid, now, |_| true)?;
+        let mut decode = self.pick(Role::Decode, avoid, now, |_| true)?;
+        if !self.kinds.all_fit() {
+            let is_met = |one| self.usable(Role::Decode, avoid).any(|other| self.kinds.fit(one, other));
+            prefill = self.pick(Role::Prefill, avoid, now, is_met).map_err(|_| NoWorker::Fits)?;
+            let fits = |other| self.kinds.fit(WorkerNumber(prefill), other);
+            decode = self.pick(Role::Decode, avoid, now, fits).map_err(|_| NoWorker::Fits)?;
+        }
         Ok(Pair {
             prefill: self.book(Role::Prefill, prefill, weight),
             decode: self.book(Role::Decode, decode, weight),
@@ -121,7 +156,7 @@ impl Router {
         avoid: &Avoid,
         now: Instant,
     ) -> Result<Booking, NoWorker> {
-        let place = self.pick(role, avoid, now)?;
+        let place = self.pick(role, avoid, now, |_| true)?;
         Ok(self.book(role, place, weight))
     }
 
@@ -136,7 +171,7 @@ impl Router {
     /// None is usable.
     pub fn first(&self) -> Result<WorkerNumber, NoWorker> {
         let first = self.loads.iter().position(|load| load.usable).map(WorkerNumber);
-        first.ok_or(NoWorker { role: Role::Prefill, may_come: true })
+        first.ok_or(NoWorker::Up { role: Role::Prefill, may_come: true })
     }
 
     /// Ends a booking.
@@ -173,8 +208,17 @@ impl Router {
 
     /// Whether there is a usable pair.
     pub fn is_ready(&self) -> bool {
-        let usable = |role| self.loads[self.members(role)].iter().any(|load| load.usable);
-        usable(Role::Prefill) && usable(Role::Decode)
+        let anybody = Avoid::default();
+        let is_met = |one| self.usable(Role::Decode, &anybody).any(|other| self.kinds.fit(one, other));
+        self.usable(Role::Prefill, &anybody).any(is_met)
+    }
+
+    /// A worker has told what it is; what keeps it from the first of the other role that it does not fit.
+    pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
+        self.kinds.set(worker, kind);
+        let others = self.role(worker).other();
+        let differs = |other| Some((other, self.kinds.difference(worker, other)?));
+        self.members(others).map(WorkerNumber).find_map(differs)
     }
 
     /// Loads by worker number.
@@ -194,29 +238,43 @@ impl Router {
         }
     }
 
-    /// One at which nothing fails, rather than one where another request just did, rather than one where this one did;
-    /// and never one that will not serve it.
-    fn pick(&self, role: Role, avoid: &Avoid, now: Instant) -> Result<usize, NoWorker> {
+    fn usable<'a>(&'a self, role: Role, avoid: &'a Avoid) -> impl Iterator<Item = WorkerNumber> {
+        let is_usable =
+            |worker: &WorkerNumber| self.loads[worker.0].usable && !avoid.unwilling.contains(worker);
+        self.members(role).map(WorkerNumber).filter(is_usable)
+    }
+
+    /// One of those that fit at which nothing fails, rather than one where another request just did, rather than one
+    /// where this one did; and never one that will not serve it.
+    fn pick(
+        &self,
+        role: Role,
+        avoid: &Avoid,
+        now: Instant,
+        fits: impl Fn(WorkerNumber) -> bool,
+    ) -> Result<usize, NoWorker> {
         let (members, last) = (self.members(role), self.last[role as usize]);
-        let loads = &self.loads[members.clone()];
-        let is_suspect = |place: usize| loads[place].suspect.is_some_and(|until| now < until);
-        if avoid.is_empty() && !(0..loads.len()).any(is_suspect) {
-            let chosen = policy::pick(self.policy, loads, last);
-            return chosen.ok_or(NoWorker { role, may_come: true });
-        }
-        let is_in = |list: &[WorkerNumber], place: usize| list.contains(&WorkerNumber(members.start + place));
-        let without = |shunned: &dyn Fn(usize) -> bool| {
-            let usable =
-                |(place, load): (usize, &Load)| Load { usable: load.usable && !shunned(place), ..*load };
-            let loads: Vec<Load> = loads.iter().enumerate().map(usable).collect();
+        let is_unwilling = |worker: WorkerNumber| avoid.unwilling.contains(&worker);
+        let has_failed = |worker: WorkerNumber| avoid.failed.contains(&worker);
+        let is_suspect = |worker: WorkerNumber| self.loads[worker.0].suspect.is_some_and(|until| now < until);
+        let among = |shunned: &dyn Fn(WorkerNumber) -> bool| {
+            let load = |at: usize| {
+                let (load, worker) = (self.loads[at], WorkerNumber(at));
+                Load {
+                    usable: load.usable && fits(worker) && !is_unwilling(worker) && !shunned(worker),
+                    ..load
+                }
+            };
+            let loads: Vec<Load> = members.clone().map(load).collect();
             policy::pick(self.policy, &loads, last)
         };
-        let is_unwilling = |place| is_in(&avoid.unwilling, place);
-        let has_failed = |place| is_unwilling(place) || is_in(&avoid.failed, place);
-        without(&|place| has_failed(place) || is_suspect(place))
-            .or_else(|| without(&has_failed))
-            .or_else(|| without(&is_unwilling))
-            .ok_or(NoWorker { role, may_come: !(0..loads.len()).all(is_unwilling) })
+        among(&|worker| has_failed(worker) || is_suspect(worker))
+            .or_else(|| among(&has_failed))
+            .or_else(|| among(&|_| false))
+            .ok_or_else(|| NoWorker::Up {
+                role,
+                may_come: !members.clone().map(WorkerNumber).all(is_unwilling),
+            })
     }
 
     fn book(&mut self, role: Role, place: usize, weight: u32) -> Booking {
@@ -286,16 +344,16 @@ mod tests {
         assert!(!router.is_ready());
         assert_eq!(
             router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker { role: Role::Decode, may_come: true })
+            Err(NoWorker::Up { role: Role::Decode, may_come: true })
         );
         assert_eq!(router.loads()[0].booked, 0);
         assert_eq!(router.first(), Ok(WorkerNumber(0)));
         router.refused(WorkerNumber(0));
         assert_eq!(
             router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker { role: Role::Prefill, may_come: true })
+            Err(NoWorker::Up { role: Role::Prefill, may_come: true })
         );
-        assert_eq!(router.first(), Err(NoWorker { role: Role::Prefill, may_come: true }));
+        assert_eq!(router.first(), Err(NoWorker::Up { role: Role::Prefill, may_come: true }));
     }
 
     #[test]
@@ -315,12 +373,12 @@ mod tests {
         router.refused(WorkerNumber(1));
         assert_eq!(
             router.choose(1, &avoid, Instant::now()),
-            Err(NoWorker { role: Role::Decode, may_come: true })
+            Err(NoWorker::Up { role: Role::Decode, may_come: true })
         );
         avoid.unwilling.push(WorkerNumber(1));
         assert_eq!(
             router.choose(1, &avoid, Instant::now()),
-            Err(NoWorker { role: Role::Decode, may_come: false })
+            Err(NoWorker::Up { role: Role::Decode, may_come: false })
         );
     }
 
@@ -345,6 +403,31 @@ mod tests {
         assert_eq!((chosen(&mut router, later), chosen(&mut router, later)), (1, 2), "tried once more");
         router.acquit(WorkerNumber(1));
         assert_eq!(chosen(&mut router, later), 1);
+    }
+
+    /// A change that rolls through: two of the old kind, then one of each, then the new alone.
+    #[test]
+    fn those_that_do_not_fit_are_never_paired() {
+        let kind = |weights: &str| Kind::told(&serde_json::json!({ "weights": weights }));
+        let mut router = router(Policy::RoundRobin, 2, 2);
+        let [old, new, other_new, other_old] = [0, 1, 2, 3].map(WorkerNumber);
+        for worker in [old, new, other_new, other_old] {
+            assert_eq!(router.introduced(worker, kind("old")), None);
+        }
+        assert_eq!(router.introduced(new, kind("new")).map(|(worker, _)| worker), Some(other_new));
+        let chosen: Vec<_> =
+            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
+        assert_eq!(chosen, [(0, 2), (0, 3), (0, 2), (0, 3)], "none for the new one yet");
+        router.introduced(other_new, kind("new"));
+        let chosen: Vec<_> =
+            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
+        assert_eq!(chosen, [(1, 2), (0, 3), (1, 2), (0, 3)]);
+        router.refused(other_old);
+        assert!(router.is_ready());
+        assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (1, 2));
+        router.refused(new);
+        assert!(!router.is_ready());
+        assert_eq!(router.choose(1, &Avoid::default(), Instant::now()), Err(NoWorker::Fits));
     }
 
     #[test]

@@ -36,10 +36,26 @@ pub enum CliCommand {
     /// Measure on this machine
     #[command(subcommand)]
     Bench(BenchFlags),
+    /// Have a worker, or a router, take nothing new, finish what it has and end
+    Drain(DrainFlags),
     /// Tell what this machine offers, and what would be chosen on it
     Doctor(DoctorFlags),
     /// Try the hand-off out: a cluster in one thread, with the code of workers and a model that is a hash
     Sim(SimFlags),
+}
+
+/// `baton drain`.
+#[derive(Args, Debug)]
+pub struct DrainFlags {
+    /// The HTTP interface of what is to drain
+    #[arg(value_name = "URL")]
+    pub(super) url: WorkerUrl,
+    /// Keys that it asks its clients for, one a line; the first is shown
+    #[arg(long, value_name = "FILE")]
+    pub(super) api_key_file: Option<PathBuf>,
+    /// Return once it has ended, not once it drains
+    #[arg(long)]
+    pub(super) wait: bool,
 }
 
 /// `baton sim`.
@@ -364,9 +380,10 @@ pub(super) struct HandoffFlags {
     /// reach this worker by]
     #[arg(long, value_name = "HOST", value_parser = parse_advertised)]
     pub(super) advertise_host: Option<String>,
-    /// File of at least 32 random bytes that all workers of the cluster share
+    /// File of at least 32 random bytes that all workers of the cluster share. May be repeated, up to 4 times, so
+    /// that keys can be exchanged while workers run: the first key is proven to peers, each is accepted of them
     #[arg(long, value_name = "FILE")]
-    pub(super) cluster_key_file: Option<PathBuf>,
+    pub(super) cluster_key_file: Vec<PathBuf>,
     /// Listen for peers beyond loopback without a cluster key: whoever reaches the port is believed
     #[arg(long)]
     pub(super) insecure: bool,

@@ -90,7 +90,6 @@ const NAMES: &[(&str, &str)] = &[
     ("--prefill-selector", "workers are named on the command line"),
     ("--decode-selector", "workers are named on the command line"),
     ("--prometheus-port", "metrics are at /metrics of the one HTTP port"),
-    ("drain", "send SIGTERM to the worker, which drains"),
 ];
 
 /// (flag, value, why not).

@@ -18,7 +18,7 @@ use clap::{ArgMatches, Args, FromArgMatches};
 use error::ConfigError;
 use flags::{Cli, DoctorFlags, SimFlags, TransferBenchFlags};
 use resolve::{DECODE_PORT, FRONT_PORT, PREFILL_PORT};
-use resolved::Command;
+use resolved::{Command, DrainConfig};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 
@@ -34,6 +34,13 @@ pub enum Invocation {
     },
     /// `--print-config`: the resolved configuration as JSON, to be printed.
     Print(String),
+    /// `baton drain`.
+    Drain {
+        /// Of whom.
+        config: DrainConfig,
+        /// As of a role.
+        warnings: Vec<String>,
+    },
     /// `baton doctor`.
     Doctor(DoctorFlags),
     /// `baton bench transfer`, as typed: what its names stand for, the bench knows.

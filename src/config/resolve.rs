@@ -2,18 +2,18 @@
 
 use super::error::ConfigError;
 use super::flags::{
-    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, FrontFlags, HandoffFlags, LayoutFlags,
-    ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
+    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DrainFlags, FrontFlags, HandoffFlags,
+    LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
 };
 use super::resolved::{
-    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, FrontConfig, HandoffConfig,
-    KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig, ServeConfig, Transfer,
-    WorkerConfig, WorkerLayout,
+    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, DrainConfig, FrontConfig,
+    HandoffConfig, KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig,
+    ServeConfig, Transfer, WorkerConfig, WorkerLayout,
 };
 use super::secret::{read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
 use super::{Invocation, Surroundings};
-use crate::limits::{KV_MEMORY_MAX, KV_MEMORY_MIN, ROUTER_WORKERS_MAX};
+use crate::limits::{CLUSTER_KEYS_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN, ROUTER_WORKERS_MAX};
 use crate::wire::message::RdmaGrant;
 use std::collections::HashSet;
 use std::net::IpAddr;
@@ -50,6 +50,10 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
         CliCommand::Router(flags) => {
             let print = flags.process.print_config;
             (Command::Router(resolver.router(flags)?), print)
+        }
+        CliCommand::Drain(flags) => {
+            let config = resolver.drain(flags)?;
+            return Ok(Invocation::Drain { config, warnings: resolver.warnings });
         }
         CliCommand::Doctor(flags) => return Ok(Invocation::Doctor(flags)),
         CliCommand::Sim(flags) => return Ok(Invocation::Sim(flags)),
@@ -136,6 +140,12 @@ impl Resolver<'_> {
         })
     }
 
+    fn drain(&mut self, flags: DrainFlags) -> Result<DrainConfig, ConfigError> {
+        let keys = flags.api_key_file.map(|path| read_api_keys(&path, &mut self.warnings)).transpose()?;
+        let api_key = keys.and_then(|keys| keys.into_iter().next());
+        Ok(DrainConfig { url: flags.url, api_key, wait: flags.wait })
+    }
+
     fn worker(&mut self, flags: WorkerFlags, port: u16) -> Result<WorkerConfig, ConfigError> {
         let page_size = flags.kv.page_size;
         if !page_size.is_power_of_two() {
@@ -196,27 +206,32 @@ impl Resolver<'_> {
         host: IpAddr,
         listens_for_peers: bool,
     ) -> Result<HandoffConfig, ConfigError> {
-        let key_file: Option<&Path> = flags.cluster_key_file.as_deref();
-        if key_file.is_some() && flags.insecure {
+        let key_files = &flags.cluster_key_file;
+        if key_files.len() > CLUSTER_KEYS_MAX {
+            let limit = format!("at most {CLUSTER_KEYS_MAX}");
+            return Err(value("--cluster-key-file", format!("given {} times", key_files.len()), limit));
+        }
+        if !key_files.is_empty() && flags.insecure {
             return Err(ConfigError::Conflict {
                 flag: "--cluster-key-file",
                 other: "--insecure",
                 why: "peers either prove that they know the key or they do not",
             });
         }
-        if listens_for_peers && !host.is_loopback() && key_file.is_none() && !flags.insecure {
+        if listens_for_peers && !host.is_loopback() && key_files.is_empty() && !flags.insecure {
             return Err(ConfigError::Missing {
                 flag: "--cluster-key-file or --insecure",
                 why: format!("--host {host} lets others than this host reach the ports for peers"),
             });
         }
-        let cluster_key = key_file.map(|path| read_cluster_key(path, &mut self.warnings)).transpose()?;
+        let keys = key_files.iter().map(|path| read_cluster_key(path, &mut self.warnings));
+        let cluster_keys = keys.collect::<Result<Vec<_>, _>>()?;
         let named = (!host.is_unspecified()).then(|| host.to_string());
         Ok(HandoffConfig {
             transfer: flags.transfer,
             rdma_devices: self.rdma_devices(flags.rdma_devices, flags.transfer)?,
             advertise_host: flags.advertise_host.or(named),
-            cluster_key,
+            cluster_keys,
             fake_bootstrap: flags.fake_bootstrap || flags.transfer == Transfer::Fake,
         })
     }

@@ -175,7 +175,6 @@ fn what_comes_later_is_refused_by_name() {
         ("decode m --transfer cuda_ipc", "--transfer cuda_ipc"),
         ("serve m --transfer=cuda_ipc", "--transfer cuda_ipc"),
         ("router --prefill http://a:1 --decode http://b:1 --policy cache_aware", "--policy cache_aware"),
-        ("drain http://a:1", "drain"),
     ] {
         let message = refusal(line);
         assert!(
@@ -195,7 +194,7 @@ fn ports_for_peers_beyond_loopback() {
     else {
         panic!()
     };
-    assert_eq!(config.handoff.cluster_key.as_ref().map(|key| key.bytes()), Some(&[7; 32][..]));
+    assert_eq!(config.handoff.cluster_keys.first().map(|key| key.bytes()), Some(&[7; 32][..]));
     assert_eq!(config.handoff.advertise_host, None, "every address is no address to dial");
     assert_eq!(warnings.len(), 1, "{warnings:?}");
     assert!(warnings[0].contains("--api-key-file"), "{warnings:?}");

@@ -104,6 +104,17 @@ pub struct RouterConfig {
     pub log: LogConfig,
 }
 
+/// Whom `baton drain` tells to drain.
+#[derive(Clone, Debug)]
+pub struct DrainConfig {
+    /// Its HTTP interface.
+    pub url: WorkerUrl,
+    /// What it is shown, where that asks for a key.
+    pub api_key: Option<Secret>,
+    /// Whether its end is waited for.
+    pub wait: bool,
+}
+
 /// What every worker has.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkerConfig {
@@ -215,8 +226,8 @@ pub struct HandoffConfig {
     pub rdma_devices: Vec<String>,
     /// What peers are told to dial; `None`: the address by which they already reach this worker.
     pub advertise_host: Option<String>,
-    /// What peers must prove to know; `None`: nothing, on loopback or by `--insecure`.
-    pub cluster_key: Option<Secret>,
+    /// What is proven to peers (the first) and accepted of them; none: nothing, on loopback or by `--insecure`.
+    pub cluster_keys: Vec<Secret>,
     /// Whether the bootstrap host 2.2.2.2 asks for a transfer of nothing, or is an address like any other.
     pub fake_bootstrap: bool,
 }

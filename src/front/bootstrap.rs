@@ -1,16 +1,17 @@
 //! The registry's HTTP face, on the bootstrap port of a prefill worker.
 //!
 //! Thread: `ctl`. Routes, fields and codes of SGLang's bootstrap server (`cluster::registry` keeps the table).
-//! Writes carry proof of the cluster key where there is one: `x-baton-proof`, the HMAC-SHA-256 of the body in hex.
+//! Writes carry proof of the cluster key where there is one, over a nonce from `POST /challenge` (`front::challenge`).
 
 use crate::cluster::registry::{RankId, Refusal, Registration, Registry};
 use crate::config::secret::Secret;
+use crate::front::challenge::{Challenges, NONCE, PROOF, Written};
 use crate::front::connections::{Answer, Connections, Incoming, JSON};
-use crate::front::http::{Method, Request};
+use crate::front::handoff::random;
+use crate::front::http::{Limits, Method, Request};
+use crate::limits::REGISTRY_REQUEST_MAX;
 use crate::net::{ConnId, Event, ListenerId, Reactor};
-use hmac::{Hmac, KeyInit, Mac};
 use serde::Deserialize;
-use sha2::Sha256;
 use std::time::Instant;
 
 /// The registry and its connections.
@@ -19,7 +20,8 @@ pub struct Bootstrap {
     listener: ListenerId,
     connections: Connections,
     registry: Registry,
-    key: Option<Secret>,
+    keys: Vec<Secret>,
+    challenges: Challenges,
 }
 
 struct Reply {
@@ -29,9 +31,16 @@ struct Reply {
 }
 
 impl Bootstrap {
-    /// Serves `registry` on `listener`; writes prove `key`.
-    pub fn new(listener: ListenerId, registry: Registry, key: Option<Secret>) -> Bootstrap {
-        Bootstrap { listener, connections: Connections::default(), registry, key }
+    /// Serves `registry` on `listener`; writes prove one of `keys`, where there are some.
+    pub fn new(listener: ListenerId, registry: Registry, keys: Vec<Secret>) -> Bootstrap {
+        let limits = Limits { body: REGISTRY_REQUEST_MAX, ..Limits::default() };
+        Bootstrap {
+            listener,
+            connections: Connections::within(limits),
+            registry,
+            keys,
+            challenges: Challenges::default(),
+        }
     }
 
     /// Whether an event is of one of these connections.
@@ -73,12 +82,13 @@ impl Bootstrap {
         match (request.head.method, request.head.path()) {
             (Get, "/health") => text(200, "OK"),
             (Get, "/route") => self.route(request),
-            (Put, "/route") => self.write(request, |registry, body| {
+            (Post, "/challenge") => text(200, &self.challenges.give(random(), now)),
+            (Put, "/route") => self.write(request, now, |registry, body| {
                 let rank: Registration = parse(body)?;
                 registry.register(rank).map_err(refusal)?;
                 Ok(text(200, "OK"))
             }),
-            (Post, "/register_dp_rank") => self.write(request, |registry, body| {
+            (Post, "/register_dp_rank") => self.write(request, now, |registry, body| {
                 let asked: Placement = parse(body)?;
                 registry.place(asked.bootstrap_room, asked.dp_rank, now);
                 Ok(text(200, "OK"))
@@ -92,7 +102,7 @@ impl Bootstrap {
                 }
                 Err(reply) => reply,
             },
-            (_, "/route" | "/health" | "/register_dp_rank" | "/query_dp_ranks") => {
+            (_, "/route" | "/health" | "/challenge" | "/register_dp_rank" | "/query_dp_ranks") => {
                 text(405, "Method not allowed")
             }
             _ => text(404, "Not found"),
@@ -123,19 +133,25 @@ impl Bootstrap {
     fn write(
         &mut self,
         request: &Request,
+        now: Instant,
         action: impl FnOnce(&mut Registry, &[u8]) -> Result<Reply, Reply>,
     ) -> Reply {
-        if !self.proven(request) {
+        if !self.proven(request, now) {
             return text(401, "Writes to this registry need the cluster key's proof.");
         }
         action(&mut self.registry, &request.body).unwrap_or_else(|reply| reply)
     }
 
-    fn proven(&self, request: &Request) -> bool {
-        let Some(key) = &self.key else { return true };
-        let Some(shown) = request.head.headers.get("x-baton-proof").and_then(from_hex) else { return false };
-        let mac = Hmac::<Sha256>::new_from_slice(key.bytes());
-        mac.is_ok_and(|mac| mac.chain_update(&request.body).verify_slice(&shown).is_ok())
+    fn proven(&mut self, request: &Request, now: Instant) -> bool {
+        if self.keys.is_empty() {
+            return true;
+        }
+        let headers = &request.head.headers;
+        let (Some(nonce), Some(shown)) = (headers.get(NONCE), headers.get(PROOF)) else { return false };
+        // Whatever it is shown with, it is used up.
+        let is_fresh = self.challenges.take(nonce, now);
+        let written = Written { nonce, path: request.head.path(), body: &request.body };
+        is_fresh && written.is_proven(&self.keys, shown)
     }
 }
 
@@ -173,12 +189,4 @@ fn json(body: &impl serde::Serialize) -> Reply {
         Ok(body) => Reply { status: 200, media: JSON, body },
         Err(error) => text(500, &error.to_string()),
     }
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    if !digits.len().is_multiple_of(2) {
-        return None;
-    }
-    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }

@@ -64,21 +64,24 @@ struct Due {
 /// All client connections of one listener.
 #[derive(Debug, Default)]
 pub struct Connections {
+    limits: Limits,
     clients: HashMap<ConnId, Client>,
     incoming: VecDeque<Incoming>,
     draining: bool,
 }
 
 impl Connections {
+    /// None yet; their requests keep these limits.
+    pub fn within(limits: Limits) -> Connections {
+        Connections { limits, ..Connections::default() }
+    }
+
     /// Takes a reactor's event of one of these connections.
     pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) {
         match event {
             Event::Accepted { conn, .. } => {
-                let client = Client {
-                    decoder: Decoder::new(Limits::default()),
-                    due: None,
-                    until: now + HTTP_IDLE_MAX,
-                };
+                let client =
+                    Client { decoder: Decoder::new(self.limits), due: None, until: now + HTTP_IDLE_MAX };
                 self.clients.insert(conn, client);
             }
             Event::Received(conn) => self.read(reactor, conn, now),
@@ -99,6 +102,11 @@ impl Connections {
     /// Whether a connection is one of these.
     pub fn owns(&self, conn: ConnId) -> bool {
         self.clients.contains_key(&conn)
+    }
+
+    /// How many stand.
+    pub fn count(&self) -> usize {
+        self.clients.len()
     }
 
     /// What has come.

@@ -172,6 +172,16 @@ impl Generations {
         self.live.is_empty() && self.legs.is_empty() && self.converting.is_empty()
     }
 
+    /// Requests for text that are not answered.
+    pub fn running(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Whether all of them are with their workers.
+    pub fn is_placed(&self) -> bool {
+        self.live.values().all(|live| live.exchange.is_some())
+    }
+
     /// The workers and their protocol, to be told of other processes.
     pub fn handoff_mut(&mut self) -> &mut Handoff {
         &mut self.handoff
@@ -660,6 +670,9 @@ impl Way<'_> {
     }
 }
 
+/// The field of a request that names its prefill worker: at fault where that one drains, and not this.
+const SOURCE_PARAM: &str = "bootstrap_host";
+
 /// What a client is told of a failure.
 fn error_of(cause: Cause) -> ApiError {
     let message = match cause {
@@ -671,7 +684,11 @@ fn error_of(cause: Cause) -> ApiError {
         Cause::Mismatch => "prefill and decode disagree about the request",
         Cause::Corrupt => "handed-over data failed their check",
         Cause::OtherLeg => "the other leg of the request failed",
-        Cause::Draining => "the server is draining",
+        // Requests that came before this worker's own drain are finished.
+        Cause::Draining => {
+            let error = ApiError::draining("the prefill worker of this request is draining");
+            return ApiError { param: Some(SOURCE_PARAM.into()), ..error };
+        }
         Cause::Internal => "internal error",
         Cause::Denied => "the decode worker's NIC refused what it was to be handed",
         Cause::Unreachable => "the fabric between the two workers carries nothing",

@@ -461,6 +461,17 @@ impl Handoff {
         self.settle(now);
     }
 
+    /// Turns down what destinations want of rooms that no request of this process is in.
+    pub fn refuse_early(&mut self, cause: Cause, now: Instant) {
+        for Member { worker, role, .. } in &mut self.members {
+            if let Role::Prefill { manager, mover } = role {
+                let wishes = &mut self.wishes;
+                manager.refuse_early(cause, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
+            }
+        }
+        self.settle(now);
+    }
+
     fn pump(&mut self, now: Instant) {
         while let Some(wish) = self.wishes.pop_front() {
             match wish {
@@ -506,7 +517,11 @@ impl Handoff {
                         Link::Remote(conn) => self.remote.push_back(Remote::BindSource(conn, session)),
                     }
                 }
-                Wish::CloseDestination { worker, session } => drop(self.offers.remove(&(worker, session))),
+                Wish::CloseDestination { worker, session } => {
+                    self.offers.remove(&(worker, session));
+                    // What it announced is over, and opens nothing any more.
+                    self.tokens.retain(|_, held| *held != (worker, session));
+                }
                 Wish::BindDestination { link: Link::Remote(conn), session } => {
                     // Another way was taken.
                     if session.transport != Transport::Rdma {

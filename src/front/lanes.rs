@@ -6,7 +6,7 @@
 
 use crate::front::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::ids::{SessionGeneration, WorkerId};
-use crate::limits::{EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE};
+use crate::limits::{EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX};
 use crate::net::{ConnId, Event, ListenerId, Reactor, dial};
 use crate::obs::log::event;
 use crate::sys::event::WaitSet;
@@ -67,7 +67,15 @@ impl Lanes {
     /// Takes an event of one of these connections.
     pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         match event {
-            Event::Accepted { conn, .. } => drop(self.callers.insert(conn, now + PEER_PROOF_TIME_MAX)),
+            Event::Accepted { conn, .. } => {
+                if self.callers.len() >= UNPROVEN_CONNECTIONS_MAX
+                    && let Some((&oldest, _)) = self.callers.iter().min_by_key(|(_, until)| **until)
+                {
+                    self.callers.remove(&oldest);
+                    reactor.close(oldest);
+                }
+                self.callers.insert(conn, now + PEER_PROOF_TIME_MAX);
+            }
             Event::Received(conn) => self.read(conn, reactor, handoff, now),
             Event::Eof(conn) => {
                 self.callers.remove(&conn);

@@ -1,8 +1,10 @@
 //! HTTP and OpenAI at the edge, and the services that join sockets to the pure cores.
 
 pub mod bootstrap;
+pub mod challenge;
 pub mod connections;
 pub mod directory;
+pub mod drain;
 pub mod exchange;
 pub mod generations;
 pub mod handoff;

@@ -11,14 +11,14 @@ use crate::front::handoff::{DestinationSession, Handoff, Link as LinkName, Remot
 use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
 use crate::ids::{Peer, WorkerId};
-use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
+use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX, UNPROVEN_CONNECTIONS_MAX};
 use crate::net::{ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
-use crate::wire::auth::{ClusterKey, Side};
+use crate::wire::auth::{Keyring, Side};
 use crate::wire::link::{self, Link, LinkError};
-use crate::wire::message::{Bye, Hello, Message, MessageError, Role, Transport};
+use crate::wire::message::{Bye, Hello, MINOR, Message, MessageError, Role, Transport, VERSION};
 use crate::wire::zmtp::ZmtpError;
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,8 +31,8 @@ pub struct Identity {
     pub peer: Peer,
     /// What it does.
     pub role: Role,
-    /// What peers must prove to know.
-    pub key: Option<ClusterKey>,
+    /// What it proves to know, and peers must.
+    pub keys: Keyring,
 }
 
 /// A connection that carries a link.
@@ -185,7 +185,8 @@ impl Peers {
         }
         match event {
             Event::Accepted { conn, peer, .. } => {
-                let link = Link::new(Side::Acceptor, self.hello(), self.own.key.clone());
+                self.make_room(reactor, handoff, now);
+                let link = Link::new(Side::Acceptor, self.hello(), self.own.keys.clone());
                 self.add(conn, link, None, peer, now);
             }
             Event::Connected(conn) => {
@@ -202,6 +203,22 @@ impl Peers {
             }
             Event::Closed { conn, reason } => self.down(conn, &End::lost(reason), reactor, handoff, now),
             Event::Drained(_) | Event::Woken | Event::Terminate => {}
+        }
+    }
+
+    /// Of the strangers that have dialled, the oldest goes where there are too many.
+    fn make_room(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+        let is_stranger =
+            |(_, peering): &(&ConnId, &Peering)| peering.who.is_none() && peering.dialled.is_none();
+        let strangers = || self.links.iter().filter(is_stranger);
+        if strangers().count() < UNPROVEN_CONNECTIONS_MAX {
+            return;
+        }
+        let oldest = strangers().min_by_key(|(_, peering)| peering.since).map(|(&conn, _)| conn);
+        if let Some(conn) = oldest {
+            reactor.close(conn);
+            let end = End::lost("too many others have not proven themselves either");
+            self.down(conn, &end, reactor, handoff, now);
         }
     }
 
@@ -362,6 +379,8 @@ impl Peers {
             ranks: 1,
             role: self.own.role,
             nonce: random(),
+            minor: MINOR,
+            keys: self.own.keys.ids(),
         }
     }
 
@@ -403,7 +422,7 @@ impl Peers {
         });
         match dialled {
             Ok((conn, address)) => {
-                let link = Link::new(Side::Dialer, self.hello(), self.own.key.clone());
+                let link = Link::new(Side::Dialer, self.hello(), self.own.keys.clone());
                 self.add(conn, link, Some((worker, source)), Some(address), now);
             }
             Err(why) => {
@@ -485,17 +504,25 @@ impl Peers {
             )));
         }
         peering.who = Some((hello.peer, hello.connection));
+        let wire = format!("{VERSION}.{}", peering.link.minor());
         let dialled = peering.dialled.clone();
         if self.draining {
             self.say_bye(conn, Cause::Draining);
         }
         if let Some((worker, source)) = dialled {
-            event!(Info, "peers", "link to a prefill worker stands", source = source);
+            event!(Info, "peers", "link to a prefill worker stands", source = source, wire = wire);
             handoff.link_up(worker, &source, LinkName::Remote(conn), now);
             return Ok(());
         }
         let address = self.links.get(&conn).and_then(|peering| peering.address);
-        event!(Info, "peers", "a decode worker has linked", address = display(address), link = conn);
+        event!(
+            Info,
+            "peers",
+            "a decode worker has linked",
+            address = display(address),
+            link = conn,
+            wire = wire
+        );
         let older: Vec<ConnId> = self
             .links
             .iter()
@@ -589,6 +616,8 @@ impl From<LinkError> for End {
             LinkError::UnexpectedProof
             | LinkError::NoProof
             | LinkError::WrongProof
+            | LinkError::UnknownKey(_)
+            | LinkError::UnsharedKey(_)
             | LinkError::Zmtp(ZmtpError::Version { .. })
             | LinkError::Message(MessageError::Version { .. }) => End::incompatible(error),
             _ => End::lost(error),

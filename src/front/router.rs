@@ -13,7 +13,7 @@ pub mod paths;
 mod relay;
 
 use crate::front::connections::{Connections, Incoming};
-use crate::front::service::End;
+use crate::front::drain::{Drain, End, Left};
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
 use crate::obs::log::event;
@@ -39,7 +39,7 @@ pub struct RouterService {
     flights: Flights,
     fanout: Fanout,
     paths: Paths,
-    draining: Option<Instant>,
+    drain: Drain,
     next_tick: Instant,
 }
 
@@ -63,7 +63,7 @@ impl RouterService {
             flights,
             fanout: Fanout::default(),
             paths,
-            draining: None,
+            drain: Drain::default(),
             next_tick: now,
         })
     }
@@ -86,12 +86,10 @@ impl RouterService {
 
     fn turn(&mut self, now: Instant) -> Option<End> {
         while let Some(event) = self.reactor.next_event() {
-            if event == Event::Terminate {
-                if let Some(end) = self.terminate(now) {
-                    return Some(end);
-                }
-            } else {
-                self.take(event, now);
+            match event {
+                Event::Terminate if self.drain.signal() => return Some(End::CutOff),
+                Event::Terminate => self.drain(now),
+                event => self.take(event, now),
             }
         }
         self.fleet.resolve(now);
@@ -139,6 +137,8 @@ impl RouterService {
                         fanout.gone(client, &mut way);
                     }
                 }
+            } else if self.paths.is_draining() {
+                return self.drain(now);
             } else {
                 return;
             }
@@ -155,29 +155,24 @@ impl RouterService {
         (&mut self.flights, &mut self.fanout, &mut self.paths, way)
     }
 
-    fn terminate(&mut self, now: Instant) -> Option<End> {
-        if self.draining.is_some() {
-            return Some(End::CutOff);
+    /// Takes no new requests from now on. Who asks is told so until the end, so the port stays open.
+    fn drain(&mut self, now: Instant) {
+        if !self.drain.begin(now) {
+            return;
         }
         event!(Info, "router", "draining: no new requests, those that run are finished");
-        let until = now + DRAIN_TIME_MAX;
-        self.draining = Some(until);
         // What was answered is to arrive as well.
-        self.reactor.flush_until(until);
+        self.reactor.flush_until(now + DRAIN_TIME_MAX);
         self.paths.drain();
         self.connections.drain();
-        self.reactor.stop_listening(self.listener);
-        None
     }
 
-    fn drained(&self, now: Instant) -> Option<End> {
-        let until = self.draining?;
-        if self.flights.is_idle() && self.fanout.is_idle() && self.reactor.queued_total() == 0 {
-            Some(End::Drained)
-        } else if now >= until {
-            Some(End::CutOff)
-        } else {
-            None
-        }
+    fn drained(&mut self, now: Instant) -> Option<End> {
+        let left = Left {
+            busy: !(self.flights.is_idle() && self.fanout.is_idle()),
+            queued: self.reactor.queued_total(),
+            clients: self.connections.count(),
+        };
+        self.drain.end(left, now)
     }
 }

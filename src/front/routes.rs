@@ -6,7 +6,9 @@ use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, REQUEST_TIMEOUT, Request};
-use crate::front::openai::info::{Abort, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version};
+use crate::front::openai::info::{
+    Abort, DRAINING, Draining, HandoffInfo, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version,
+};
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
 use crate::front::telemetry::Telemetry;
@@ -31,6 +33,8 @@ pub struct About {
     pub mode: &'static str,
     /// Port of the registry, where there is one.
     pub bootstrap_port: Option<u16>,
+    /// What peers must have in common with this worker, where there are some.
+    pub handoff: Option<HandoffInfo>,
     /// Tokens of the KV pool.
     pub pool_tokens: usize,
     /// Tokens of a page.
@@ -44,12 +48,14 @@ pub struct About {
 }
 
 /// The role of a process as SGLang's interface names it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Mode {
     /// `null`, `prefill` or `decode`.
     pub name: &'static str,
     /// Port of the registry, where there is one.
     pub bootstrap_port: Option<u16>,
+    /// What peers must have in common with this worker, where there are some.
+    pub handoff: Option<HandoffInfo>,
 }
 
 impl About {
@@ -60,7 +66,7 @@ impl About {
             EngineType::Prefill => "prefill",
             EngineType::Decode => "decode",
         };
-        Mode { name, bootstrap_port: None }
+        Mode { name, bootstrap_port: None, handoff: None }
     }
 }
 
@@ -92,6 +98,11 @@ impl Routes {
     /// No new requests for text.
     pub fn drain(&mut self) {
         self.draining = true;
+    }
+
+    /// Whether it was told so.
+    pub fn is_draining(&self) -> bool {
+        self.draining
     }
 
     /// Whether the engine hangs.
@@ -155,10 +166,8 @@ impl Routes {
             }
             (Get | Head, "/health" | "/ping" | "/liveness") => {
                 self.alive()?;
-                way.answer(
-                    conn,
-                    &Answer { status: 200, media: "text/plain", body: b"OK", retry_after: None },
-                );
+                let body = if self.draining { DRAINING.as_bytes() } else { b"OK" };
+                way.answer(conn, &Answer { status: 200, media: "text/plain", body, retry_after: None });
                 Ok(())
             }
             (Get | Head, "/readiness") => {
@@ -193,6 +202,10 @@ impl Routes {
                 json(conn, &serde_json::json!({ "aborted": aborted }), way)
             }
             (Post, "/flush_cache") => generations.flush(conn, way.now),
+            (Post, "/drain") => {
+                self.drain();
+                json(conn, &Draining::with(generations.running()), way)
+            }
             _ if is_known(path) => {
                 Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
             }
@@ -261,7 +274,8 @@ impl Routes {
             max_total_tokens: about.pool_tokens,
             max_running_requests: about.max_running,
             page_size: about.page_size,
-            status: if self.draining { "draining" } else { "ready" },
+            status: if self.draining { DRAINING } else { "ready" },
+            handoff: about.handoff.as_ref(),
         }
     }
 
@@ -319,7 +333,7 @@ impl Routes {
 
     fn admitting(&self) -> Result<(), ApiError> {
         self.alive()?;
-        if self.draining { Err(ApiError::new(503, "draining", "the server is draining")) } else { Ok(()) }
+        if self.draining { Err(ApiError::draining("the server is draining")) } else { Ok(()) }
     }
 
     fn make_id(&mut self) -> String {
@@ -335,7 +349,9 @@ pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
         return Ok(());
     }
     let shown = request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
-    if shown.is_some_and(|shown| keys.iter().any(|key| key.matches(shown.trim().as_bytes()))) {
+    // All are compared, so that nothing tells which it was.
+    let is_one = |shown: &str| keys.iter().fold(false, |is, key| is | key.matches(shown.trim().as_bytes()));
+    if shown.is_some_and(is_one) {
         Ok(())
     } else {
         Err(ApiError::new(401, "invalid_api_key", "this server asks for an API key as a bearer token"))
@@ -368,6 +384,7 @@ fn is_known(path: &str) -> bool {
         "/detokenize",
         "/abort_request",
         "/flush_cache",
+        "/drain",
         "/v1/models",
         "/server_info",
         "/get_server_info",

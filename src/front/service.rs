@@ -3,8 +3,10 @@
 //! Thread: `ctl`. Parks in the reactor alone; everybody who has news rings its bell. Not here: what a request
 //! means (`generations`), small endpoints (`routes`).
 
+use crate::cause::Cause;
 use crate::front::bootstrap::Bootstrap;
 use crate::front::connections::{Connections, Incoming};
+use crate::front::drain::{Drain, End, Left};
 use crate::front::generations::{Generations, Way};
 use crate::front::peers::Peers;
 use crate::front::routes::Routes;
@@ -36,7 +38,7 @@ pub struct Service {
     events: Vec<Receiver<mailbox::Event>>,
     progress: Progress,
     bell: Arc<Bell>,
-    draining: Option<Instant>,
+    drain: Drain,
     next_tick: Instant,
 }
 
@@ -57,15 +59,6 @@ impl Progress {
         }
         now.saturating_duration_since(self.moved) > ENGINE_STILL_MAX
     }
-}
-
-/// Why the loop ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum End {
-    /// Everything was answered.
-    Drained,
-    /// Time was up, or a second signal came; requests were cut off.
-    CutOff,
 }
 
 impl Service {
@@ -92,7 +85,7 @@ impl Service {
             events,
             progress: Progress { count: progress, seen: 0, moved: now },
             bell,
-            draining: None,
+            drain: Drain::default(),
             next_tick: now + TICK,
         })
     }
@@ -135,12 +128,10 @@ impl Service {
 
     fn turn(&mut self, now: Instant) -> Option<End> {
         while let Some(event) = self.reactor.next_event() {
-            if event == Event::Terminate {
-                if let Some(end) = self.terminate(now) {
-                    return Some(end);
-                }
-            } else {
-                self.dispatch(event, now);
+            match event {
+                Event::Terminate if self.drain.signal() => return Some(End::CutOff),
+                Event::Terminate => self.drain(now),
+                event => self.dispatch(event, now),
             }
         }
         self.serve(now);
@@ -199,38 +190,43 @@ impl Service {
                 Incoming::Request(conn, request) => {
                     let mut way = Way { reactor: &mut self.reactor, connections: &mut self.connections, now };
                     self.routes.serve(conn, &request, &mut self.generations, &mut way);
+                    if self.routes.is_draining() {
+                        self.drain(now);
+                    }
                 }
                 Incoming::Gone(conn) => self.generations.gone(conn),
             }
         }
     }
 
-    fn terminate(&mut self, now: Instant) -> Option<End> {
-        if self.draining.is_some() {
-            return Some(End::CutOff);
+    /// Takes no new requests from now on. Who asks is told so until the end, so the port stays open.
+    fn drain(&mut self, now: Instant) {
+        if !self.drain.begin(now) {
+            return;
         }
         event!(Info, "ctl", "draining: no new requests, those that run are finished");
-        let until = now + DRAIN_TIME_MAX;
-        self.draining = Some(until);
         // What was answered is to arrive as well.
-        self.reactor.flush_until(until);
+        self.reactor.flush_until(now + DRAIN_TIME_MAX);
         self.routes.drain();
         self.connections.drain();
         if let Some(peers) = &mut self.peers {
             peers.drain(&mut self.reactor, self.generations.handoff_mut(), now);
         }
-        self.reactor.stop_listening(self.listener);
-        None
     }
 
-    fn drained(&self, now: Instant) -> Option<End> {
-        let until = self.draining?;
-        if self.generations.is_idle() && self.reactor.queued_total() == 0 {
-            Some(End::Drained)
-        } else if now >= until {
-            Some(End::CutOff)
-        } else {
-            None
+    fn drained(&mut self, now: Instant) -> Option<End> {
+        if !self.drain.is_begun() {
+            return None;
         }
+        if self.generations.is_placed() {
+            // Rooms that are not known by now never will be.
+            self.generations.handoff_mut().refuse_early(Cause::Draining, now);
+        }
+        let left = Left {
+            busy: !self.generations.is_idle(),
+            queued: self.reactor.queued_total(),
+            clients: self.connections.count(),
+        };
+        self.drain.end(left, now)
     }
 }

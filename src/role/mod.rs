@@ -18,14 +18,15 @@ use crate::config::resolved::{
 use crate::config::values::parse_host;
 use crate::front::bootstrap::Bootstrap;
 use crate::front::directory::Directory;
+use crate::front::drain::End;
 use crate::front::generations::Placement;
 use crate::front::handoff::random;
 use crate::front::lanes::Lanes;
+use crate::front::openai::info::HandoffInfo;
 use crate::front::passing::Passing;
 use crate::front::peers::{self, Patience, Peers};
 use crate::front::resolver::Resolver;
 use crate::front::routes::{About, Mode};
-use crate::front::service::End;
 use crate::ids::Peer;
 use crate::kv::layout::KvLayout;
 use crate::limits::CONTROL_CONNECTIONS_MAX;
@@ -34,8 +35,9 @@ use crate::net::{ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
+use crate::transfer::aux::AUX_VERSION;
 use crate::transfer::transport::rdma::Nic;
-use crate::wire::auth::ClusterKey;
+use crate::wire::auth::{ClusterKey, KeyId, Keyring};
 use crate::wire::message::{self as wire, Transport};
 use loaded::Loaded;
 pub use loaded::host_id;
@@ -151,18 +153,23 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let mut passing = Passing::default();
     passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
     let layout = loaded.layout;
-    let mode = Mode { bootstrap_port: Some(bootstrap_port), ..About::mode_of(EngineType::Prefill) };
+    let keys = keyring(&config.handoff)?;
+    let mode = Mode {
+        bootstrap_port: Some(bootstrap_port),
+        handoff: Some(handoff_info(&loaded, &keys)),
+        ..About::mode_of(EngineType::Prefill)
+    };
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
     // Only now is the port known where 0 was asked for.
     let http_port = running.service.address().map(|address| address.port());
     let mut table = Registry::default();
     let registration = registration(config, &layout, http_port, control_port);
     table.register(registration).map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
-    let key = config.handoff.cluster_key.clone();
-    let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
+    let secrets = config.handoff.cluster_keys.clone();
+    let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff, keys);
     let lanes = Lanes::new(None, running.wait.clone());
     let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, Patience::default());
-    running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
+    running.service.join(peers, Some(Bootstrap::new(registry, table, secrets)));
     event!(
         Info,
         "ctl",
@@ -196,13 +203,15 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let fake_bootstrap = config.handoff.fake_bootstrap || fake_by_default;
-    let proven = config.handoff.cluster_key.is_some();
+    let proven = !config.handoff.cluster_keys.is_empty();
     let worker = process.add_decode(&loaded)?;
     let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default, proven };
-    let mode = About::mode_of(EngineType::Decode);
+    let keys = keyring(&config.handoff)?;
+    let handoff = Some(handoff_info(&loaded, &keys));
+    let mode = Mode { handoff, ..About::mode_of(EngineType::Decode) };
     let bell = ctl.clone();
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
-    let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff)?;
+    let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff, keys);
     let names = Resolver::start(move || bell.ring());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let directory = Directory::new(config.bootstrap_allow.clone(), names);
@@ -306,12 +315,41 @@ fn peer_identity(
     role: wire::Role,
     address: Option<SocketAddr>,
     handoff: &HandoffConfig,
-) -> Result<peers::Identity, RoleError> {
+    keys: Keyring,
+) -> peers::Identity {
     let name = format!("{role:?} {address:?} {:?} {:?}", handoff.advertise_host, host_id());
     let digest = Sha256::digest(name.as_bytes());
     let mut id = [0; 16];
     id.copy_from_slice(&digest[..16]);
-    let key = handoff.cluster_key.as_ref().map(|key| ClusterKey::new(key.bytes())).transpose();
-    let key = key.map_err(|_| RoleError::Config("--cluster-key-file", "the key is too short".into()))?;
-    Ok(peers::Identity { peer: Peer { id, incarnation: random() }, role, key })
+    peers::Identity { peer: Peer { id, incarnation: random() }, role, keys }
+}
+
+/// The cluster's keys; their names are in the log, so that a rotation can be followed.
+fn keyring(handoff: &HandoffConfig) -> Result<Keyring, RoleError> {
+    let keys = handoff.cluster_keys.iter().map(|key| ClusterKey::new(key.bytes()));
+    let keys = keys.collect::<Result<Vec<_>, _>>();
+    let keys = keys.map_err(|error| RoleError::Config("--cluster-key-file", error.to_string()))?;
+    let keys = Keyring::new(keys);
+    for id in keys.ids().into_iter().filter(|&id| id != KeyId::NONE) {
+        event!(Info, "ctl", "a cluster key is accepted", key = id, proven = id == keys.ids()[0]);
+    }
+    Ok(keys)
+}
+
+/// What peers must have in common with this worker, for routers.
+fn handoff_info(loaded: &Loaded, keys: &Keyring) -> HandoffInfo {
+    let short = |hash: &[u8; 32]| hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    let (own, layout) = (&loaded.fingerprint, &loaded.layout);
+    let KvLayout { layers, model_kv_heads: heads, head_dim, .. } = layout;
+    let keys = keys.ids().into_iter().filter(|&id| id != KeyId::NONE);
+    HandoffInfo {
+        wire: format!("{}.{}", wire::VERSION, wire::MINOR),
+        config: short(&own.config),
+        weights: short(&own.weights),
+        kernels: short(&own.kernels),
+        tokenizer: short(&own.tokenizer),
+        template: short(&own.template),
+        kv: format!("{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}", layout.dtype.name()),
+        cluster_keys: keys.map(|id| id.to_string()).collect(),
+    }
 }

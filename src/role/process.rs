@@ -5,11 +5,12 @@
 use super::RoleError;
 use super::loaded::{Loaded, host_id};
 use crate::config::resolved::WorkerConfig;
+use crate::front::drain::End;
 use crate::front::generations::{Generations, Placement, Terms};
 use crate::front::handoff::{Handoff, Member, Offer, Role};
 use crate::front::openai::Sampling;
 use crate::front::routes::{About, Mode, Routes};
-use crate::front::service::{End, Service};
+use crate::front::service::Service;
 use crate::front::telemetry::{Telemetry, Watched};
 use crate::front::text::{Text, TextQueue};
 use crate::front::worker::{Ring, Worker};
@@ -381,6 +382,7 @@ fn about(
         architectures: vec![architecture.into()],
         mode: mode.name,
         bootstrap_port: mode.bootstrap_port,
+        handoff: mode.handoff,
         pool_tokens,
         page_size: sched.page_size as usize,
         max_running: sched.max_running,

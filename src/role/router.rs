@@ -5,12 +5,12 @@ use crate::cluster::retries::Retries;
 use crate::cluster::router::Router;
 use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
+use crate::front::drain::End;
 use crate::front::resolver::Resolver;
 use crate::front::router::RouterService;
 use crate::front::router::fleet::{Fleet, Target};
 use crate::front::router::flights::Flights;
 use crate::front::router::paths::Paths;
-use crate::front::service::End;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::obs::metrics::{EngineType, RouterMetrics};
@@ -40,7 +40,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let service = RouterService::new(
         reactor,
         config.front.address(),
-        Fleet::new(core, targets, names),
+        Fleet::new(core, targets, names).with_key(config.front.api_keys.first().cloned()),
         Flights::new(Retries::new(config.retries, now), metrics),
         Paths::new(config.front.api_keys.clone(), registry),
         now,

@@ -229,7 +229,7 @@ impl Flights {
             Err(none) => {
                 let chance = self.dice.draw();
                 let terms = Terms { now: instant, chance, retries: &mut self.retries };
-                let next = flight.core.nobody(none.may_come, &terms);
+                let next = flight.core.nobody(none.may_come(), &terms);
                 return self.carry_out(id, next, takes, now);
             }
         };

@@ -2,12 +2,16 @@
 //!
 //! `Proof = HMAC-SHA-256(key, "baton proof" · side · both Hellos, length-prefixed)`; a direction's seal key is
 //! the same with "baton seal". A seal is the first 16 bytes of an HMAC over a counter and all parts,
-//! length-prefixed, so that nothing can be forged, repeated, left out, reordered or sent back.
+//! length-prefixed, so that nothing can be forged, repeated, left out, reordered or sent back. The Hellos hold both
+//! peers' ids, incarnations and fresh nonces: a proof is good between these two processes, on this connection, once.
+//! A key is named by its id, `HMAC-SHA-256(key, "baton key id")`, its first four bytes, so that keys can be
+//! exchanged while workers run: each side proves its first, and accepts all it has.
 //! Invariants: comparisons take constant time; keys are never printed.
 //! Not here: when which message may come (`link`).
 
 use super::{Multipart, Parts};
 use crate::limits;
+use bytemuck::{Pod, Zeroable};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::fmt;
@@ -70,6 +74,14 @@ impl ClusterKey {
         Ok(ClusterKey(keyed(bytes)))
     }
 
+    /// The name of the key, which tells nothing about it.
+    pub fn id(&self) -> KeyId {
+        let mut mac = self.0.clone();
+        mac.update(b"baton key id");
+        let tag = mac.finalize().into_bytes();
+        KeyId(u32::from_le_bytes([tag[0], tag[1], tag[2], tag[3]]).max(1))
+    }
+
     /// What `side` shows to prove that it knows the key, in this exchange of Hellos alone.
     pub fn proof(&self, side: Side, hellos: &Hellos<'_>) -> [u8; 32] {
         self.derive(b"baton proof", side, hellos).finalize().into_bytes().into()
@@ -93,6 +105,56 @@ impl ClusterKey {
         update_counted(&mut mac, hellos.dialer);
         update_counted(&mut mac, hellos.acceptor);
         mac
+    }
+}
+
+/// Names a cluster key, for peers and logs.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Pod, Zeroable)]
+#[repr(transparent)]
+pub struct KeyId(u32);
+
+impl KeyId {
+    /// In the place of a key that is not told.
+    pub const NONE: KeyId = KeyId(0);
+}
+
+impl fmt::Display for KeyId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
+}
+
+/// The keys of a worker: it proves the first, and accepts each. Without any, nothing is proven or asked for.
+#[derive(Clone, Default, Debug)]
+pub struct Keyring(Vec<(KeyId, ClusterKey)>);
+
+impl Keyring {
+    /// These keys, at most [`CLUSTER_KEYS_MAX`](limits::CLUSTER_KEYS_MAX): the rest is left out.
+    pub fn new(keys: impl IntoIterator<Item = ClusterKey>) -> Keyring {
+        Keyring(keys.into_iter().take(limits::CLUSTER_KEYS_MAX).map(|key| (key.id(), key)).collect())
+    }
+
+    /// The key that is proven here.
+    pub fn first(&self) -> Option<&ClusterKey> {
+        self.0.first().map(|(_, key)| key)
+    }
+
+    /// The names of all, the first first, as Hello tells them.
+    pub fn ids(&self) -> [KeyId; limits::CLUSTER_KEYS_MAX] {
+        let mut ids = [KeyId::NONE; limits::CLUSTER_KEYS_MAX];
+        ids.iter_mut().zip(&self.0).for_each(|(id, (held, _))| *id = *held);
+        ids
+    }
+
+    /// The key whose proof by `side` this is.
+    pub fn prover(&self, tag: &[u8; 32], side: Side, hellos: &Hellos<'_>) -> Option<&ClusterKey> {
+        self.0.iter().map(|(_, key)| key).find(|key| key.accepts(tag, side, hellos))
+    }
+}
+
+impl From<Option<ClusterKey>> for Keyring {
+    fn from(key: Option<ClusterKey>) -> Keyring {
+        Keyring::new(key)
     }
 }
 

@@ -9,7 +9,7 @@
 //! bounds. Not here: deadlines of proof and heartbeat, which peer may connect (`front`, `transfer`).
 
 use super::Multipart;
-use super::auth::{ClusterKey, Hellos, Seal, Side};
+use super::auth::{Hellos, KeyId, Keyring, Seal, Side};
 use super::message::{Hello, Message, MessageError, Proof};
 use super::zmtp::{self, Connection, Limits, SendError, Socket, ZmtpError};
 use std::fmt;
@@ -19,7 +19,7 @@ use std::fmt;
 pub struct Link {
     zmtp: Connection,
     side: Side,
-    key: Option<ClusterKey>,
+    keys: Keyring,
     state: State,
     our_hello: Hello,
     /// The only part of each side's Hello, once sent or received.
@@ -71,6 +71,10 @@ pub enum LinkError {
     NoProof,
     /// Its proof is wrong: another key.
     WrongProof,
+    /// It proves a key that is not here.
+    UnknownKey(KeyId),
+    /// It does not have the key that is proven here.
+    UnsharedKey(KeyId),
     /// It does not read what it is sent.
     Send(SendError),
 }
@@ -84,6 +88,14 @@ impl fmt::Display for LinkError {
             LinkError::UnexpectedProof => write!(f, "peer has a cluster key, this worker has none"),
             LinkError::NoProof => write!(f, "peer has no cluster key, this worker has one"),
             LinkError::WrongProof => write!(f, "peer has another cluster key than this worker"),
+            LinkError::UnknownKey(id) => write!(
+                f,
+                "peer has another cluster key than this worker: it proves key {id}, which is not here"
+            ),
+            LinkError::UnsharedKey(id) => write!(
+                f,
+                "peer has another cluster key than this worker: it does not have key {id}, which is proven here"
+            ),
             LinkError::Send(error) => error.fmt(f),
         }
     }
@@ -110,8 +122,9 @@ impl From<SendError> for LinkError {
 }
 
 impl Link {
-    /// A new link that will say `hello`, whose nonce is fresh, and ask for proof of `key`, if any.
-    pub fn new(side: Side, hello: Hello, key: Option<ClusterKey>) -> Link {
+    /// A new link that will say `hello`, whose nonce is fresh, prove the first of `keys` and ask for proof of any,
+    /// where there are some.
+    pub fn new(side: Side, hello: Hello, keys: impl Into<Keyring>) -> Link {
         let socket = match side {
             Side::Dialer => Socket::Dealer,
             Side::Acceptor => Socket::Router,
@@ -119,7 +132,7 @@ impl Link {
         Link {
             zmtp: Connection::new(socket, b"", Limits::UNPROVEN),
             side,
-            key,
+            keys: keys.into(),
             state: State::Hello,
             our_hello: hello,
             our_bytes: Vec::new(),
@@ -143,7 +156,9 @@ impl Link {
         }
         Ok(match self.zmtp.poll_event() {
             Some(zmtp::Event::Message(parts)) => match Message::decode(parts, self.incoming.as_mut())? {
-                Some(Message::Proof(_)) if self.key.is_none() => return Err(LinkError::UnexpectedProof),
+                Some(Message::Proof(_)) if self.keys.first().is_none() => {
+                    return Err(LinkError::UnexpectedProof);
+                }
                 Some(Message::Hello(_) | Message::Proof(_)) => return Err(LinkError::OutOfOrder),
                 message => message.map(Event::Message),
             },
@@ -181,6 +196,11 @@ impl Link {
         self.peer.as_ref().filter(|_| self.state == State::Open)
     }
 
+    /// The minor version that both sides speak.
+    pub fn minor(&self) -> u8 {
+        self.peer.map_or(self.our_hello.minor, |peer| peer.minor.min(self.our_hello.minor))
+    }
+
     /// Bytes to write to the peer.
     pub fn transmit(&self) -> &[u8] {
         self.zmtp.transmit()
@@ -214,20 +234,34 @@ impl Link {
 
     /// The peer's Hello has come; ours left when ZMTP was ready, which was before.
     fn greeted(&mut self) -> Result<Option<Event<'_>>, LinkError> {
-        let Some(key) = &self.key else { return Ok(Some(self.open())) };
+        let Some(key) = self.keys.first() else { return Ok(Some(self.open())) };
         let tag = key.proof(self.side, &self.hellos());
+        self.compare_keys()?;
         self.say(&Message::Proof(Proof { tag }))?;
         self.state = State::Proof;
         Ok(None)
     }
 
-    fn proven(&mut self, proof: &Proof) -> Result<Option<Event<'_>>, LinkError> {
-        let key = self.key.as_ref().expect("state Proof needs a key");
-        let hellos = self.hellos();
-        if !key.accepts(&proof.tag, self.side.other(), &hellos) {
-            return Err(LinkError::WrongProof);
+    /// Both sides name what one of them lacks, before either has proven anything: what a stranger says here only
+    /// costs it the link. One that tells no keys (minor 0) shows by its proof whether it has the right one.
+    fn compare_keys(&self) -> Result<(), LinkError> {
+        let (ours, theirs) = (self.keys.ids(), self.peer.map_or(Default::default(), |peer| peer.keys));
+        if theirs[0] == KeyId::NONE {
+            Ok(())
+        } else if !ours.contains(&theirs[0]) {
+            Err(LinkError::UnknownKey(theirs[0]))
+        } else if !theirs.contains(&ours[0]) {
+            Err(LinkError::UnsharedKey(ours[0]))
+        } else {
+            Ok(())
         }
-        let (outgoing, incoming) = (key.seal(self.side, &hellos), key.seal(self.side.other(), &hellos));
+    }
+
+    fn proven(&mut self, proof: &Proof) -> Result<Option<Event<'_>>, LinkError> {
+        let (hellos, theirs) = (self.hellos(), self.side.other());
+        let ours = self.keys.first().expect("state Proof needs a key");
+        let prover = self.keys.prover(&proof.tag, theirs, &hellos).ok_or(LinkError::WrongProof)?;
+        let (outgoing, incoming) = (ours.seal(self.side, &hellos), prover.seal(theirs, &hellos));
         (self.outgoing, self.incoming) = (Some(outgoing), Some(incoming));
         Ok(Some(self.open()))
     }
@@ -259,7 +293,8 @@ mod tests {
     use super::*;
     use crate::cause::Cause;
     use crate::ids::Peer;
-    use crate::wire::message::{Bye, Role};
+    use crate::wire::auth::ClusterKey;
+    use crate::wire::message::{Bye, MINOR, Role, VERSION};
 
     fn hello(role: Role, nonce: u8) -> Hello {
         Hello {
@@ -270,6 +305,8 @@ mod tests {
             ranks: 1,
             role,
             nonce: [nonce; 32],
+            minor: MINOR,
+            keys: Default::default(),
         }
     }
 
@@ -278,10 +315,20 @@ mod tests {
     }
 
     fn links(dialer: Option<ClusterKey>, acceptor: Option<ClusterKey>) -> (Link, Link) {
+        rings(dialer.into(), acceptor.into())
+    }
+
+    /// Links that tell of their keys.
+    fn rings(dialer: Keyring, acceptor: Keyring) -> (Link, Link) {
+        let telling = |hello: Hello, keys: &Keyring| Hello { keys: keys.ids(), ..hello };
         (
-            Link::new(Side::Dialer, hello(Role::Decode, 1), dialer),
-            Link::new(Side::Acceptor, hello(Role::Prefill, 2), acceptor),
+            Link::new(Side::Dialer, telling(hello(Role::Decode, 1), &dialer), dialer),
+            Link::new(Side::Acceptor, telling(hello(Role::Prefill, 2), &acceptor), acceptor),
         )
+    }
+
+    fn ring(bytes: &[u8]) -> Keyring {
+        Keyring::new(bytes.iter().filter_map(|&byte| key(byte)))
     }
 
     /// Carries all that `from` has queued to `to`; `to`'s events as text.
@@ -352,14 +399,51 @@ mod tests {
             let (mut dialer, mut acceptor) = links(a, b);
             settle(&mut dialer, &mut acceptor)
         };
+        let [one, two] = [1, 2].map(|byte| key(byte).unwrap().id());
         let (dialer, acceptor) = run(key(1), key(2));
-        assert_eq!(dialer, Err(LinkError::WrongProof));
-        assert_eq!(acceptor, Err(LinkError::WrongProof));
+        assert_eq!(dialer, Err(LinkError::UnknownKey(two)));
+        assert_eq!(acceptor, Err(LinkError::UnknownKey(one)));
+        // Of peers that tell no names the proof says it.
+        let silent = |role, byte| Link::new(Side::Dialer, hello(role, byte), key(byte));
+        let mut dialer = silent(Role::Decode, 1);
+        let mut acceptor = Link::new(Side::Acceptor, hello(Role::Prefill, 2), key(2));
+        assert_eq!(
+            settle(&mut dialer, &mut acceptor),
+            (Err(LinkError::WrongProof), Err(LinkError::WrongProof))
+        );
         // Without a key a link opens at once, and takes the Proof that comes for a message.
         let (dialer, _) = run(None, key(2));
         assert_eq!(dialer, Err(LinkError::UnexpectedProof));
         let (mut dialer, mut acceptor) = links(None, key(2));
         settle(&mut dialer, &mut acceptor).1.unwrap();
+    }
+
+    /// Old, then both with the old one proven, then both with the new one proven, then new: each step next to the
+    /// one before it, and not to the one before that.
+    #[test]
+    fn keys_are_exchanged_while_links_are_made() {
+        let steps = [&[1][..], &[1, 2], &[2, 1], &[2]];
+        let bye = Message::Bye(Bye { cause: None });
+        for (at, step) in steps.iter().enumerate() {
+            for next in &steps[at..steps.len().min(at + 2)] {
+                for (a, b) in [(step, next), (next, step)] {
+                    let (mut dialer, mut acceptor) = rings(ring(a), ring(b));
+                    let opened = settle(&mut dialer, &mut acceptor);
+                    assert!(opened.0.is_ok() && opened.1.is_ok(), "{a:?} {b:?}: {opened:?}");
+                    dialer.send(&bye).unwrap();
+                    carry(&mut dialer, &mut acceptor).unwrap();
+                    acceptor.send(&bye).unwrap();
+                    carry(&mut acceptor, &mut dialer).unwrap();
+                }
+            }
+        }
+        let [one, two] = [1, 2].map(|byte| key(byte).unwrap().id());
+        let (mut dialer, mut acceptor) = rings(ring(&[1]), ring(&[2, 1]));
+        let ended = settle(&mut dialer, &mut acceptor);
+        assert_eq!(ended, (Err(LinkError::UnknownKey(two)), Err(LinkError::UnsharedKey(two))));
+        let (mut dialer, mut acceptor) = rings(ring(&[1, 2]), ring(&[2]));
+        let ended = settle(&mut dialer, &mut acceptor);
+        assert_eq!(ended, (Err(LinkError::UnsharedKey(one)), Err(LinkError::UnknownKey(one))));
     }
 
     #[test]
@@ -391,6 +475,101 @@ mod tests {
         let (mut bytes, mut acceptor) = open();
         bytes[12] ^= 1;
         assert_eq!(deliver(&bytes, &mut acceptor), Err(LinkError::Message(MessageError::Seal)));
+    }
+
+    /// A peer of a later minor version, made by hand: its Hello has grown, and it says what is not known here.
+    struct Newer {
+        zmtp: Connection,
+        hello: Vec<u8>,
+    }
+
+    impl Newer {
+        /// Says Hello, in messages of this major version.
+        fn greet(version: u8, acceptor: &mut Link) -> Newer {
+            let zmtp = Connection::new(Socket::Dealer, b"", Limits::PEER);
+            let mut newer = Newer { zmtp, hello: Vec::new() };
+            for _ in 0..3 {
+                newer.carry(acceptor).unwrap();
+                let bytes = acceptor.transmit().to_vec();
+                acceptor.transmitted(bytes.len());
+                let mut taken = 0;
+                while taken < bytes.len() {
+                    taken += newer.zmtp.handle_input(&bytes[taken..]).unwrap();
+                    let _ = newer.zmtp.poll_event();
+                }
+            }
+            let mut said = Multipart::new();
+            let hello = Hello { minor: MINOR + 1, keys: acceptor.keys.ids(), ..hello(Role::Decode, 1) };
+            Message::Hello(hello).encode(None, &mut said);
+            newer.hello = [said.parts().get(0).unwrap(), &[0xaa; 24]].concat();
+            newer.hello[2] = version;
+            let grown = newer.hello.clone();
+            newer.say(&[&grown]);
+            newer
+        }
+
+        fn say(&mut self, parts: &[&[u8]]) {
+            let mut message = Multipart::new();
+            parts.iter().for_each(|part| message.push(part));
+            self.zmtp.send(message.parts()).unwrap();
+        }
+
+        fn carry(&mut self, to: &mut Link) -> Result<Vec<String>, LinkError> {
+            let bytes = self.zmtp.transmit().to_vec();
+            self.zmtp.transmitted(bytes.len());
+            deliver(&bytes, to)
+        }
+    }
+
+    /// The header of a message of this kind, of one part.
+    fn header(version: u8, kind: u8, flags: u8, parts: u8) -> [u8; 8] {
+        [b'B', b'T', version, kind, flags, 0, parts, 0]
+    }
+
+    #[test]
+    fn a_later_minor_version_is_understood_as_far_as_this_one_goes() {
+        let bye = format!("{:?}", Message::Bye(Bye { cause: Some(Cause::Draining) }));
+        for keys in [ring(&[]), ring(&[1])] {
+            let (_, mut acceptor) = rings(ring(&[]), keys.clone());
+            let mut newer = Newer::greet(VERSION, &mut acceptor);
+            let mut opened = newer.carry(&mut acceptor).unwrap();
+            let ours = acceptor.our_bytes.clone();
+            let hellos = Hellos { dialer: &newer.hello.clone(), acceptor: &ours };
+            let mut seal = keys.first().map(|key| key.seal(Side::Dialer, &hellos));
+            if let Some(key) = keys.first() {
+                let mut proof = Multipart::new();
+                Message::Proof(Proof { tag: key.proof(Side::Dialer, &hellos) }).encode(None, &mut proof);
+                newer.say(&[proof.parts().get(0).unwrap()]);
+                opened = newer.carry(&mut acceptor).unwrap();
+            }
+            assert_eq!(opened, ["open Decode"]);
+            assert_eq!(acceptor.minor(), MINOR);
+            let sealed = u8::from(seal.is_some());
+            let mut said = |parts: &[&[u8]], newer: &mut Newer| {
+                let mut message = Multipart::new();
+                parts.iter().for_each(|part| message.push(part));
+                seal.iter_mut().for_each(|seal| seal.close(&mut message));
+                newer.zmtp.send(message.parts()).unwrap();
+                newer.carry(&mut acceptor)
+            };
+            // A kind of its own, and a Bye that tells more.
+            let unknown = header(VERSION, 200, 0, 1 + sealed);
+            assert_eq!(said(&[&unknown, b"what"], &mut newer).unwrap(), [""; 0]);
+            let longer = [&header(VERSION, 13, 0, sealed)[..], &[9], &[0xaa; 40]].concat();
+            assert_eq!(said(&[&longer], &mut newer).unwrap(), std::slice::from_ref(&bye));
+            let must = header(VERSION, 200, 1, 1 + sealed);
+            let error = said(&[&must, b"what"], &mut newer).unwrap_err();
+            assert_eq!(error, LinkError::Message(MessageError::Kind(200)));
+        }
+    }
+
+    #[test]
+    fn another_major_version_is_refused_by_name() {
+        let (_, mut acceptor) = links(None, None);
+        let mut newer = Newer::greet(VERSION + 1, &mut acceptor);
+        let error = newer.carry(&mut acceptor).unwrap_err();
+        let said = format!("peer's messages are of version {}, ours of version {VERSION}", VERSION + 1);
+        assert_eq!(error.to_string(), said);
     }
 
     #[test]

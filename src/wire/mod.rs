@@ -10,6 +10,8 @@ pub mod auth;
 pub mod link;
 pub mod message;
 pub mod multipart;
+#[cfg(test)]
+mod recorded_tests;
 pub mod zmtp;
 
 pub use multipart::{Multipart, Parts};

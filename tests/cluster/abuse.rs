@@ -3,16 +3,14 @@
 
 use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process};
+use crate::stranger::{Stranger, connect, until_closed};
 use crate::{body, choices, dual, prefill, start, with_room};
 use baton::cause::Cause;
-use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
+use baton::ids::{Generation, PageId, Room, SessionGeneration, SlotId};
 use baton::limits::ZMTP_PARTS_MAX;
 use baton::transfer::transport::tcp::Preamble;
-use baton::wire::auth::{ClusterKey, Side};
-use baton::wire::link::Link;
-use baton::wire::message::{
-    Abort, AbortAck, Bye, Destination, Done, Hello, Message, Role, Token, TransferId,
-};
+use baton::wire::auth::ClusterKey;
+use baton::wire::message::{Abort, AbortAck, Bye, Destination, Done, Message, Token, TransferId};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::thread;
@@ -88,29 +86,6 @@ impl Pair {
             eprintln!("memory grew by {} KiB", now.saturating_sub(before) >> 10);
             assert!(now < before + GROWTH_MAX, "grew from {before} to {now} bytes");
             assert_eq!(worker.metric("baton_request_failures_total{", ""), 0.0);
-        }
-    }
-}
-
-fn connect(address: SocketAddr) -> TcpStream {
-    let stream = TcpStream::connect(address).expect("it listens");
-    stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream
-}
-
-/// What it says until it closes; that it closes at all.
-#[track_caller]
-fn until_closed(stream: &mut TcpStream) -> Vec<u8> {
-    let (mut said, mut bytes) = (Vec::new(), [0; 4096]);
-    loop {
-        match stream.read(&mut bytes) {
-            Ok(0) => return said,
-            Ok(count) => said.extend_from_slice(&bytes[..count]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                panic!("the connection stays open")
-            }
-            Err(_) => return said,
         }
     }
 }
@@ -330,61 +305,6 @@ fn strangers_to_the_key_and_forgers_harm_themselves_alone() {
     assert!(said.starts_with("HTTP/1.1 401"), "{said}");
     drop(pair.key.take());
     pair.check_unharmed(before);
-}
-
-/// A decode worker as far as its Hello goes, and its proof where it has a key.
-struct Stranger {
-    stream: TcpStream,
-    link: Link,
-}
-
-impl Stranger {
-    fn dial(control: SocketAddr, number: u8) -> Stranger {
-        Stranger::dial_with(control, number, None)
-    }
-
-    fn dial_with(control: SocketAddr, number: u8, key: Option<ClusterKey>) -> Stranger {
-        let hello = Hello {
-            peer: Peer { id: [number; 16], incarnation: [number; 16] },
-            connection: 1,
-            capabilities: u64::MAX,
-            software: [u16::MAX; 3],
-            ranks: 1,
-            role: Role::Decode,
-            nonce: [number; 32],
-        };
-        let link = Link::new(Side::Dialer, hello, key);
-        let mut stranger = Stranger { stream: connect(control), link };
-        let mut input = Vec::new();
-        while stranger.link.peer().is_none() {
-            stranger.flush();
-            let mut bytes = [0; 4096];
-            let count = stranger.stream.read(&mut bytes).expect("an answer");
-            assert!(count > 0, "closed before the Hellos");
-            input.extend_from_slice(&bytes[..count]);
-            loop {
-                let used = stranger.link.handle_input(&input).unwrap();
-                input.drain(..used);
-                match stranger.link.poll_event() {
-                    Ok(None) if used == 0 => break,
-                    Ok(_) => {}
-                    // Of another key than the worker's: what was to be said has been said.
-                    Err(_) => {
-                        stranger.flush();
-                        return stranger;
-                    }
-                }
-            }
-        }
-        stranger
-    }
-
-    fn flush(&mut self) {
-        let bytes = self.link.transmit();
-        self.stream.write_all(bytes).unwrap();
-        let count = bytes.len();
-        self.link.transmitted(count);
-    }
 }
 
 /// A stranger's time is counted from its first byte, not from its last.

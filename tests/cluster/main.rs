@@ -2,7 +2,9 @@
 //! die at any time without harm to the other.
 
 mod abuse;
+mod attacks;
 mod deaths;
+mod drain;
 mod dummy;
 mod fleet;
 mod keys;
@@ -13,7 +15,9 @@ mod network;
 mod prefix;
 mod process;
 mod routed;
+mod secrecy;
 mod storm;
+mod stranger;
 mod unfit;
 
 use baton::limits::DIAL_HOLD_OFF;

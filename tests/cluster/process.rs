@@ -4,6 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// No wait of a test is longer; a live process answers in milliseconds.
@@ -19,6 +20,8 @@ pub struct Process {
     /// Of a decode worker: where lanes of tcp are dialled.
     pub data_port: u16,
     log: Arc<Mutex<String>>,
+    /// Ends with what it says.
+    listener: Option<JoinHandle<()>>,
 }
 
 impl Process {
@@ -29,22 +32,16 @@ impl Process {
         Process::run(command)
     }
 
+    /// Starts `baton ARGS`, which may log too little to tell where it listens and when it is ready.
+    pub fn unheard(args: &[&str]) -> Process {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(args);
+        Process::spawn(command).0
+    }
+
     /// The same with a command that says what `baton` says.
-    #[allow(clippy::zombie_processes)] // `drop` waits; a panic before it ends the whole test process.
-    pub fn run(mut command: Command) -> Process {
-        let mut child =
-            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary was built");
-        let (lines, said) = mpsc::channel();
-        let stderr = BufReader::new(child.stderr.take().expect("piped"));
-        let log = Arc::<Mutex<String>>::default();
-        let kept = log.clone();
-        std::thread::spawn(move || {
-            for line in stderr.lines().map_while(Result::ok) {
-                eprintln!("{line}");
-                kept.lock().unwrap().extend([&line, "\n"]);
-                let _ = lines.send(line);
-            }
-        });
+    pub fn run(command: Command) -> Process {
+        let (mut process, said) = Process::spawn(command);
         let mut ports = [("bootstrap_port=", 0), ("control_port=", 0), ("data_port=", 0)];
         loop {
             let line = said.recv_timeout(PATIENCE).expect("the process says that it is ready");
@@ -56,11 +53,42 @@ impl Process {
             if (line.contains(" ready ") || line.contains(" listening "))
                 && let Some(address) = field(&line, "address=")
             {
-                let [bootstrap_port, control_port, data_port] = ports.map(|(_, port)| port);
-                let address = address.parse().expect("an address");
-                return Process { child, address, bootstrap_port, control_port, data_port, log };
+                [process.bootstrap_port, process.control_port, process.data_port] =
+                    ports.map(|(_, port)| port);
+                process.address = address.parse().expect("an address");
+                return process;
             }
         }
+    }
+
+    /// Also what it says, line by line.
+    #[allow(clippy::zombie_processes)] // `drop` waits; a panic before it ends the whole test process.
+    fn spawn(mut command: Command) -> (Process, mpsc::Receiver<String>) {
+        let mut child =
+            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary was built");
+        let (lines, said) = mpsc::channel();
+        let stderr = BufReader::new(child.stderr.take().expect("piped"));
+        let log = Arc::<Mutex<String>>::default();
+        let kept = log.clone();
+        let listener = std::thread::spawn(move || {
+            for line in stderr.lines().map_while(Result::ok) {
+                eprintln!("{line}");
+                kept.lock().unwrap().extend([&line, "\n"]);
+                let _ = lines.send(line);
+            }
+        });
+        let address = SocketAddr::from(([0; 4], 0));
+        let listener = Some(listener);
+        let process =
+            Process { child, address, bootstrap_port: 0, control_port: 0, data_port: 0, log, listener };
+        (process, said)
+    }
+
+    /// Waits for its end; all that it has said.
+    pub fn log_to_end(mut self) -> String {
+        self.child.wait().expect("it was a child");
+        self.listener.take().into_iter().for_each(|listener| listener.join().expect("it reads"));
+        self.log.lock().unwrap().clone()
     }
 
     /// How often it has said so in its log.

@@ -3,7 +3,11 @@
 use crate::fleet::Fleet;
 use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process, post};
+use crate::stranger::{Framed, bytes_of, hello, until_closed};
 use crate::{MODEL, body, dual, prefill, start, with_room};
+use baton::wire::auth::{Keyring, Side};
+use baton::wire::message::{MINOR, Message, VERSION};
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,6 +75,29 @@ fn keys_that_differ_are_named() {
     }
 }
 
+/// Of another major version nothing is understood but which it is; of a later minor one what both know.
+#[test]
+fn another_major_version_is_named_and_a_later_minor_one_is_none() {
+    let reader = prefill(&[]);
+    let control = SocketAddr::new(reader.address.ip(), reader.control_port);
+    let mut other = bytes_of(&Message::Hello(hello(Side::Dialer, 9, &Keyring::default())));
+    assert_eq!(other[2], VERSION);
+    other[2] += 1;
+    let mut peer = Framed::dial(control);
+    peer.say(&[&other]);
+    until_closed(&mut peer.stream);
+    await_said(
+        &reader,
+        &format!("peer's messages are of version {}, ours of version {VERSION}", VERSION + 1),
+    );
+    let mut grown = bytes_of(&Message::Hello(hello(Side::Dialer, 9, &Keyring::default())));
+    grown.extend([0xaa; 40]);
+    let mut peer = Framed::dial(control);
+    peer.say(&[&grown]);
+    await_said(&reader, "a decode worker has linked");
+    assert!(reader.has_said(&format!("wire={VERSION}.{MINOR}")));
+}
+
 #[test]
 fn a_router_does_not_use_workers_of_another_role_and_says_why() {
     let (reader, writer) = (prefill(&[]), start("decode", &[]));
@@ -110,6 +137,10 @@ fn a_drained_prefill_worker_finishes_and_ends_as_announced() {
     }
     reader.terminate();
     await_said(&reader, "draining");
+    // A room that the reader does not know yet it will never know.
+    let (status, text) = decode.post("/v1/completions", &with_room(body(3, 20, 4), &reader, 3));
+    let own = r#""param":"bootstrap_host","code":"draining""#;
+    assert!(status == 503 && text.contains(own), "{status} {text}");
     let (status, text) = decode.post("/v1/completions", &sent);
     assert_eq!(status, 200, "{text}");
     assert_eq!(last.join().unwrap().0, 200);

@@ -266,6 +266,51 @@ fn a_worker_that_takes_no_connection_is_passed_over() {
 }
 
 #[test]
+fn a_worker_whose_health_says_that_it_drains_is_not_used() {
+    let (_prefill, decode, router) = trio();
+    decode.drain();
+    router.wait_for("/readiness", 503);
+    router.wait_for("/health", 503);
+    assert!(decode.is_unasked());
+}
+
+/// By its own word at once, not with the next probe; what it says of the prefill worker is not about itself.
+#[test]
+fn a_worker_that_answers_that_it_drains_is_asked_no_more() {
+    let prefill = Worker::start();
+    let decode = [Worker::start(), Worker::start()];
+    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &["--policy", "round_robin"]);
+    while !router.get("/metrics").answer().1.lines().filter(is_health).all(|line| line.ends_with(" 1")) {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let drains = |param: &str| format!(r#"{{"error":{{"code":"draining","param":{param}}}}}"#);
+    for param in [r#""bootstrap_host""#, "null"] {
+        let _client = router.post("/v1/completions", PROMPT);
+        prefill.asked().answer("200 OK", "{}");
+        let mut asked = decode[0].asked();
+        if param == "null" {
+            decode[0].drain();
+        }
+        asked.answer("503 Service Unavailable", &drains(param));
+        let mut client = router.post("/v1/completions", PROMPT);
+        prefill.asked().answer("200 OK", "{}");
+        decode[1].asked().answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200);
+    }
+    for _ in 0..4 {
+        let mut client = router.post("/v1/completions", PROMPT);
+        prefill.asked().answer("200 OK", "{}");
+        decode[1].asked().answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200);
+    }
+    assert!(decode[0].is_unasked());
+}
+
+fn is_health(line: &&str) -> bool {
+    line.starts_with("smg_worker_health{")
+}
+
+#[test]
 fn a_worker_of_another_role_is_not_used() {
     let prefill = Worker::introduced(r#"{"disaggregation_mode":"prefill"}"#);
     let wrong = Worker::introduced(r#"{"disaggregation_mode":"null"}"#);

@@ -22,6 +22,8 @@ pub type Introduction = Option<(&'static str, &'static str)>;
 
 struct Shared {
     stopped: AtomicBool,
+    /// Told by its health.
+    draining: AtomicBool,
     /// How often it was asked who it is.
     introductions: AtomicUsize,
     connections: Mutex<Vec<TcpStream>>,
@@ -56,6 +58,7 @@ impl Worker {
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
             stopped: false.into(),
+            draining: false.into(),
             introductions: AtomicUsize::new(0),
             connections: Mutex::default(),
         });
@@ -88,6 +91,11 @@ impl Worker {
 
     pub fn is_unasked(&self) -> bool {
         matches!(self.asked.try_recv(), Err(TryRecvError::Empty))
+    }
+
+    /// Says so of its health from now on.
+    pub fn drain(&self) {
+        self.shared.draining.store(true, Ordering::SeqCst);
     }
 
     /// Takes no connections from now on, and drops those there are.
@@ -190,7 +198,10 @@ fn serve(
         let mut body = vec![0; length.map_or(0, |(_, value)| value.parse().unwrap())];
         reader.read_exact(&mut body).ok()?;
         let own = match line.as_str() {
-            "GET /health HTTP/1.1" => Some(Some(("200 OK", "OK"))),
+            "GET /health HTTP/1.1" => {
+                let drains = shared.draining.load(Ordering::SeqCst);
+                Some(Some(("200 OK", if drains { "draining" } else { "OK" })))
+            }
             "GET /server_info HTTP/1.1" => {
                 shared.introductions.fetch_add(1, Ordering::SeqCst);
                 Some(introduction)

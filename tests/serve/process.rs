@@ -4,12 +4,11 @@ use crate::server::{Server, baton, endless, fixture};
 use baton::front::http::Method;
 use baton::limits::NET_QUEUED_MAX;
 use serde_json::json;
-use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
-/// The signal has been taken when the port is closed.
-fn wait_until_closed(address: SocketAddr) {
-    while TcpStream::connect(address).is_ok() {
+/// The signal has been taken when nobody is to come any more.
+fn wait_until_draining(server: &Server) {
+    while server.get("/readiness").status() == 200 {
         std::thread::sleep(Duration::from_millis(2));
     }
 }
@@ -33,12 +32,15 @@ fn a_drain_finishes_what_runs_and_takes_nothing_new() {
         idle.send(Method::Get, "/health", &[], None);
         assert_eq!(idle.reply(Method::Get).status(), 200);
         server.signal("TERM");
-        wait_until_closed(server.address);
-        idle.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
-        match idle.try_reply(Method::Post) {
-            Some(reply) => assert_eq!(reply.error().0, 503),
-            None => assert!(TcpStream::connect(server.address).is_err()),
+        wait_until_draining(&server);
+        for client in [&mut idle, &mut server.connect()] {
+            client.post("/v1/completions", &json!({"prompt": "a", "max_tokens": 1}));
+            let reply = client.reply(Method::Post);
+            assert_eq!((reply.error().0, reply.error().1.as_str()), (503, "draining"));
+            assert_eq!(reply.head.headers.get("retry-after"), Some("1"));
         }
+        let health = server.get("/health");
+        assert_eq!((health.status(), health.text()), (200, "draining"));
         let events = running.reply(Method::Post).events();
         assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], 3000);
         assert_eq!(server.wait().code(), Some(0));
@@ -66,7 +68,7 @@ fn a_drain_waits_for_a_client_that_reads_late() {
     client.wait_for("data: ");
     server.wait_until_idle();
     server.signal("TERM");
-    wait_until_closed(server.address);
+    wait_until_draining(&server);
     let events = client.reply(Method::Post).events();
     assert_eq!(events.last().unwrap()["usage"]["completion_tokens"], CHOICES * tokens);
     assert_eq!(server.wait().code(), Some(0));
@@ -89,7 +91,7 @@ fn a_second_signal_cuts_off() {
     client.post("/v1/completions", &endless());
     client.wait_for("data: ");
     server.signal("INT");
-    wait_until_closed(server.address);
+    wait_until_draining(&server);
     client.wait_for("data: ");
     server.signal("INT");
     // Not the status of a drain: the stream had far to go.

@@ -40,6 +40,7 @@ use crate::transfer::status::{Status, StatusTable};
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::{DataThreads, Nic, Rails, Settings};
 use crate::transfer::waiter::{Turns, Waiter};
+use crate::wire::auth::Keyring;
 use crate::wire::message::{self as wire, Fingerprint, Transport};
 use crossbeam_channel as channel;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -246,7 +247,7 @@ impl Parts {
 }
 
 fn identity(role: wire::Role) -> PeerIdentity {
-    PeerIdentity { peer: Peer { id: random(), incarnation: random() }, role, key: None }
+    PeerIdentity { peer: Peer { id: random(), incarnation: random() }, role, keys: Keyring::default() }
 }
 
 impl Side<SourceCommand> {

@@ -1,5 +1,6 @@
 //! Errors as OpenAI's clients know them.
 
+use crate::cause::Cause;
 use serde::Serialize;
 use std::fmt;
 
@@ -72,6 +73,12 @@ impl ApiError {
     pub fn overloaded(retry_after: u32) -> Self {
         let error = Self::new(429, "queue_full", "too many requests are waiting; try again later");
         Self { retry_after: Some(retry_after), ..error }
+    }
+
+    /// Nothing new is begun here; somewhere else it may be, or here after a restart.
+    pub fn draining(message: impl Into<String>) -> Self {
+        let error = Self::new(503, Cause::Draining.name(), message);
+        Self { retry_after: Some(1), ..error }
     }
 
     /// The answer's body.

@@ -49,6 +49,25 @@ pub struct Version<'a> {
     pub version: &'a str,
 }
 
+/// What a process that drains says of its state: in the answers of `/drain` and `/server_info`, and, with status 200,
+/// as that of `/health`.
+pub const DRAINING: &str = "draining";
+
+/// The answer of `/drain`.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Draining {
+    status: &'static str,
+    /// Requests that are finished first.
+    running: usize,
+}
+
+impl Draining {
+    /// It drains, with so many requests left.
+    pub fn with(running: usize) -> Draining {
+        Draining { status: DRAINING, running }
+    }
+}
+
 /// The answer of `/server_info`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ServerInfo<'a> {
@@ -83,6 +102,31 @@ pub struct ServerInfo<'a> {
     pub page_size: usize,
     /// `ready` or `draining`.
     pub status: &'a str,
+    /// Of workers that hand over to, or take over from, other processes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub handoff: Option<&'a HandoffInfo>,
+}
+
+/// What both ends of a hand-off must have in common: a router pairs workers by that. Hashes are cut to what shows a
+/// difference.
+#[derive(Clone, Debug, Serialize)]
+pub struct HandoffInfo {
+    /// Major and minor version of the messages between workers; the major counts.
+    pub wire: String,
+    /// Of the model's configuration.
+    pub config: String,
+    /// Of the weights.
+    pub weights: String,
+    /// Of element types and kernel family.
+    pub kernels: String,
+    /// Of the tokenizer.
+    pub tokenizer: String,
+    /// Of the chat template.
+    pub template: String,
+    /// What of the KV layout must be the same, and the version of the record beside it.
+    pub kv: String,
+    /// Cluster keys by name, the one that is proven first.
+    pub cluster_keys: Vec<String>,
 }
 
 /// The answer of `/model_info`.

@@ -3,11 +3,14 @@
 //! Invariant: nothing has been sent while `outgoing` was never set, so that such a call can be given up
 //! without a trace. Not here: which connection (`fleet`), what the answer is for (`flights`, `fanout`).
 
+use crate::cause::Cause;
 use crate::cluster::router::Booking;
 use crate::front::connections::{Answer, JSON};
 use crate::front::http::client::{Event, RequestLine, ResponseDecoder, ResponseHead, write_request};
 use crate::front::http::{HttpError, Limits, Method, REQUEST_TIMEOUT, sse};
 use crate::front::openai::ApiError;
+use crate::front::openai::info::DRAINING;
+use crate::front::router::failure::Failure;
 use crate::limits::{ROUTER_ANSWER_MAX, ROUTER_PIECE};
 use crate::net::{ConnId, Reactor, SendError};
 use std::fmt;
@@ -131,6 +134,16 @@ impl WorkerAnswer {
     pub fn is_stream(&self) -> bool {
         let media = self.media.split(';').next().unwrap_or_default();
         self.is_success() && media.trim().eq_ignore_ascii_case(sse::CONTENT_TYPE)
+    }
+
+    /// Whether the worker says, of itself, that it begins nothing new: as its health, or as the reason for which it
+    /// refuses a request. Where its partner drains it names the field of the request that chose that one.
+    pub fn is_of_drain(&self) -> bool {
+        if self.is_success() {
+            return self.body == DRAINING.as_bytes();
+        }
+        let failure = Failure::of(self);
+        failure.cause == Cause::Draining && failure.is_told() && !failure.is_partners()
     }
 
     /// For a client.
@@ -271,11 +284,12 @@ impl Call {
         match self.owner {
             // Passed on turn by turn.
             Owner::Lead(_) => answer.body.extend_from_slice(piece),
-            // Only its status is of interest.
-            Owner::Probe | Owner::Nobody => {}
+            Owner::Nobody => {}
             Owner::Prefill(_) | Owner::Part(_) if answer.is_success() => {}
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
-            Owner::Introduction | Owner::Prefill(_) | Owner::Part(_) => answer.body.extend_from_slice(piece),
+            Owner::Introduction | Owner::Probe | Owner::Prefill(_) | Owner::Part(_) => {
+                answer.body.extend_from_slice(piece)
+            }
         }
         Ok(())
     }

@@ -1,6 +1,8 @@
 //! What a worker says of a failure, and the cause that it stands for.
 
 use crate::cause::Cause;
+use crate::cluster::flight::News;
+use crate::cluster::router::Role;
 use crate::front::openai::ApiError;
 use crate::front::router::call::{Lost, WorkerAnswer};
 use crate::limits::ERROR_CODE_MAX;
@@ -14,6 +16,8 @@ use std::fmt;
 pub struct Failure {
     status: u16,
     code: Option<String>,
+    /// Whether a field of the request is at fault.
+    names_field: bool,
     /// What it stands for.
     pub cause: Cause,
 }
@@ -21,9 +25,26 @@ pub struct Failure {
 impl Failure {
     /// Of an answer that is none of success.
     pub fn of(answer: &WorkerAnswer) -> Failure {
-        let code = code_in(&answer.body);
+        let told = serde_json::from_slice::<Told>(&answer.body).ok();
+        let names_field = told.as_ref().is_some_and(|told| told.error.param.is_some());
+        let code = told.and_then(Told::code);
         let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
-        Failure { status: answer.status, code, cause }
+        Failure { status: answer.status, code, names_field, cause }
+    }
+
+    /// What it means for the flight whose leg it ended.
+    pub fn news(&self, leg: Role) -> News {
+        News::Failed(if self.is_partners() { leg.other() } else { leg }, self.cause)
+    }
+
+    /// Whether the worker named the cause itself.
+    pub fn is_told(&self) -> bool {
+        self.code.as_deref() == Some(self.cause.name())
+    }
+
+    /// Whether it is the other worker's, which the request's field chose, and not of who tells it.
+    pub fn is_partners(&self) -> bool {
+        self.cause == Cause::Draining && self.names_field
     }
 }
 
@@ -33,21 +54,26 @@ impl fmt::Display for Failure {
     }
 }
 
-/// The code of an error in JSON, if it is a word.
-fn code_in(json: &[u8]) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Body {
-        error: Inner,
+/// An error as workers tell it.
+#[derive(Deserialize)]
+struct Told {
+    error: Inner,
+}
+
+#[derive(Deserialize)]
+struct Inner {
+    code: Option<Value>,
+    param: Option<Value>,
+}
+
+impl Told {
+    /// Its code, if it is a word.
+    fn code(self) -> Option<String> {
+        let code = self.error.code?.as_str()?.to_owned();
+        let is_word = code.len() <= ERROR_CODE_MAX
+            && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
+        is_word.then_some(code)
     }
-    #[derive(Deserialize)]
-    struct Inner {
-        code: Option<Value>,
-    }
-    let body: Body = serde_json::from_slice(json).ok()?;
-    let code = body.error.code?.as_str()?.to_owned();
-    let is_word =
-        code.len() <= ERROR_CODE_MAX && code.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');
-    is_word.then_some(code)
 }
 
 /// The cause that an event of a stream tells, if it tells one.
@@ -55,7 +81,8 @@ pub fn cause_in(data: &[u8]) -> Option<Cause> {
     if !data.starts_with(b"{\"error\"") {
         return None;
     }
-    Some(code_in(data).as_deref().and_then(Cause::named).unwrap_or(Cause::Internal))
+    let code = serde_json::from_slice::<Told>(data).ok().and_then(Told::code);
+    Some(code.as_deref().and_then(Cause::named).unwrap_or(Cause::Internal))
 }
 
 /// The cause that a worker's status stands for.

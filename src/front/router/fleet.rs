@@ -7,6 +7,7 @@
 use crate::cluster::health::Change;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Router};
+use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
@@ -112,6 +113,8 @@ pub struct Fleet {
     kept: HashMap<ConnId, WorkerNumber>,
     calls: HashMap<ConnId, Call>,
     news: VecDeque<News>,
+    /// Shown to workers that are asked who they are.
+    key: Option<Secret>,
 }
 
 impl Fleet {
@@ -119,7 +122,12 @@ impl Fleet {
     pub fn new(router: Router, targets: Vec<Target>, names: Resolver) -> Fleet {
         let idle = vec![Vec::new(); targets.len()];
         let (kept, calls, news) = (HashMap::new(), HashMap::new(), VecDeque::new());
-        Fleet { router, targets, names, idle, kept, calls, news }
+        Fleet { router, targets, names, idle, kept, calls, news, key: None }
+    }
+
+    /// Workers ask clients, and so the router, for this key.
+    pub fn with_key(self, key: Option<Secret>) -> Fleet {
+        Fleet { key, ..self }
     }
 
     /// The decisions.
@@ -281,7 +289,14 @@ impl Fleet {
     fn call(&mut self, reactor: &mut Reactor, worker: WorkerNumber, owner: Owner, path: &str, now: Instant) {
         let booking = self.router.visit(worker);
         match self.open(reactor, owner, booking, now + ROUTER_PROBE_TIME, now) {
-            Ok((conn, _)) => self.begin(reactor, conn, &Order::get(path), &Arc::default(), now),
+            Ok((conn, _)) => {
+                let mut order = Order::get(path);
+                if let Some(key) = self.key.as_ref().filter(|_| owner == Owner::Introduction) {
+                    let bearer = format!("Bearer {}", String::from_utf8_lossy(key.bytes()));
+                    order.headers.push(("authorization", bearer));
+                }
+                self.begin(reactor, conn, &order, &Arc::default(), now);
+            }
             Err(_) => self.probed(worker, false, now),
         }
     }
@@ -295,6 +310,11 @@ impl Fleet {
         now: Instant,
     ) {
         let role = self.router.role(worker);
+        let told = answer.as_ref().map(|answer| introduction::kind(&answer.body));
+        if let Some((other, why)) = self.router.introduced(worker, told.unwrap_or_default()) {
+            let (worker, other) = (&self.targets[worker.0].url, &self.targets[other.0].url);
+            event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
+        }
         let target = &mut self.targets[worker.0];
         let (verdict, asked) = match answer {
             Ok(answer) if answer.is_success() => {
@@ -403,8 +423,16 @@ impl Fleet {
         let (owner, worker, answer) = (call.owner, call.booking.worker(), call.answer.take());
         self.settle(reactor, conn, call, is_reusable, now);
         let Some(answer) = answer else { return };
+        let drains = answer.is_of_drain();
+        if drains {
+            self.drains(reactor, worker);
+        }
         match owner {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
+            Owner::Probe if drains => {
+                self.targets[worker.0].told_down = true;
+                self.probed(worker, false, now);
+            }
             Owner::Probe => self.probed(worker, answer.is_success(), now),
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
         }
@@ -437,6 +465,17 @@ impl Fleet {
         let waiting = self.calls.iter().filter(|(_, call)| is_waiting(call));
         for conn in waiting.map(|(&conn, _)| conn).collect::<Vec<_>>() {
             self.lose(reactor, conn, Lost::Silent, now);
+        }
+    }
+
+    /// A worker takes nothing new: it is not chosen from now on, and its end meets no request that is on its way to
+    /// it. Probes tell whether another one has come in its place.
+    fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
+        let change = self.router.refused(worker);
+        self.tell(worker, change, &"drain");
+        for Idle { conn, .. } in std::mem::take(&mut self.idle[worker.0]) {
+            self.kept.remove(&conn);
+            reactor.close(conn);
         }
     }
 

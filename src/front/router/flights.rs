@@ -8,7 +8,7 @@ use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
-use crate::cluster::router::{Booking, NoWorker, Pair, Role};
+use crate::cluster::router::{Booking, Pair, Role};
 use crate::config::resolved::LogLevel;
 use crate::front::connections::Connections;
 use crate::front::http::sse;
@@ -251,9 +251,9 @@ impl Flights {
             What::Ended(answer) => {
                 flight.prefill = None;
                 if !answer.is_success() && !flight.has_begun(way) {
-                    let failure = Failure::of(&answer);
+                    let news = Failure::of(&answer).news(Role::Prefill);
                     flight.last = Some(answer);
-                    return self.take(client, flight, News::Failed(Role::Prefill, failure.cause), way);
+                    return self.take(client, flight, news, way);
                 }
             }
             What::Lost(lost) => {
@@ -284,9 +284,9 @@ impl Flights {
         };
         let (lead, prefill) = match booked {
             Ok(booked) => booked,
-            Err(none @ NoWorker { may_come, .. }) => {
+            Err(none) => {
                 flight.last.get_or_insert_with(|| WorkerAnswer::error(&unavailable(none.to_string())));
-                let next = flight.core.nobody(may_come, &terms(&mut self.retries, way));
+                let next = flight.core.nobody(none.may_come(), &terms(&mut self.retries, way));
                 return self.carry_out(client, flight, next, way);
             }
         };
@@ -369,9 +369,9 @@ impl Flights {
     /// Decode's answer has ended.
     fn ended(&mut self, client: ConnId, mut flight: Flight, mut answer: WorkerAnswer, way: &mut Way<'_>) {
         if !answer.is_success() {
-            let failure = Failure::of(&answer);
+            let news = Failure::of(&answer).news(Role::Decode);
             flight.last = Some(answer);
-            return self.take(client, flight, News::Failed(Role::Decode, failure.cause), way);
+            return self.take(client, flight, news, way);
         }
         let (media, is_stream) = (answer.media.clone(), answer.is_stream());
         let mut body = std::mem::take(&mut answer.body);

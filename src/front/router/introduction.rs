@@ -2,6 +2,7 @@
 //!
 //! Only what is told is checked: other engines tell less, take long to tell it, or guard the path with a key.
 
+use crate::cluster::kinds::Kind;
 use crate::cluster::router::Role;
 use serde::Deserialize;
 use serde_json::Value;
@@ -14,6 +15,16 @@ pub const PATH: &str = "/server_info";
 struct Told {
     disaggregation_mode: Option<Value>,
     disaggregation_bootstrap_port: Option<Value>,
+}
+
+/// What a worker tells of its hand-offs: by that it is paired.
+pub fn kind(answer: &[u8]) -> Kind {
+    #[derive(Deserialize)]
+    struct Told {
+        handoff: Option<Value>,
+    }
+    let told = serde_json::from_slice::<Told>(answer).ok();
+    told.and_then(|told| told.handoff).map_or(Kind::default(), |handoff| Kind::told(&handoff))
 }
 
 /// What an introduction comes to.

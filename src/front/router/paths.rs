@@ -6,7 +6,7 @@ use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::http::{self, Method, REQUEST_TIMEOUT};
 use crate::front::openai::ApiError;
-use crate::front::openai::info::{Load, Loads, Version};
+use crate::front::openai::info::{DRAINING, Draining, Load, Loads, Version};
 use crate::front::openai::routed::Routed;
 use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
@@ -44,6 +44,8 @@ enum Course {
     Metrics,
     Loads,
     Version,
+    /// The router, which takes nothing new from now on.
+    Drain,
 }
 
 /// A path that ends in a slash goes on as it likes.
@@ -69,6 +71,7 @@ const PATHS: &[(&str, Method, Course)] = &[
     ("/metrics", Method::Get, Course::Metrics),
     ("/v1/loads", Method::Get, Course::Loads),
     ("/version", Method::Get, Course::Version),
+    ("/drain", Method::Post, Course::Drain),
 ];
 
 /// The table of paths and what stands behind those that need no worker.
@@ -94,6 +97,11 @@ impl Paths {
         self.draining = true;
     }
 
+    /// Whether it was told so.
+    pub fn is_draining(&self) -> bool {
+        self.draining
+    }
+
     /// Answers a request, or begins to.
     pub fn serve(
         &mut self,
@@ -108,6 +116,7 @@ impl Paths {
             Ok(course) => course,
             Err(error) => return way.refuse(client, &error),
         };
+        self.draining |= course == Course::Drain;
         if course == Course::Every {
             return fanout.begin(client, &order(&request, &id), request.body, way);
         }
@@ -138,7 +147,7 @@ impl Paths {
             authorise(&self.keys, request)?;
         }
         if self.draining && matches!(course, Course::Pair | Course::Trial | Course::Readiness) {
-            return Err(ApiError::new(503, "draining", "the router is draining"));
+            return Err(ApiError::draining("the router is draining"));
         }
         Ok(course)
     }
@@ -170,6 +179,10 @@ impl Paths {
                 Told::json(&Loads::new(Load { disagg_mode: "null", ..load }, now, VERSION))
             }
             Course::Version => Told::json(&Version { version: VERSION }),
+            Course::Drain => Told::json(&Draining::with(flights.count())),
+            Course::Health | Course::Alive if self.draining => {
+                Told::well("text/plain", DRAINING.as_bytes().to_vec())
+            }
             _ => Told::well("text/plain", b"OK".to_vec()),
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! | entry | request here | Destination here | next |
 //! |---|---|---|---|
-//! | `Early` | no | yes, kept by room, bounded in number and time | `Open`, or `Over` by Abort, dead link, time |
+//! | `Early` | no | yes, kept by room, bounded in number and time | `Open`, or `Over` by Abort, dead link, time, drain |
 //! | `Waiting` | yes | no | `Open`, or `Over` when the request ends |
 //! | `Open` | yes | yes, checked | `Over` when the request ends; `Draining` where its writes may be under way then |
 //! | `Draining` | over | yes | `Over` when its writes have ended; whoever asks is answered then |
@@ -303,6 +303,22 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Entry::Waiting { .. } | Entry::Open { .. } | Entry::Draining { .. } | Entry::Over => true,
         });
         self.early = self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
+    }
+
+    /// The Destinations whose requests have not come, in the order of their rooms, which are over by that.
+    pub fn take_early(&mut self, now: Instant) -> Vec<Wanted<L>> {
+        if self.early == 0 {
+            return Vec::new();
+        }
+        let is_early = |(&room, entry): (&Room, &Entry<L>)| match entry {
+            Entry::Early { wanted, .. } => Some((room, wanted.clone())),
+            _ => None,
+        };
+        let mut early: Vec<_> = self.entries.iter().filter_map(is_early).collect();
+        early.sort_unstable_by_key(|&(room, _)| room);
+        self.early = 0;
+        early.iter().for_each(|&(room, _)| self.bury(room, now));
+        early.into_iter().map(|(_, wanted)| wanted).collect()
     }
 
     /// Forgets what is too old. Early Destinations whose request never came are given to `unclaimed`.

@@ -230,6 +230,13 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
+    /// No further request will come here: Destinations that wait for theirs are turned down.
+    pub fn refuse_early(&mut self, cause: Cause, now: Instant, effects: &mut impl SourceEffects<L>) {
+        for wanted in self.rooms.take_early(now) {
+            self.turn_down(&wanted, cause, effects);
+        }
+    }
+
     /// Which use of its index an open session is, for the mover.
     pub fn usage(&self, session: SessionId) -> Option<SessionGeneration> {
         self.sessions[session.0 as usize].as_ref().map(|session| session.usage)

@@ -13,6 +13,18 @@ pub fn read_body<T: Pod>(bytes: &[u8], what: &'static str) -> Result<T, MessageE
     }
 }
 
+/// Reads a body that has grown: of an earlier minor version it has at least `least` bytes, and what that did not
+/// have is zero.
+pub fn read_grown<T: Pod>(bytes: &[u8], least: usize, what: &'static str) -> Result<T, MessageError> {
+    if bytes.len() < least {
+        return Err(MessageError::Short { what, len: bytes.len(), needed: least });
+    }
+    let mut body = T::zeroed();
+    let known = bytes.len().min(size_of::<T>());
+    bytemuck::bytes_of_mut(&mut body)[..known].copy_from_slice(&bytes[..known]);
+    Ok(body)
+}
+
 /// Reads a body that is part `index` of a message.
 pub fn read_part<T: Pod>(parts: Parts<'_>, index: usize, what: &'static str) -> Result<T, MessageError> {
     read_body(parts.get(index).unwrap_or_default(), what)

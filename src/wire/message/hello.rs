@@ -1,10 +1,11 @@
 //! Messages about the connection: Hello, Proof, Bye.
 
-use super::body::{exactly, read_body, within, write_body};
+use super::body::{exactly, read_body, read_grown, within};
 use super::{MessageError, transfer};
 use crate::cause::Cause;
 use crate::ids::Peer;
 use crate::limits;
+use crate::wire::auth::KeyId;
 use crate::wire::{Multipart, Parts};
 use bytemuck::{Pod, Zeroable};
 use std::fmt;
@@ -48,6 +49,10 @@ pub struct Hello {
     pub role: Role,
     /// Random; makes each proof new.
     pub nonce: [u8; 32],
+    /// Minor version of its messages; see [`MINOR`](super::MINOR).
+    pub minor: u8,
+    /// Its cluster keys by name, the one it proves first; of minor 0 all are untold.
+    pub keys: [KeyId; limits::CLUSTER_KEYS_MAX],
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -59,14 +64,25 @@ struct HelloBody {
     software: [u16; 3],
     ranks: u16,
     role: u8,
-    pad: [u8; 7],
+    minor: u8,
+    pad: [u8; 6],
     nonce: [u8; 32],
+    /// Since minor 1.
+    keys: [KeyId; limits::CLUSTER_KEYS_MAX],
 }
+
+/// Bytes of the body that minor 0 wrote.
+const LEAST: usize = std::mem::offset_of!(HelloBody, keys);
 
 impl Hello {
     pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Hello, MessageError> {
         exactly(parts, 1)?;
-        let body: HelloBody = read_body(body, "Hello")?;
+        let mut hello: HelloBody = read_grown(body, LEAST, "Hello")?;
+        // Of a later minor version the shorter one is not whole.
+        if hello.minor > 0 {
+            hello = read_body(body, "Hello")?;
+        }
+        let body = hello;
         let role = match body.role {
             1 => Role::Prefill,
             2 => Role::Decode,
@@ -74,15 +90,18 @@ impl Hello {
             role => return Err(MessageError::Value { what: "role", value: role.into() }),
         };
         within("ranks", body.ranks, 1..=limits::RANKS_MAX as u64)?;
-        let HelloBody { peer, connection, capabilities, software, ranks, nonce, .. } = body;
-        Ok(Hello { peer, connection, capabilities, software, ranks, role, nonce })
+        let HelloBody { peer, connection, capabilities, software, ranks, nonce, minor, .. } = body;
+        let keys = if minor == 0 { Default::default() } else { body.keys };
+        Ok(Hello { peer, connection, capabilities, software, ranks, role, nonce, minor, keys })
     }
 
     pub(super) fn write(&self, out: &mut Multipart) {
-        let Hello { peer, connection, capabilities, software, ranks, role, nonce } = *self;
-        let role = role as u8;
-        let pad = [0; 7];
-        write_body(&HelloBody { peer, connection, capabilities, software, ranks, role, pad, nonce }, out);
+        let Hello { peer, connection, capabilities, software, ranks, role, nonce, minor, keys } = *self;
+        let (role, pad) = (role as u8, [0; 6]);
+        let body =
+            HelloBody { peer, connection, capabilities, software, ranks, role, minor, pad, nonce, keys };
+        let len = if minor == 0 { LEAST } else { size_of::<HelloBody>() };
+        out.extend(&bytemuck::bytes_of(&body)[..len]);
         out.end_part();
     }
 }

@@ -1,7 +1,8 @@
 //! What workers say to each other (design, section 5): typed messages and their bytes.
 //!
 //! The first part is an 8-byte header and a little-endian plain-old-data body, read unaligned: a
-//! longer body is cut, a shorter refused; lists and texts are parts of their own.
+//! longer body is cut, a shorter one is completed with zeroes where an earlier minor version wrote it so, else
+//! refused; lists and texts are parts of their own.
 //! Invariants: what decodes is in range wherever that can be told without context (peers, pools and
 //! sessions are the receiver's to compare). Only Announce and Welcome allocate.
 //! Not here: frames (`zmtp`), proof and seals (`auth`), what follows from a message (`transfer`).
@@ -31,6 +32,10 @@ use bytemuck::{Pod, Zeroable};
 
 /// Major version of the messages; another one is refused.
 pub const VERSION: u8 = 3;
+/// Minor version, told in Hello: what both sides know is what the lesser one knows. A minor version appends to bodies,
+/// and adds kinds that may be skipped; it takes nothing away, changes no meaning and adds no parts. 1: names of
+/// cluster keys in Hello.
+pub const MINOR: u8 = 1;
 const MAGIC: u16 = u16::from_le_bytes(*b"BT");
 /// A receiver that does not know the kind must close the connection, not skip the message.
 const MUST_UNDERSTAND: u16 = 1;

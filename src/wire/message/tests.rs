@@ -3,7 +3,7 @@
 use super::*;
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
-use crate::wire::auth::{ClusterKey, Hellos, Side};
+use crate::wire::auth::{ClusterKey, Hellos, Keyring, Side};
 use proptest::prelude::*;
 
 const ID: TransferId =
@@ -68,6 +68,8 @@ fn every_kind() -> Vec<Message<'static>> {
             ranks: 8,
             role: Role::Decode,
             nonce: [3; 32],
+            minor: MINOR,
+            keys: ClusterKey::new(&[4; 32]).map(|key| Keyring::from(Some(key)).ids()).unwrap(),
         }),
         Message::Proof(Proof { tag: [8; 32] }),
         Message::Announce(Box::new(Announce {

@@ -1,0 +1,148 @@
+//! `baton drain`: tells a process over HTTP to drain, and waits for its end where that is asked.
+//!
+//! Thread: main, which blocks; it has nothing else to do. Not here: the drain itself (`front::drain`).
+
+use crate::config::resolved::DrainConfig;
+use crate::config::secret::Secret;
+use crate::config::values::WorkerUrl;
+use crate::front::http::client::{Event, RequestLine, ResponseDecoder, write_request};
+use crate::front::http::{Limits, Method};
+use crate::front::openai::info::DRAINING;
+use crate::limits::{DRAIN_ANSWER_MAX, DRAIN_FLUSH_TIME, DRAIN_TIME_MAX};
+use std::fmt;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A process answers from its control thread, at once; somebody waits at a terminal, or a script.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Between two looks whether it has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(200);
+
+/// Why a process could not be told to drain, or was not seen to end.
+#[derive(Debug)]
+pub enum DrainError {
+    /// Nobody answers there.
+    Unreachable(String),
+    /// It answers, but does not drain: status, and what it says.
+    Refused(u16, String),
+    /// It drains for longer than requests may take.
+    Stuck,
+}
+
+impl fmt::Display for DrainError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DrainError::Unreachable(why) => write!(f, "cannot be reached: {why}"),
+            DrainError::Refused(status, said) => write!(f, "answers with status {status}: {said}"),
+            DrainError::Stuck => f.write_str("it still drains, though all requests should be over"),
+        }
+    }
+}
+
+impl std::error::Error for DrainError {}
+
+/// Tells it, says on `out` how many requests are left, and waits where that is asked.
+///
+/// # Errors
+/// It cannot be told, or does not end.
+pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError> {
+    let told = ask(&config.url, Method::Post, "/drain", config.api_key.as_ref());
+    let (status, body) = told.map_err(|error| DrainError::Unreachable(error.to_string()))?;
+    if status != 200 {
+        return Err(DrainError::Refused(status, String::from_utf8_lossy(&body).into_owned()));
+    }
+    let said: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+    // A closed standard output is no reason not to wait.
+    let _ = writeln!(out, "{} drains; requests that run: {}", config.url, said["running"]);
+    if config.wait {
+        await_end(&config.url)?;
+        let _ = writeln!(out, "{} has ended", config.url);
+    }
+    Ok(())
+}
+
+/// It has ended once nobody takes a connection there, or somebody else has taken its place.
+fn await_end(url: &WorkerUrl) -> Result<(), DrainError> {
+    let until = Instant::now() + DRAIN_TIME_MAX + DRAIN_FLUSH_TIME;
+    while Instant::now() < until {
+        match ask(url, Method::Get, "/health", None) {
+            Ok((200, body)) if body != DRAINING.as_bytes() => return Ok(()),
+            Ok(_) => {}
+            // It may end while it answers.
+            Err(error) if is_end(error.kind()) => return Ok(()),
+            Err(error) => return Err(DrainError::Unreachable(error.to_string())),
+        }
+        thread::sleep(LOOK_EVERY);
+    }
+    Err(DrainError::Stuck)
+}
+
+fn is_end(kind: ErrorKind) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, UnexpectedEof};
+    matches!(kind, ConnectionRefused | ConnectionReset | UnexpectedEof | BrokenPipe)
+}
+
+/// One request on a connection of its own: the answer's status and body.
+fn ask(
+    url: &WorkerUrl,
+    method: Method,
+    target: &str,
+    key: Option<&Secret>,
+) -> std::io::Result<(u16, Vec<u8>)> {
+    let mut stream = connect(url)?;
+    let host = url.to_string();
+    let line = RequestLine { method, target, host: host.trim_start_matches("http://") };
+    let bearer = key.map(|key| format!("Bearer {}", String::from_utf8_lossy(key.bytes())));
+    let mut fields = vec![("connection", "close")];
+    fields.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
+    let mut request = Vec::new();
+    write_request(&mut request, line, &fields, (method == Method::Post).then_some(&[]));
+    stream.write_all(&request)?;
+    answer(&mut stream, method)
+}
+
+fn connect(url: &WorkerUrl) -> std::io::Result<TcpStream> {
+    let mut connected = Err(ErrorKind::AddrNotAvailable.into());
+    for address in (url.host.as_str(), url.port).to_socket_addrs()? {
+        connected = TcpStream::connect_timeout(&address, PATIENCE);
+        if connected.is_ok() {
+            break;
+        }
+    }
+    let stream = connected?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    Ok(stream)
+}
+
+fn answer(stream: &mut TcpStream, method: Method) -> std::io::Result<(u16, Vec<u8>)> {
+    let until = Instant::now() + PATIENCE;
+    let mut decoder = ResponseDecoder::new(method, Limits { body: DRAIN_ANSWER_MAX, ..Limits::default() });
+    let (mut status, mut body, mut input) = (0, Vec::new(), Vec::new());
+    let mut part = [0; 4096];
+    while Instant::now() < until {
+        let count = stream.read(&mut part)?;
+        if count == 0 {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        input.extend_from_slice(&part[..count]);
+        loop {
+            let (used, event) = decoder.read(&input).map_err(std::io::Error::other)?;
+            let mut is_last = false;
+            match event {
+                Some(Event::Head(head)) => status = head.status,
+                Some(Event::Body(piece)) => body.extend_from_slice(piece),
+                Some(Event::End { .. }) => return Ok((status, body)),
+                None => is_last = true,
+            }
+            input.drain(..used);
+            if is_last {
+                break;
+            }
+        }
+    }
+    Err(ErrorKind::TimedOut.into())
+}

@@ -288,6 +288,23 @@ pub const ERROR_CODE_MAX: usize = 64;
 /// How long all workers together may take for what is asked of each of them.
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 
+/// How long an entry in a registry lasts without being renewed: three renewals may be lost.
+pub const REGISTRY_ENTRY_LIFE: Duration = Duration::from_secs(6);
+/// Between two renewals.
+pub const REGISTRY_RENEWAL: Duration = Duration::from_secs(2);
+/// Entries of a registry: as many workers of both roles as a router takes.
+pub const REGISTRY_ENTRIES_MAX: usize = 2 * ROUTER_WORKERS_MAX;
+/// How long a nonce may be used: a registration follows within milliseconds.
+pub const REGISTRY_NONCE_LIFE: Duration = Duration::from_secs(10);
+/// Nonces that were used and could be used again: renewals of all entries within their life, with room for workers
+/// that come and go.
+pub const REGISTRY_NONCES_USED_MAX: usize = 32 << 10;
+
+const _: () = assert!(
+    REGISTRY_NONCES_USED_MAX as u128
+        >= REGISTRY_ENTRIES_MAX as u128 * REGISTRY_NONCE_LIFE.as_millis() / REGISTRY_RENEWAL.as_millis()
+);
+
 // A client, its two legs, and a probe of every worker.
 const _: () =
     assert!(3 * HTTP_CONNECTIONS_MAX + 2 * ROUTER_WORKERS_MAX + ROUTER_IDLE_MAX <= NET_CONNECTIONS_MAX);

@@ -41,6 +41,11 @@ impl Health {
         self.next_probe.take_if(|due| *due <= now).is_some()
     }
 
+    /// The next probe is due now, unless one is under way.
+    pub fn hasten(&mut self, now: Instant) {
+        self.next_probe = self.next_probe.map(|due| due.min(now));
+    }
+
     /// A probe has ended.
     pub fn probed(&mut self, is_well: bool, now: Instant) -> Option<Change> {
         self.next_probe = Some(now + ROUTER_PROBE_INTERVAL);
@@ -99,6 +104,11 @@ mod tests {
         health.probed(true, now);
         assert!(!health.begin_probe(now + ROUTER_PROBE_INTERVAL / 2));
         assert!(health.begin_probe(now + ROUTER_PROBE_INTERVAL));
+        health.hasten(now);
+        assert!(!health.begin_probe(now + ROUTER_PROBE_INTERVAL), "still one at a time");
+        health.probed(true, now);
+        health.hasten(now);
+        assert!(health.begin_probe(now), "sooner, where there is reason");
     }
 
     #[test]

@@ -2,8 +2,8 @@
 //!
 //! Booked at the moment of decision, so that a burst spreads before any worker could have reported it.
 
-/// Names a worker behind a router: prefill workers first, then decode workers, each in the order of the
-/// configuration.
+/// Names a worker behind a router, in the order in which they joined. It is no other's, also when its worker
+/// has left.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkerNumber(pub usize);
 

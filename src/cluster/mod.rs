@@ -4,8 +4,11 @@
 //! what was booked is released once. Not here: connections to workers, and what is sent over them
 //! (`front::router`).
 
+pub mod entry;
 pub mod health;
 pub mod loads;
+pub mod membership;
 pub mod policy;
+pub mod proof;
 pub mod registry;
 pub mod router;

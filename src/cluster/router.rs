@@ -1,22 +1,31 @@
 //! The router's decisions: which pair serves a request, and which workers are asked how they are.
 //!
-//! Owns: loads and health of all workers. Invariant: a worker's load is the sum of its open bookings.
+//! Owns: which workers there are, their loads and health. Invariants: a worker's load is the sum of its open
+//! bookings; one that leaves is chosen and probed no more, and is known until its last booking is released;
+//! its number never becomes another's.
 
+use super::entry::Kind;
 use super::health::{Change, Health};
 use super::loads::{Load, WorkerNumber};
 use super::policy;
 use crate::config::resolved::Policy;
 use std::fmt;
-use std::ops::Range;
 use std::time::Instant;
 
 /// What a worker does.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Role {
     /// Reads prompts.
     Prefill,
     /// Generates.
     Decode,
+}
+
+impl Role {
+    /// The role of this name.
+    pub fn named(name: &str) -> Option<Role> {
+        [Role::Prefill, Role::Decode].into_iter().find(|role| role.to_string() == name)
+    }
 }
 
 impl fmt::Display for Role {
@@ -52,55 +61,115 @@ pub struct Pair {
     pub decode: Booking,
 }
 
-/// No worker of this role can be used.
+/// Why nobody is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct NoWorker(pub Role);
+pub enum NoWorker {
+    /// No worker of this role can be used.
+    Of(Role),
+    /// No two that can be used fit each other.
+    Fitting,
+}
 
 impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "no {} worker can be reached", self.0)
+        match self {
+            NoWorker::Of(role) => write!(f, "no {role} worker can be reached"),
+            NoWorker::Fitting => {
+                f.write_str("no decode worker that can be reached fits a prefill worker that can be reached")
+            }
+        }
     }
 }
 
 impl std::error::Error for NoWorker {}
 
+/// A worker that there is, or that still has bookings.
+#[derive(Debug)]
+struct Member {
+    number: WorkerNumber,
+    role: Role,
+    /// What it fits, if that is known; else it may fit anybody.
+    kind: Option<Kind>,
+    load: Load,
+    health: Health,
+    /// Open, those of no weight counted.
+    bookings: u32,
+    /// Known for its bookings alone.
+    is_leaving: bool,
+}
+
+impl Member {
+    fn fits(&self, other: &Member) -> bool {
+        self.kind.is_none() || other.kind.is_none() || self.kind == other.kind
+    }
+}
+
 /// All that is decided without a socket.
 #[derive(Debug)]
 pub struct Router {
     policy: Policy,
-    loads: Vec<Load>,
-    health: Vec<Health>,
-    /// How many of them are prefill workers; they come first.
-    prefill: usize,
-    /// Places chosen last, by role.
-    last: [usize; 2],
+    /// By number.
+    members: Vec<Member>,
+    /// The next worker's.
+    next: usize,
+    /// Chosen last, by role.
+    last: [Option<WorkerNumber>; 2],
 }
 
 impl Router {
-    /// Over so many prefill and decode workers, at least one of each; none is usable yet.
-    pub fn new(policy: Policy, prefill: usize, decode: usize, now: Instant) -> Router {
-        let count = prefill + decode;
-        Router {
-            policy,
-            loads: vec![Load::default(); count],
-            health: vec![Health::new(now); count],
-            prefill,
-            // The first turn is the first worker's.
-            last: [prefill.saturating_sub(1), decode.saturating_sub(1)],
+    /// Over no workers yet.
+    pub fn new(policy: Policy) -> Router {
+        Router { policy, members: Vec::new(), next: 0, last: [None; 2] }
+    }
+
+    /// A worker joins; it is not usable before a probe of it has succeeded.
+    pub fn join(&mut self, role: Role, now: Instant) -> WorkerNumber {
+        let number = WorkerNumber(self.next);
+        self.next += 1;
+        let (load, health) = (Load::default(), Health::new(now));
+        self.members.push(Member { number, role, kind: None, load, health, bookings: 0, is_leaving: false });
+        number
+    }
+
+    /// It is known what a worker fits: it is paired with no other kind from now on.
+    pub fn set_kind(&mut self, worker: WorkerNumber, kind: Kind) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].kind = Some(kind);
         }
+    }
+
+    /// A worker leaves: what is booked on it runs on.
+    pub fn leave(&mut self, worker: WorkerNumber) {
+        let Some(place) = self.place(worker) else { return };
+        let member = &mut self.members[place];
+        (member.is_leaving, member.load.usable) = (true, false);
+        if member.bookings == 0 {
+            self.members.remove(place);
+        }
+    }
+
+    /// Whether a worker is here, or has bookings left.
+    pub fn knows(&self, worker: WorkerNumber) -> bool {
+        self.place(worker).is_some()
+    }
+
+    /// Whether a worker is here and not about to leave.
+    pub fn has(&self, worker: WorkerNumber) -> bool {
+        self.member(worker).is_some_and(|member| !member.is_leaving)
     }
 
     /// Chooses a pair for `weight` sequences and books them on both.
     ///
     /// # Errors
-    /// One of the roles has no usable worker; nothing is booked then.
+    /// One of the roles has no usable worker, or none fits; nothing is booked then.
     pub fn choose(&mut self, weight: u32) -> Result<Pair, NoWorker> {
-        let prefill = self.pick(Role::Prefill)?;
-        let decode = self.pick(Role::Decode)?;
-        Ok(Pair {
-            prefill: self.book(Role::Prefill, prefill, weight),
-            decode: self.book(Role::Decode, decode, weight),
-        })
+        for role in [Role::Prefill, Role::Decode] {
+            self.pick(role, |_| true)?;
+        }
+        let can_pair = |prefill: &Member| self.usable(Role::Decode).any(|decode| prefill.fits(decode));
+        let prefill = self.pick(Role::Prefill, can_pair).map_err(|_| NoWorker::Fitting)?;
+        let decode = self.pick(Role::Decode, |decode| self.members[prefill].fits(decode))?;
+        Ok(Pair { prefill: self.book(prefill, weight), decode: self.book(decode, weight) })
     }
 
     /// Chooses a worker of one role.
@@ -108,83 +177,133 @@ impl Router {
     /// # Errors
     /// None is usable.
     pub fn choose_one(&mut self, role: Role, weight: u32) -> Result<Booking, NoWorker> {
-        let place = self.pick(role)?;
-        Ok(self.book(role, place, weight))
+        let place = self.pick(role, |_| true)?;
+        Ok(self.book(place, weight))
     }
 
     /// A booking of no weight, for what is asked of this very worker.
-    pub fn visit(&self, worker: WorkerNumber) -> Booking {
+    pub fn visit(&mut self, worker: WorkerNumber) -> Booking {
+        if let Some(place) = self.place(worker) {
+            self.members[place].bookings += 1;
+        }
         Booking { worker, weight: 0 }
     }
 
-    /// The first usable worker, whatever its role.
+    /// A usable worker, whatever its role: of prefill workers, where there are any, the one that is here longest.
     ///
     /// # Errors
     /// None is usable.
     pub fn first(&self) -> Result<WorkerNumber, NoWorker> {
-        let first = self.loads.iter().position(|load| load.usable).map(WorkerNumber);
-        first.ok_or(NoWorker(Role::Prefill))
+        let usable = self.members.iter().filter(|member| member.load.usable);
+        let first = usable.min_by_key(|member| (member.role, member.number));
+        first.map(|member| member.number).ok_or(NoWorker::Of(Role::Prefill))
     }
 
     /// Ends a booking.
     pub fn release(&mut self, booking: Booking) {
-        self.loads[booking.worker.0].booked -= booking.weight;
+        let Some(place) = self.place(booking.worker) else { return };
+        let member = &mut self.members[place];
+        member.load.booked -= booking.weight;
+        member.bookings -= 1;
+        if member.is_leaving && member.bookings == 0 {
+            self.members.remove(place);
+        }
     }
 
     /// The next worker that is to be probed now; what comes of it is told by [`Router::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> Option<WorkerNumber> {
-        self.health.iter_mut().position(|health| health.begin_probe(now)).map(WorkerNumber)
+        let mut here = self.members.iter_mut().filter(|member| !member.is_leaving);
+        here.find_map(|member| member.health.begin_probe(now).then_some(member.number))
+    }
+
+    /// A worker's next probe is due now: there is reason to think that it has changed.
+    pub fn hasten_probe(&mut self, worker: WorkerNumber, now: Instant) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].health.hasten(now);
+        }
     }
 
     /// A probe has ended.
     pub fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) -> Option<Change> {
-        let change = self.health[worker.0].probed(is_well, now);
-        self.turned(worker, change)
+        self.turn(worker, |health| health.probed(is_well, now))
     }
 
     /// A worker did not take a connection.
     pub fn refused(&mut self, worker: WorkerNumber) -> Option<Change> {
-        let change = self.health[worker.0].refused();
-        self.turned(worker, change)
+        self.turn(worker, Health::refused)
     }
 
     /// Whether there is a usable pair.
     pub fn is_ready(&self) -> bool {
-        let usable = |role| self.loads[self.members(role)].iter().any(|load| load.usable);
-        usable(Role::Prefill) && usable(Role::Decode)
+        let mut prefill = self.usable(Role::Prefill);
+        prefill.any(|prefill| self.usable(Role::Decode).any(|decode| prefill.fits(decode)))
     }
 
-    /// Loads by worker number.
-    pub fn loads(&self) -> &[Load] {
-        &self.loads
+    /// The workers that are here, by number.
+    pub fn workers(&self) -> impl Iterator<Item = (WorkerNumber, Role, Load)> {
+        let here = self.members.iter().filter(|member| !member.is_leaving);
+        here.map(|member| (member.number, member.role, member.load))
     }
 
-    /// What a worker does.
-    pub fn role(&self, worker: WorkerNumber) -> Role {
-        if worker.0 < self.prefill { Role::Prefill } else { Role::Decode }
+    /// A worker's load, while it is known.
+    pub fn load(&self, worker: WorkerNumber) -> Option<Load> {
+        self.member(worker).map(|member| member.load)
     }
 
-    fn members(&self, role: Role) -> Range<usize> {
-        match role {
-            Role::Prefill => 0..self.prefill,
-            Role::Decode => self.prefill..self.loads.len(),
+    /// What a worker does, while it is known.
+    pub fn role(&self, worker: WorkerNumber) -> Option<Role> {
+        self.member(worker).map(|member| member.role)
+    }
+
+    fn place(&self, worker: WorkerNumber) -> Option<usize> {
+        self.members.binary_search_by_key(&worker, |member| member.number).ok()
+    }
+
+    fn member(&self, worker: WorkerNumber) -> Option<&Member> {
+        self.place(worker).map(|place| &self.members[place])
+    }
+
+    fn usable(&self, role: Role) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(move |member| member.role == role && member.load.usable)
+    }
+
+    /// The place among all members of the one that the policy names, of those of a role that `suits`.
+    fn pick(&self, role: Role, suits: impl Fn(&Member) -> bool) -> Result<usize, NoWorker> {
+        let here = |(_, member): &(usize, &Member)| member.role == role && !member.is_leaving;
+        let row = |(place, member): (usize, &Member)| {
+            let usable = member.load.usable && suits(member);
+            (place, Load { usable, ..member.load })
+        };
+        let (places, loads): (Vec<usize>, Vec<Load>) =
+            self.members.iter().enumerate().filter(here).map(row).unzip();
+        // The first turn is the first worker's; behind one that has left it is its neighbour's.
+        let last = self.last[role as usize];
+        let passed = places.iter().filter(|&&place| Some(self.members[place].number) <= last).count();
+        let last = passed.checked_sub(1).unwrap_or(loads.len().saturating_sub(1));
+        let picked = policy::pick(self.policy, &loads, last).ok_or(NoWorker::Of(role))?;
+        Ok(places[picked])
+    }
+
+    fn book(&mut self, place: usize, weight: u32) -> Booking {
+        let member = &mut self.members[place];
+        self.last[member.role as usize] = Some(member.number);
+        member.load.booked += weight;
+        member.bookings += 1;
+        Booking { worker: member.number, weight }
+    }
+
+    fn turn(
+        &mut self,
+        worker: WorkerNumber,
+        step: impl FnOnce(&mut Health) -> Option<Change>,
+    ) -> Option<Change> {
+        let place = self.place(worker)?;
+        let member = &mut self.members[place];
+        if member.is_leaving {
+            return None;
         }
-    }
-
-    fn pick(&self, role: Role) -> Result<usize, NoWorker> {
-        let loads = &self.loads[self.members(role)];
-        policy::pick(self.policy, loads, self.last[role as usize]).ok_or(NoWorker(role))
-    }
-
-    fn book(&mut self, role: Role, place: usize, weight: u32) -> Booking {
-        self.last[role as usize] = place;
-        let worker = WorkerNumber(self.members(role).start + place);
-        self.loads[worker.0].booked += weight;
-        Booking { worker, weight }
-    }
-
-    fn turned(&mut self, worker: WorkerNumber, change: Option<Change>) -> Option<Change> {
-        self.loads[worker.0].usable = self.health[worker.0].is_up();
+        let change = step(&mut member.health);
+        member.load.usable = member.health.is_up();
         change
     }
 }
@@ -194,16 +313,29 @@ mod tests {
     use super::*;
 
     fn router(policy: Policy, prefill: usize, decode: usize) -> Router {
-        let now = Instant::now();
-        let mut router = Router::new(policy, prefill, decode, now);
-        for worker in 0..prefill + decode {
-            assert_eq!(router.probed(WorkerNumber(worker), true, now), Some(Change::Up));
+        let mut router = Router::new(policy);
+        for (role, count) in [(Role::Prefill, prefill), (Role::Decode, decode)] {
+            for _ in 0..count {
+                join(&mut router, role);
+            }
         }
         router
     }
 
+    /// A worker that is up.
+    fn join(router: &mut Router, role: Role) -> WorkerNumber {
+        let now = Instant::now();
+        let worker = router.join(role, now);
+        assert_eq!(router.probed(worker, true, now), Some(Change::Up));
+        worker
+    }
+
     fn numbers(pair: &Pair) -> (usize, usize) {
         (pair.prefill.worker().0, pair.decode.worker().0)
+    }
+
+    fn booked(router: &Router) -> Vec<u32> {
+        router.workers().map(|(_, _, load)| load.booked).collect()
     }
 
     #[test]
@@ -213,7 +345,7 @@ mod tests {
         assert_eq!(chosen, [(0, 2), (1, 3), (0, 4), (1, 2)]);
         assert_eq!(
             (router.role(WorkerNumber(1)), router.role(WorkerNumber(2))),
-            (Role::Prefill, Role::Decode)
+            (Some(Role::Prefill), Some(Role::Decode))
         );
     }
 
@@ -230,7 +362,7 @@ mod tests {
             router.release(pair.prefill);
             router.release(pair.decode);
         }
-        assert_eq!(router.loads().iter().map(|load| load.booked).collect::<Vec<_>>(), [1, 1, 0]);
+        assert_eq!(booked(&router), [1, 1, 0]);
     }
 
     #[test]
@@ -239,20 +371,85 @@ mod tests {
         assert!(router.is_ready());
         assert_eq!(router.refused(WorkerNumber(1)), Some(Change::Down));
         assert!(!router.is_ready());
-        assert_eq!(router.choose(1), Err(NoWorker(Role::Decode)));
-        assert_eq!(router.loads()[0].booked, 0);
+        assert_eq!(router.choose(1), Err(NoWorker::Of(Role::Decode)));
+        assert_eq!(booked(&router), [0, 0]);
         assert_eq!(router.first(), Ok(WorkerNumber(0)));
         router.refused(WorkerNumber(0));
-        assert_eq!(router.choose(1), Err(NoWorker(Role::Prefill)));
-        assert_eq!(router.first(), Err(NoWorker(Role::Prefill)));
+        assert_eq!(router.choose(1), Err(NoWorker::Of(Role::Prefill)));
+        assert_eq!(router.first(), Err(NoWorker::Of(Role::Prefill)));
     }
 
     #[test]
     fn every_worker_is_probed_once_and_unusable_until_then() {
         let now = Instant::now();
-        let mut router = Router::new(Policy::RoundRobin, 1, 1, now);
+        let mut router = Router::new(Policy::RoundRobin);
+        assert!(!router.is_ready() && router.begin_probe(now).is_none());
+        router.join(Role::Prefill, now);
+        router.join(Role::Decode, now);
         assert!(!router.is_ready());
-        let probed: Vec<_> = std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect();
-        assert_eq!(probed, [0, 1]);
+        let mut probed =
+            || std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect::<Vec<_>>();
+        assert_eq!(probed(), [0, 1]);
+        assert_eq!(probed(), [0_usize; 0]);
+    }
+
+    #[test]
+    fn who_leaves_is_not_chosen_again_and_is_known_to_its_last_booking() {
+        let (mut router, now) = (router(Policy::RoundRobin, 1, 2), Instant::now());
+        let running = router.choose(2).unwrap();
+        assert_eq!(numbers(&running), (0, 1));
+        router.leave(WorkerNumber(1));
+        assert!(router.knows(WorkerNumber(1)) && !router.has(WorkerNumber(1)));
+        assert_eq!(router.load(WorkerNumber(1)), Some(Load { usable: false, booked: 2 }));
+        for _ in 0..3 {
+            assert_eq!(numbers(&router.choose(1).unwrap()), (0, 2));
+        }
+        assert_eq!(router.probed(WorkerNumber(1), true, now), None, "it does not come up again");
+        assert_eq!(router.choose_one(Role::Decode, 0).unwrap().worker(), WorkerNumber(2));
+        router.release(running.decode);
+        assert!(!router.knows(WorkerNumber(1)));
+        let visit = router.visit(WorkerNumber(0));
+        router.leave(WorkerNumber(2));
+        router.leave(WorkerNumber(0));
+        router.release(visit);
+        assert!(router.knows(WorkerNumber(0)), "sequences are booked on it");
+        assert_eq!(router.choose(1), Err(NoWorker::Of(Role::Prefill)));
+    }
+
+    #[test]
+    fn a_number_never_becomes_anothers_and_turns_go_on_where_one_is_missing() {
+        let mut router = router(Policy::RoundRobin, 1, 3);
+        let chosen = |router: &mut Router| numbers(&router.choose(1).unwrap()).1;
+        assert_eq!((chosen(&mut router), chosen(&mut router)), (1, 2));
+        router.leave(WorkerNumber(2));
+        assert_eq!(join(&mut router, Role::Decode), WorkerNumber(4));
+        assert_eq!(std::array::from_fn(|_| chosen(&mut router)), [3, 4, 1, 3]);
+        for number in 1..=4 {
+            router.leave(WorkerNumber(number));
+        }
+        assert_eq!(join(&mut router, Role::Decode), WorkerNumber(5));
+        assert_eq!(chosen(&mut router), 5);
+    }
+
+    #[test]
+    fn misfits_are_never_paired_and_who_says_nothing_may_fit() {
+        let mut router = router(Policy::RoundRobin, 2, 2);
+        let (a, b) = (Kind([1; 32]), Kind([2; 32]));
+        router.set_kind(WorkerNumber(0), a);
+        router.set_kind(WorkerNumber(2), a);
+        router.set_kind(WorkerNumber(3), b);
+        for _ in 0..4 {
+            let (prefill, decode) = numbers(&router.choose(1).unwrap());
+            assert!((prefill, decode) != (0, 3));
+        }
+        router.set_kind(WorkerNumber(1), b);
+        let mut pairs: Vec<_> = (0..4).map(|_| numbers(&router.choose(1).unwrap())).collect();
+        pairs.sort_unstable();
+        assert_eq!(pairs, [(0, 2), (0, 2), (1, 3), (1, 3)]);
+        router.refused(WorkerNumber(2));
+        assert_eq!(numbers(&router.choose(1).unwrap()), (1, 3), "the other has nobody left");
+        router.refused(WorkerNumber(1));
+        assert_eq!(router.choose(1), Err(NoWorker::Fitting));
+        assert!(!router.is_ready());
     }
 }

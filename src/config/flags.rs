@@ -405,14 +405,21 @@ pub(super) struct DestinationFlags {
 #[command(next_help_heading = "Workers")]
 pub(super) struct RoutingFlags {
     /// A prefill worker and the port of its registry [default port: 8998]; may be repeated
-    #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2, required = true)]
+    #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2)]
     pub(super) prefill: Vec<String>,
     /// A decode worker; may be repeated
-    #[arg(long, value_name = "URL", required = true)]
+    #[arg(long, value_name = "URL")]
     pub(super) decode: Vec<WorkerUrl>,
     /// How the workers of a request are chosen
     #[arg(long, value_enum, default_value_t)]
     pub(super) policy: Policy,
+    /// File of at least 32 random bytes that all workers of the cluster share: who enters a worker, or takes one off, must
+    /// prove to know it
+    #[arg(long, value_name = "FILE")]
+    pub(super) cluster_key_file: Option<PathBuf>,
+    /// Take workers from beyond loopback without a cluster key: whoever enters one receives prompts
+    #[arg(long)]
+    pub(super) insecure: bool,
 }
 
 #[derive(Args, Debug)]

@@ -122,11 +122,15 @@ impl Resolver<'_> {
     }
 
     fn router(&mut self, flags: RouterFlags) -> Result<RouterConfig, ConfigError> {
-        let RoutingFlags { prefill, decode, policy } = flags.workers;
+        let RoutingFlags { prefill, decode, policy, cluster_key_file, insecure } = flags.workers;
         let prefill = prefill_endpoints(&prefill)?;
         distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
         distinct_workers("--decode", decode.iter())?;
+        let key_file: Option<&Path> = cluster_key_file.as_deref();
+        key_or_insecure(key_file, insecure)?;
         Ok(RouterConfig {
+            cluster_key: key_file.map(|path| read_cluster_key(path, &mut self.warnings)).transpose()?,
+            takes_anybody: insecure || flags.front.host.is_loopback(),
             front: self.front(flags.front, FRONT_PORT)?,
             prefill,
             decode,
@@ -196,13 +200,7 @@ impl Resolver<'_> {
         listens_for_peers: bool,
     ) -> Result<HandoffConfig, ConfigError> {
         let key_file: Option<&Path> = flags.cluster_key_file.as_deref();
-        if key_file.is_some() && flags.insecure {
-            return Err(ConfigError::Conflict {
-                flag: "--cluster-key-file",
-                other: "--insecure",
-                why: "peers either prove that they know the key or they do not",
-            });
-        }
+        key_or_insecure(key_file, flags.insecure)?;
         if listens_for_peers && !host.is_loopback() && key_file.is_none() && !flags.insecure {
             return Err(ConfigError::Missing {
                 flag: "--cluster-key-file or --insecure",
@@ -269,6 +267,17 @@ fn default_names(path: &Path) -> Vec<String> {
         names.push(typed);
     }
     names
+}
+
+fn key_or_insecure(key_file: Option<&Path>, insecure: bool) -> Result<(), ConfigError> {
+    match key_file.is_some() && insecure {
+        false => Ok(()),
+        true => Err(ConfigError::Conflict {
+            flag: "--cluster-key-file",
+            other: "--insecure",
+            why: "peers either prove that they know the key or they do not",
+        }),
+    }
 }
 
 fn data_threads(typed: Option<DataThreads>, transfer: Transfer) -> Result<DataThreads, ConfigError> {

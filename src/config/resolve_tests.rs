@@ -133,7 +133,6 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("decode m --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
         ("decode m --cluster-key-file /nowhere", &["--cluster-key-file /nowhere", "No such file"]),
         ("decode m --bootstrap-allow 10.0.0.0/99", &["10.0.0.0/99", "--bootstrap-allow", "32 bits"]),
-        ("router --prefill http://a:1", &["--decode"]),
         ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
         ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
         ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),

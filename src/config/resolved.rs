@@ -92,12 +92,16 @@ pub struct DecodeConfig {
 pub struct RouterConfig {
     /// Its HTTP front.
     pub front: FrontConfig,
-    /// Prefill workers, at least one, no two with one address.
+    /// Prefill workers that are there from the start, no two with one address.
     pub prefill: Vec<PrefillEndpoint>,
     /// Decode workers, likewise.
     pub decode: Vec<WorkerUrl>,
     /// How a pair is chosen.
     pub policy: Policy,
+    /// What those must prove to know who change the set of workers; `None`: see below.
+    pub cluster_key: Option<Secret>,
+    /// Whether anybody may change it where there is no key: on loopback, or by `--insecure`.
+    pub takes_anybody: bool,
     /// The log.
     pub log: LogConfig,
 }

@@ -3,6 +3,7 @@
 //! Thread: `ctl`. Routes, fields and codes of SGLang's bootstrap server (`cluster::registry` keeps the table).
 //! Writes carry proof of the cluster key where there is one: `x-baton-proof`, the HMAC-SHA-256 of the body in hex.
 
+use crate::cluster::proof::{PROOF, from_hex};
 use crate::cluster::registry::{RankId, Refusal, Registration, Registry};
 use crate::config::secret::Secret;
 use crate::front::connections::{Answer, Connections, Incoming, JSON};
@@ -133,7 +134,7 @@ impl Bootstrap {
 
     fn proven(&self, request: &Request) -> bool {
         let Some(key) = &self.key else { return true };
-        let Some(shown) = request.head.headers.get("x-baton-proof").and_then(from_hex) else { return false };
+        let Some(shown) = request.head.headers.get(PROOF).and_then(from_hex) else { return false };
         let mac = Hmac::<Sha256>::new_from_slice(key.bytes());
         mac.is_ok_and(|mac| mac.chain_update(&request.body).verify_slice(&shown).is_ok())
     }
@@ -173,12 +174,4 @@ fn json(body: &impl serde::Serialize) -> Reply {
         Ok(body) => Reply { status: 200, media: JSON, body },
         Err(error) => text(500, &error.to_string()),
     }
-}
-
-fn from_hex(text: &str) -> Option<Vec<u8>> {
-    let digits = text.as_bytes();
-    if !digits.len().is_multiple_of(2) {
-        return None;
-    }
-    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
 }

@@ -9,6 +9,8 @@ pub mod fleet;
 pub mod flights;
 pub mod introduction;
 pub mod paths;
+pub mod target;
+pub mod workers;
 
 use crate::front::connections::{Connections, Incoming};
 use crate::front::service::End;
@@ -95,6 +97,7 @@ impl RouterService {
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             self.fleet.expire(&mut self.reactor, now);
+            self.paths.workers().expire(&mut self.fleet, &mut self.reactor, now);
             self.fleet.probe(&mut self.reactor, now);
             self.connections.expire(&mut self.reactor, now);
         }

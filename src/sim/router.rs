@@ -84,9 +84,13 @@ pub struct Flights {
 impl Flights {
     /// No requests; all workers are up.
     pub fn new(policy: Policy, prefill: usize, decode: usize, now: Instant) -> Flights {
-        let mut router = Router::new(policy, prefill, decode, now);
-        for worker in 0..prefill + decode {
-            router.probed(WorkerNumber(worker), true, now);
+        let mut router = Router::new(policy);
+        // Numbered as the cluster numbers its processes.
+        let roles =
+            std::iter::repeat_n(Role::Prefill, prefill).chain(std::iter::repeat_n(Role::Decode, decode));
+        for role in roles {
+            let worker = router.join(role, now);
+            router.probed(worker, true, now);
         }
         Flights { router, flights: Vec::new(), wishes: Vec::new() }
     }

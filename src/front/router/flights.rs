@@ -305,7 +305,7 @@ impl Flights {
     /// Sends the request on all connections at once, under a fresh room.
     fn send(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
         let room = Room(random() >> 1);
-        let source = flight.source.map(|worker| &way.fleet.targets()[worker.0]);
+        let source = flight.source.and_then(|worker| way.fleet.target(worker));
         let body = match (flight.load.take(), source) {
             (Some(Load::Routed(body)), Some(source)) => {
                 body.address(&source.url.host, source.bootstrap_port.unwrap_or_default(), room)
@@ -464,8 +464,7 @@ impl Flight {
             _ => LogLevel::Warn,
         };
         if log::is_logged(level) {
-            let url = |worker: WorkerNumber| way.fleet.targets()[worker.0].url.to_string();
-            let worker = worker.map_or("none".into(), url);
+            let worker = worker.map_or("none".into(), |worker| way.fleet.url(worker));
             let fields: [log::Field; 4] =
                 [("request", &self.id), ("worker", &worker), ("cause", &cause), ("why", &why)];
             log::write(level, "router", "request failed", &fields);

@@ -292,6 +292,19 @@ pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 pub const REGISTRY_ENTRY_LIFE: Duration = Duration::from_secs(6);
 /// Between two renewals.
 pub const REGISTRY_RENEWAL: Duration = Duration::from_secs(2);
+/// After one that failed: a registry that has started anew soon knows its workers again.
+pub const REGISTRY_RETRY: Duration = Duration::from_millis(500);
+/// How long a registry may take for one renewal: less than between two of them.
+pub const REGISTRY_ANSWER_TIME: Duration = Duration::from_millis(1500);
+/// Bytes of a registry's answer, or of a line of etcd's watch: all entries that there may be, in base 64.
+pub const ERRAND_ANSWER_MAX: usize = 4 << 20;
+/// See [`ERRAND_ANSWER_MAX`].
+pub const ETCD_LINE_MAX: usize = ERRAND_ANSWER_MAX;
+/// How long a watch of etcd stands before everything is read anew: a member that is cut off from the others goes on
+/// watching what no longer changes.
+pub const REGISTRY_STREAM_LIFE: Duration = Duration::from_secs(10);
+/// Routers, or members of an etcd, that one process is told of.
+pub const REGISTRY_HOSTS_MAX: usize = 16;
 /// Entries of a registry: as many workers of both roles as a router takes.
 pub const REGISTRY_ENTRIES_MAX: usize = 2 * ROUTER_WORKERS_MAX;
 /// How long a nonce may be used: a registration follows within milliseconds.

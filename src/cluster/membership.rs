@@ -49,6 +49,8 @@ pub enum Why {
     Withdrawn,
     /// It has not renewed its entry.
     Expired,
+    /// The registry elsewhere that kept its entry has dropped it.
+    Dropped,
     /// Another process has taken its place.
     Replaced,
 }
@@ -59,6 +61,7 @@ impl fmt::Display for Why {
             Why::Removed => "it was removed",
             Why::Withdrawn => "it has taken its entry back",
             Why::Expired => "its entry was not renewed",
+            Why::Dropped => "etcd has dropped its entry",
             Why::Replaced => "another incarnation has taken its place",
         })
     }

@@ -4,8 +4,12 @@
 //! what was booked is released once. Not here: connections to workers, and what is sent over them
 //! (`front::router`).
 
+pub mod enrolment;
 pub mod entry;
+pub mod errand;
+pub mod etcd;
 pub mod health;
+pub mod keeping;
 pub mod loads;
 pub mod membership;
 pub mod policy;

@@ -3,6 +3,7 @@
 //! Ranges of single values are checked here, by clap; what depends on several is `resolve`'s.
 //! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
 
+use super::registry::RegistryAddress;
 use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
 use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer};
 use crate::limits::{
@@ -370,6 +371,10 @@ pub(super) struct HandoffFlags {
     /// Listen for peers beyond loopback without a cluster key: whoever reaches the port is believed
     #[arg(long)]
     pub(super) insecure: bool,
+    /// Where this worker enters itself and is found: routers that keep a registry, as http://HOST:PORT,http://HOST:PORT, or
+    /// etcd, as etcd://HOST:PORT,HOST:PORT
+    #[arg(long, value_name = "REGISTRY")]
+    pub(super) registry: Option<RegistryAddress>,
     /// Honour the bootstrap host 2.2.2.2, which asks for a transfer of nothing
     #[arg(long)]
     pub(super) fake_bootstrap: bool,
@@ -413,6 +418,9 @@ pub(super) struct RoutingFlags {
     /// How the workers of a request are chosen
     #[arg(long, value_enum, default_value_t)]
     pub(super) policy: Policy,
+    /// Take workers from this etcd, too, as etcd://HOST:PORT,HOST:PORT: all routers over it see the same ones
+    #[arg(long, value_name = "REGISTRY")]
+    pub(super) registry: Option<RegistryAddress>,
     /// File of at least 32 random bytes that all workers of the cluster share: who enters a worker, or takes one off, must
     /// prove to know it
     #[arg(long, value_name = "FILE")]

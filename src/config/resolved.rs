@@ -2,6 +2,7 @@
 //!
 //! An `Option` here means that the answer lies in the model file or with the peer, and says so.
 
+use super::registry::RegistryAddress;
 use super::secret::Secret;
 use super::values::{ByteSize, Cidr, WorkerUrl};
 use clap::ValueEnum;
@@ -98,6 +99,8 @@ pub struct RouterConfig {
     pub decode: Vec<WorkerUrl>,
     /// How a pair is chosen.
     pub policy: Policy,
+    /// An etcd whose entries are workers here; by host and port.
+    pub etcd: Vec<WorkerUrl>,
     /// What those must prove to know who change the set of workers; `None`: see below.
     pub cluster_key: Option<Secret>,
     /// Whether anybody may change it where there is no key: on loopback, or by `--insecure`.
@@ -219,6 +222,8 @@ pub struct HandoffConfig {
     pub advertise_host: Option<String>,
     /// What peers must prove to know; `None`: nothing, on loopback or by `--insecure`.
     pub cluster_key: Option<Secret>,
+    /// Where it enters itself.
+    pub registry: Option<RegistryAddress>,
     /// Whether the bootstrap host 2.2.2.2 asks for a transfer of nothing, or is an address like any other.
     pub fake_bootstrap: bool,
 }

@@ -3,6 +3,7 @@
 pub mod bootstrap;
 pub mod connections;
 pub mod directory;
+pub mod errands;
 pub mod exchange;
 pub mod generations;
 pub mod handoff;
@@ -11,6 +12,7 @@ pub mod lanes;
 pub mod openai;
 pub mod passing;
 pub mod peers;
+pub mod registrar;
 pub mod resolver;
 pub mod router;
 pub mod routes;

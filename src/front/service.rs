@@ -7,6 +7,7 @@ use crate::front::bootstrap::Bootstrap;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::generations::{Generations, Way};
 use crate::front::peers::Peers;
+use crate::front::registrar::Registrar;
 use crate::front::routes::Routes;
 use crate::limits::{DRAIN_TIME_MAX, ENGINE_STILL_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
@@ -33,6 +34,7 @@ pub struct Service {
     routes: Routes,
     peers: Option<Peers>,
     bootstrap: Option<Bootstrap>,
+    registrar: Option<Registrar>,
     events: Vec<Receiver<mailbox::Event>>,
     progress: Progress,
     bell: Arc<Bell>,
@@ -89,6 +91,7 @@ impl Service {
             routes,
             peers: None,
             bootstrap: None,
+            registrar: None,
             events,
             progress: Progress { count: progress, seen: 0, moved: now },
             bell,
@@ -101,6 +104,11 @@ impl Service {
     pub fn join(&mut self, peers: Peers, bootstrap: Option<Bootstrap>) {
         self.peers = Some(peers);
         self.bootstrap = bootstrap;
+    }
+
+    /// Is found in registries from now on.
+    pub fn enrol(&mut self, registrar: Registrar) {
+        self.registrar = Some(registrar);
     }
 
     /// Sockets, to listen on further ports.
@@ -164,6 +172,9 @@ impl Service {
     }
 
     fn dispatch(&mut self, event: Event, now: Instant) {
+        if let Some(registrar) = self.registrar.as_mut().filter(|registrar| registrar.owns(&event)) {
+            return registrar.handle(event, &mut self.reactor, now);
+        }
         let handoff = self.generations.handoff_mut();
         match (&mut self.peers, &mut self.bootstrap) {
             (Some(peers), _) if peers.owns(&event) => peers.handle(event, &mut self.reactor, handoff, now),
@@ -178,6 +189,9 @@ impl Service {
         self.routes.set_hanging(hangs);
         if let Some(peers) = &mut self.peers {
             peers.answer_pings(!hangs);
+        }
+        if let Some(registrar) = &mut self.registrar {
+            registrar.turn(hangs, &mut self.reactor, now);
         }
     }
 
@@ -219,13 +233,17 @@ impl Service {
         if let Some(peers) = &mut self.peers {
             peers.drain(&mut self.reactor, self.generations.handoff_mut(), now);
         }
+        if let Some(registrar) = &mut self.registrar {
+            registrar.withdraw(&mut self.reactor, now);
+        }
         self.reactor.stop_listening(self.listener);
         None
     }
 
-    fn drained(&self, now: Instant) -> Option<End> {
+    fn drained(&mut self, now: Instant) -> Option<End> {
         let until = self.draining?;
-        if self.generations.is_idle() && self.reactor.queued_total() == 0 {
+        let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);
+        if self.generations.is_idle() && is_out && self.reactor.queued_total() == 0 {
             Some(End::Drained)
         } else if now >= until {
             Some(End::CutOff)

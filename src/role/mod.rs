@@ -5,12 +5,14 @@
 
 pub mod router;
 
+mod enrolling;
 mod loaded;
 mod ports;
 mod process;
 mod starting;
 
 use crate::cluster::registry::{Registration, Registry};
+use crate::cluster::router as cluster;
 use crate::config::resolved::{
     DataThreads, DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerConfig,
     WorkerLayout,
@@ -37,8 +39,8 @@ use crate::stdx::bell::Bell;
 use crate::transfer::transport::rdma::Nic;
 use crate::wire::auth::ClusterKey;
 use crate::wire::message::{self as wire, Transport};
-use loaded::Loaded;
 pub use loaded::host_id;
+use loaded::{Loaded, kind};
 use ports::Port;
 use process::Process;
 use sha2::{Digest, Sha256};
@@ -151,6 +153,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let mut passing = Passing::default();
     passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
     let layout = loaded.layout;
+    let kind = kind(&loaded.fingerprint, &layout);
     let mode = Mode { bootstrap_port: Some(bootstrap_port), ..About::mode_of(EngineType::Prefill) };
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
     // Only now is the port known where 0 was asked for.
@@ -161,8 +164,11 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let key = config.handoff.cluster_key.clone();
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
     let lanes = Lanes::new(None, running.wait.clone());
+    let peer = identity.peer;
     let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, Patience::default());
     running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
+    let role = cluster::Role::Prefill;
+    enrolling::enrol(&config.handoff, &mut running.service, peer, role, Some(bootstrap_port), kind)?;
     event!(
         Info,
         "ctl",
@@ -200,6 +206,7 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let worker = process.add_decode(&loaded)?;
     let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default, proven };
     let mode = About::mode_of(EngineType::Decode);
+    let kind = kind(&loaded.fingerprint, &loaded.layout);
     let bell = ctl.clone();
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
     let identity = peer_identity(wire::Role::Decode, running.service.address(), &config.handoff)?;
@@ -207,9 +214,11 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let directory = Directory::new(config.bootstrap_allow.clone(), names);
     let lanes = Lanes::new(data, running.wait.clone());
+    let peer = identity.peer;
     running
         .service
         .join(Peers::new(identity, None, directory, Passing::default(), lanes, Patience::default()), None);
+    enrolling::enrol(&config.handoff, &mut running.service, peer, cluster::Role::Decode, None, kind)?;
     if let Some(told) = told {
         event!(Info, "ctl", "lanes are taken", data_port = told.port());
     }

@@ -1,10 +1,12 @@
 //! `baton router`: one thread, `ctl`, beside it those that resolve names, and nothing that needs a model.
 
-use super::RoleError;
+use super::{RoleError, enrolling};
 use crate::cluster::entry::Seat;
+use crate::cluster::etcd::view::View;
 use crate::cluster::router::Role;
 use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
+use crate::front::errands::Errands;
 use crate::front::resolver::Resolver;
 use crate::front::router::RouterService;
 use crate::front::router::fleet::Fleet;
@@ -39,7 +41,8 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         let named = workers.name(seat, port, address, &mut fleet, &mut reactor, now);
         named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
     }
-    let service = RouterService::new(
+    let waker = reactor.waker();
+    let mut service = RouterService::new(
         reactor,
         config.front.address(),
         fleet,
@@ -48,6 +51,10 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         now,
     )
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?;
+    if !config.etcd.is_empty() {
+        let names = enrolling::names(&config.etcd, move || waker.wake())?;
+        service.watch(Errands::new(View::new(config.cluster_key.clone(), now), config.etcd.clone()), names);
+    }
     event!(
         Info,
         "router",

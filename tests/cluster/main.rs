@@ -4,8 +4,10 @@
 mod abuse;
 mod deaths;
 mod dummy;
+mod etcd;
 mod fleet;
 mod keys;
+mod members;
 mod namespaces;
 mod prefix;
 mod process;

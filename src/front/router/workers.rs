@@ -13,6 +13,7 @@
 //! key (`cluster::proof`), and are taken without only on loopback or with `--insecure`.
 
 use crate::cluster::entry::{Entry, Seat};
+use crate::cluster::etcd::view::{Change, View};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::membership::{Action, Full, Membership, Why};
 use crate::cluster::proof::{Asked, NONCE, Nonces, PROOF, Unproven};
@@ -86,6 +87,28 @@ impl Workers {
     /// Drops entries that were not renewed.
     pub fn expire(&mut self, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
         self.members.expire(now);
+        self.act(fleet, reactor, now);
+    }
+
+    /// Takes in what etcd has.
+    pub fn follow(&mut self, view: &mut View, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
+        while let Some(change) = view.change() {
+            match change {
+                Change::Entered(entry) => {
+                    let (role, url) = (entry.seat.role, entry.seat.url.clone());
+                    if let Err(full) = self.members.renew(entry, None) {
+                        event!(Warn, "router", "worker is not taken", role = role, worker = url, why = full);
+                    }
+                }
+                Change::Gone(seat, incarnation) => self.members.withdraw(&seat, incarnation, Why::Dropped),
+                Change::Whole(seats) => {
+                    self.members.reconcile(|seat| seats.contains(seat), now + REGISTRY_ENTRY_LIFE);
+                }
+                Change::Odd(key, why) => {
+                    event!(Warn, "router", "no worker's entry", key = key.escape_debug(), why = why);
+                }
+            }
+        }
         self.act(fleet, reactor, now);
     }
 

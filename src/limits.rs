@@ -66,6 +66,10 @@ pub const CLUSTER_KEY_MIN: usize = 32;
 const _: () = assert!(PAGES_MAX * 4 + (1 << 10) <= ZMTP_MESSAGE_MAX);
 const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
 
+/// Least and most seconds of `--peer-timeout`: PINGs come four times as often, and nobody waits longer than a minute for
+/// a dead peer.
+pub const PEER_TIMEOUT_RANGE: [f64; 2] = [0.5, 60.0];
+
 // net
 
 /// Connections of the process, dialled and accepted.
@@ -219,7 +223,7 @@ pub const PASSING_CONNECTIONS_MAX: usize = 64;
 pub const PEER_PROOF_TIME_MAX: Duration = Duration::from_secs(1);
 /// How often a quiet link is asked for a sign of life.
 pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
-/// How long a link may be silent before its peer counts as dead: four PINGs.
+/// How long a link may be silent before its peer counts as dead, unless `--peer-timeout` says otherwise: four PINGs.
 pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Control connections accepted at a time: decode workers of a large cluster.
 pub const CONTROL_CONNECTIONS_MAX: usize = 1024;

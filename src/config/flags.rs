@@ -5,7 +5,9 @@
 
 use super::registry::RegistryAddress;
 use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
-use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer};
+use super::values::{
+    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
+};
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
     RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
@@ -13,6 +15,7 @@ use crate::limits::{
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Serves large language models with prefill and decode on different workers.
 #[derive(Parser, Debug)]
@@ -375,6 +378,9 @@ pub(super) struct HandoffFlags {
     /// etcd, as etcd://HOST:PORT,HOST:PORT
     #[arg(long, value_name = "REGISTRY")]
     pub(super) registry: Option<RegistryAddress>,
+    /// Seconds of silence after which a peer counts as dead, 0.5 to 60
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_peer_timeout)]
+    pub(super) peer_timeout: Duration,
     /// Honour the bootstrap host 2.2.2.2, which asks for a transfer of nothing
     #[arg(long)]
     pub(super) fake_bootstrap: bool,

@@ -234,6 +234,7 @@ impl Resolver<'_> {
         }
         Ok(HandoffConfig {
             registry: flags.registry,
+            peer_timeout: flags.peer_timeout,
             transfer: flags.transfer,
             rdma_devices: self.rdma_devices(flags.rdma_devices, flags.transfer)?,
             advertise_host: flags.advertise_host.or(named),

@@ -11,6 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Port of the registry, as in SGLang.
 pub const BOOTSTRAP_PORT: u16 = 8998;
@@ -224,6 +225,8 @@ pub struct HandoffConfig {
     pub cluster_key: Option<Secret>,
     /// Where it enters itself.
     pub registry: Option<RegistryAddress>,
+    /// Silence after which a peer counts as dead.
+    pub peer_timeout: Duration,
     /// Whether the bootstrap host 2.2.2.2 asks for a transfer of nothing, or is an address like any other.
     pub fake_bootstrap: bool,
 }

@@ -165,7 +165,8 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff)?;
     let lanes = Lanes::new(None, running.wait.clone());
     let peer = identity.peer;
-    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, Patience::default());
+    let patience = Patience { silence: config.handoff.peer_timeout, ..Patience::default() };
+    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, patience);
     running.service.join(peers, Some(Bootstrap::new(registry, table, key)));
     let role = cluster::Role::Prefill;
     enrolling::enrol(&config.handoff, &mut running.service, peer, role, Some(bootstrap_port), kind)?;
@@ -215,9 +216,8 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let directory = Directory::new(config.bootstrap_allow.clone(), names);
     let lanes = Lanes::new(data, running.wait.clone());
     let peer = identity.peer;
-    running
-        .service
-        .join(Peers::new(identity, None, directory, Passing::default(), lanes, Patience::default()), None);
+    let patience = Patience { silence: config.handoff.peer_timeout, ..Patience::default() };
+    running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes, patience), None);
     enrolling::enrol(&config.handoff, &mut running.service, peer, cluster::Role::Decode, None, kind)?;
     if let Some(told) = told {
         event!(Info, "ctl", "lanes are taken", data_port = told.port());

@@ -7,6 +7,7 @@ mod dummy;
 mod etcd;
 mod fleet;
 mod keys;
+mod liveness;
 mod members;
 mod namespaces;
 mod prefix;

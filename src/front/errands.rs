@@ -41,6 +41,8 @@ pub struct Errands<E> {
     hosts: Vec<WorkerUrl>,
     /// Which of them is asked.
     at: usize,
+    /// How many were given up: a name may have several addresses, not all of which lead there.
+    given_up: usize,
     conn: Option<ConnId>,
     open: Option<Open>,
     /// What was said last of how it is, so that it is said once.
@@ -50,7 +52,7 @@ pub struct Errands<E> {
 impl<E: Errand> Errands<E> {
     /// Runs an errand to a registry that any of these hosts, at least one, can be asked for.
     pub fn new(errand: E, hosts: Vec<WorkerUrl>) -> Errands<E> {
-        Errands { errand, hosts, at: 0, conn: None, open: None, told: None }
+        Errands { errand, hosts, at: 0, given_up: 0, conn: None, open: None, told: None }
     }
 
     /// The errand.
@@ -126,7 +128,9 @@ impl<E: Errand> Errands<E> {
         }
         let names = names.as_mut()?;
         let found = names.resolve(host, now)?;
-        Some(found.map(|addresses| SocketAddr::new(addresses[0], *port)))
+        // Once all hosts were tried with one address, they are with their next.
+        let turn = self.given_up / self.hosts.len();
+        Some(found.map(|addresses| SocketAddr::new(addresses[turn % addresses.len()], *port)))
     }
 
     /// The connection stands: the request leaves.
@@ -246,6 +250,7 @@ impl<E: Errand> Errands<E> {
 
     fn next_host(&mut self) {
         self.at = (self.at + 1) % self.hosts.len();
+        self.given_up = self.given_up.wrapping_add(1);
     }
 
     fn tell(&mut self, how: Result<(), &str>) {

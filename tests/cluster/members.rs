@@ -82,6 +82,26 @@ fn workers_are_found_without_being_named_and_take_their_entries_back() {
     reader.await_idle();
 }
 
+/// One of them by a name that has addresses where nobody listens.
+#[test]
+fn a_worker_is_found_by_each_router_that_it_is_told_of() {
+    let routers = [router(0, &[]), router(0, &[])];
+    let [first, second] = [&routers[0], &routers[1]].map(|router| router.address.port());
+    let registry = format!("http://127.0.0.1:{first},http://localhost:{second}");
+    let reader = prefill(&["--registry", &registry]);
+    let writer = start("decode", &["--registry", &registry]);
+    for router in &routers {
+        await_workers(router, 2);
+        serves(router, 1);
+    }
+    writer.terminate();
+    assert_eq!(writer.exit_code(), Some(0));
+    for router in &routers {
+        assert_eq!(listed(router).len(), 1, "it has taken both entries back");
+    }
+    reader.await_idle();
+}
+
 #[test]
 fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() {
     let port = free_port();

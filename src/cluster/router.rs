@@ -163,8 +163,9 @@ impl Router {
     /// # Errors
     /// One of the roles has no usable worker, or none fits; nothing is booked then.
     pub fn choose(&mut self, weight: u32) -> Result<Pair, NoWorker> {
-        for role in [Role::Prefill, Role::Decode] {
-            self.pick(role, |_| true)?;
+        let missing = |role: &Role| self.usable(*role).next().is_none();
+        if let Some(role) = [Role::Prefill, Role::Decode].into_iter().find(missing) {
+            return Err(NoWorker::Of(role));
         }
         let can_pair = |prefill: &Member| self.usable(Role::Decode).any(|decode| prefill.fits(decode));
         let prefill = self.pick(Role::Prefill, can_pair).map_err(|_| NoWorker::Fitting)?;

@@ -69,6 +69,10 @@ pub const CLUSTER_KEYS_MAX: usize = 4;
 const _: () = assert!(PAGES_MAX * 4 + (1 << 10) <= ZMTP_MESSAGE_MAX);
 const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
 
+/// Least and most seconds of `--peer-timeout`: PINGs come four times as often, and nobody waits longer than a minute for
+/// a dead peer.
+pub const PEER_TIMEOUT_RANGE: [f64; 2] = [0.5, 60.0];
+
 // net
 
 /// Connections of the process, dialled and accepted.
@@ -237,7 +241,7 @@ pub const PEER_PROOF_TIME_MAX: Duration = Duration::from_secs(1);
 pub const UNPROVEN_CONNECTIONS_MAX: usize = 64;
 /// How often a quiet link is asked for a sign of life.
 pub const PEER_PING_EVERY: Duration = Duration::from_millis(500);
-/// How long a link may be silent before its peer counts as dead: four PINGs.
+/// How long a link may be silent before its peer counts as dead, unless `--peer-timeout` says otherwise: four PINGs.
 pub const PEER_SILENCE_MAX: Duration = Duration::from_secs(2);
 /// Control connections accepted at a time: decode workers of a large cluster.
 pub const CONTROL_CONNECTIONS_MAX: usize = 1024;
@@ -333,6 +337,35 @@ pub const ERROR_CODE_MAX: usize = 64;
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 
 const _: () = assert!(DRAIN_NOTICE_TIME.as_secs() > 2 * ROUTER_PROBE_INTERVAL.as_secs());
+/// How long an entry in a registry lasts without being renewed: three renewals may be lost.
+pub const REGISTRY_ENTRY_LIFE: Duration = Duration::from_secs(6);
+/// Between two renewals.
+pub const REGISTRY_RENEWAL: Duration = Duration::from_secs(2);
+/// After one that failed: a registry that has started anew soon knows its workers again.
+pub const REGISTRY_RETRY: Duration = Duration::from_millis(500);
+/// How long a registry may take for one renewal: less than between two of them.
+pub const REGISTRY_ANSWER_TIME: Duration = Duration::from_millis(1500);
+/// Bytes of a registry's answer, or of a line of etcd's watch: all entries that there may be, in base 64.
+pub const ERRAND_ANSWER_MAX: usize = 4 << 20;
+/// See [`ERRAND_ANSWER_MAX`].
+pub const ETCD_LINE_MAX: usize = ERRAND_ANSWER_MAX;
+/// How long a watch of etcd stands before everything is read anew: a member that is cut off from the others goes on
+/// watching what no longer changes.
+pub const REGISTRY_STREAM_LIFE: Duration = Duration::from_secs(10);
+/// Routers, or members of an etcd, that one process is told of.
+pub const REGISTRY_HOSTS_MAX: usize = 16;
+/// Entries of a registry: as many workers of both roles as a router takes.
+pub const REGISTRY_ENTRIES_MAX: usize = 2 * ROUTER_WORKERS_MAX;
+/// How long a nonce may be used: a registration follows within milliseconds.
+pub const REGISTRY_NONCE_LIFE: Duration = Duration::from_secs(10);
+/// Nonces that were used and could be used again: renewals of all entries within their life, with room for workers
+/// that come and go.
+pub const REGISTRY_NONCES_USED_MAX: usize = 32 << 10;
+
+const _: () = assert!(
+    REGISTRY_NONCES_USED_MAX as u128
+        >= REGISTRY_ENTRIES_MAX as u128 * REGISTRY_NONCE_LIFE.as_millis() / REGISTRY_RENEWAL.as_millis()
+);
 
 // A client, its two legs, and a probe of every worker.
 const _: () =

@@ -14,6 +14,8 @@ macro_rules! targets {
 targets! {
     chat_body,
     completion_body,
+    entry,
+    etcd,
     gguf_header,
     http_request,
     http_response,

@@ -41,6 +41,11 @@ impl Health {
         self.next_probe.take_if(|due| *due <= now).is_some()
     }
 
+    /// The next probe is due now, unless one is under way.
+    pub fn hasten(&mut self, now: Instant) {
+        self.next_probe = self.next_probe.map(|due| due.min(now));
+    }
+
     /// A probe has ended.
     pub fn probed(&mut self, is_well: bool, now: Instant) -> Option<Change> {
         self.failures = if is_well { 0 } else { self.failures.saturating_add(1) };
@@ -101,6 +106,11 @@ mod tests {
         health.probed(true, now);
         assert!(!health.begin_probe(now + ROUTER_PROBE_INTERVAL / 2));
         assert!(health.begin_probe(now + ROUTER_PROBE_INTERVAL));
+        health.hasten(now);
+        assert!(!health.begin_probe(now + ROUTER_PROBE_INTERVAL), "still one at a time");
+        health.probed(true, now);
+        health.hasten(now);
+        assert!(health.begin_probe(now), "sooner, where there is reason");
         health.probed(false, now);
         assert!(health.begin_probe(now), "one failure is doubtful, and is asked again at once");
         health.probed(false, now);

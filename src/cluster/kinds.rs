@@ -3,7 +3,6 @@
 //! Only what both tell counts: other engines tell nothing of it, and find out themselves. Not here: who asks them
 //! (`front::router`), and the comparison by the workers, which is the one that protects them (`transfer::manager`).
 
-use super::loads::WorkerNumber;
 use serde_json::Value;
 use std::fmt;
 
@@ -69,55 +68,33 @@ impl Kind {
     }
 }
 
-/// The words of all workers, compared when they are told and not when a pair is chosen.
-#[derive(Clone, Debug)]
+/// The distinct ones of many, and which of them fit each other.
+#[derive(Clone, Default, Debug)]
 pub struct Kinds {
-    of: Vec<Kind>,
-    /// By worker: which of the distinct ones it is.
-    index: Vec<usize>,
-    /// Whether two distinct ones fit, row by row.
+    /// Whether two fit, row by row.
     fit: Vec<bool>,
-    /// How many are distinct.
     count: usize,
 }
 
 impl Kinds {
-    /// Of so many workers, none of which has told anything.
-    pub fn new(workers: usize) -> Kinds {
-        Kinds { of: vec![Kind::default(); workers], index: vec![0; workers], fit: vec![true], count: 1 }
-    }
-
-    /// Takes in what a worker tells of itself.
-    pub fn set(&mut self, worker: WorkerNumber, kind: Kind) {
-        if self.of[worker.0] == kind {
-            return;
-        }
-        self.of[worker.0] = kind;
+    /// Of these, and which each of them is.
+    pub fn of<'a>(all: impl Iterator<Item = &'a Kind>) -> (Kinds, Vec<usize>) {
         let mut distinct: Vec<&Kind> = Vec::new();
-        for (kind, index) in self.of.iter().zip(&mut self.index) {
-            *index = distinct.iter().position(|known| *known == kind).unwrap_or_else(|| {
+        let mut class = |kind: &'a Kind| {
+            distinct.iter().position(|known| *known == kind).unwrap_or_else(|| {
                 distinct.push(kind);
                 distinct.len() - 1
-            });
-        }
+            })
+        };
+        let classes = all.map(&mut class).collect();
         let pairs = distinct.iter().flat_map(|one| distinct.iter().map(move |other| one.difference(other)));
-        self.fit = pairs.map(|difference| difference.is_none()).collect();
-        self.count = distinct.len();
+        let fit = pairs.map(|difference| difference.is_none()).collect();
+        (Kinds { fit, count: distinct.len() }, classes)
     }
 
-    /// Whether all fit all.
-    pub fn all_fit(&self) -> bool {
-        self.fit.iter().all(|&fit| fit)
-    }
-
-    /// Whether the two can hand over to each other, as far as they tell.
-    pub fn fit(&self, one: WorkerNumber, other: WorkerNumber) -> bool {
-        self.fit[self.index[one.0] * self.count + self.index[other.0]]
-    }
-
-    /// What keeps the two apart, if anything.
-    pub fn difference(&self, one: WorkerNumber, other: WorkerNumber) -> Option<Difference> {
-        self.of[one.0].difference(&self.of[other.0])
+    /// Whether two of them can hand over to each other, as far as they tell.
+    pub fn fit(&self, one: usize, other: usize) -> bool {
+        self.fit[one * self.count + other]
     }
 }
 
@@ -160,17 +137,11 @@ mod tests {
     }
 
     #[test]
-    fn words_can_change() {
-        let mut kinds = Kinds::new(3);
-        let [a, b, c] = [0, 1, 2].map(WorkerNumber);
-        assert!(kinds.all_fit());
-        kinds.set(a, kind("3", "old", &[]));
-        kinds.set(b, kind("3", "old", &[]));
-        assert!(kinds.all_fit() && kinds.fit(a, b) && kinds.fit(a, c));
-        kinds.set(c, kind("3", "new", &[]));
-        assert!(!kinds.all_fit() && kinds.fit(a, b) && !kinds.fit(a, c) && !kinds.fit(c, b));
-        assert_eq!(kinds.difference(a, c).map(|difference| difference.field), Some("weights"));
-        kinds.set(b, kind("3", "new", &[]));
-        assert!(kinds.fit(b, c) && !kinds.fit(a, b));
+    fn equal_ones_are_compared_once() {
+        let (old, new) = (kind("3", "old", &[]), kind("3", "new", &[]));
+        let (kinds, classes) = Kinds::of([&old, &new, &Kind::default(), &old].into_iter());
+        assert_eq!(classes, [0, 1, 2, 0]);
+        let fits = |one: usize| [0, 1, 2].map(|other| kinds.fit(one, other));
+        assert_eq!([0, 1, 2].map(fits), [[true, false, true], [false, true, true], [true; 3]]);
     }
 }

@@ -4,8 +4,8 @@
 
 use std::time::Instant;
 
-/// Names a worker behind a router: prefill workers first, then decode workers, each in the order of the
-/// configuration.
+/// Names a worker behind a router, in the order in which they joined. It is no other's, also when its worker
+/// has left.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct WorkerNumber(pub usize);
 

@@ -4,11 +4,18 @@
 //! what was booked is released once. Not here: connections to workers, and what is sent over them
 //! (`front::router`).
 
+pub mod enrolment;
+pub mod entry;
+pub mod errand;
+pub mod etcd;
 pub mod flight;
 pub mod health;
+pub mod keeping;
 pub mod kinds;
 pub mod loads;
+pub mod membership;
 pub mod policy;
+pub mod proof;
 pub mod registry;
 pub mod retries;
 pub mod router;

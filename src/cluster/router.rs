@@ -1,7 +1,10 @@
 //! The router's decisions: which pair serves a request, and which workers are asked how they are.
 //!
-//! Owns: loads and health of all workers. Invariant: a worker's load is the sum of its open bookings.
+//! Owns: which workers there are, their loads and health. Invariants: a worker's load is the sum of its open
+//! bookings; one that leaves is chosen and probed no more, and is known until its last booking is released;
+//! its number never becomes another's.
 
+use super::entry::Likeness;
 use super::flight::Avoid;
 use super::health::{Change, Health};
 use super::kinds::{Difference, Kind, Kinds};
@@ -10,16 +13,30 @@ use super::policy;
 use crate::config::resolved::Policy;
 use crate::limits::ROUTER_SUSPECT_TIME;
 use std::fmt;
-use std::ops::Range;
 use std::time::Instant;
 
 /// What a worker does.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Role {
     /// Reads prompts.
     Prefill,
     /// Generates.
     Decode,
+}
+
+impl Role {
+    /// The role of this name.
+    pub fn named(name: &str) -> Option<Role> {
+        [Role::Prefill, Role::Decode].into_iter().find(|role| role.to_string() == name)
+    }
+
+    /// That of the worker at the other end of a hand-off.
+    pub fn other(self) -> Role {
+        match self {
+            Role::Prefill => Role::Decode,
+            Role::Decode => Role::Prefill,
+        }
+    }
 }
 
 impl fmt::Display for Role {
@@ -55,94 +72,164 @@ pub struct Pair {
     pub decode: Booking,
 }
 
-/// Nobody can serve.
+/// Why nobody is chosen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NoWorker {
     /// No worker of this role can be used.
-    Up {
+    Of {
         /// Which.
         role: Role,
         /// Whether one that cannot be reached now would do.
         may_come: bool,
     },
-    /// There are some of each, and none that fit each other.
-    Fits,
+    /// No two that can be used fit each other.
+    Fitting,
 }
 
 impl NoWorker {
     /// Whether somebody may do who cannot be reached now.
     pub fn may_come(self) -> bool {
-        matches!(self, NoWorker::Up { may_come: true, .. } | NoWorker::Fits)
+        matches!(self, NoWorker::Of { may_come: true, .. } | NoWorker::Fitting)
     }
 }
 
 impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            NoWorker::Up { role, .. } => write!(f, "no {role} worker can be reached"),
-            NoWorker::Fits => f.write_str("no prefill worker that can be reached fits a decode worker"),
+            NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
+            NoWorker::Fitting => {
+                f.write_str("no decode worker that can be reached fits a prefill worker that can be reached")
+            }
         }
     }
 }
 
 impl std::error::Error for NoWorker {}
 
+/// A worker that there is, or that still has bookings.
+#[derive(Debug)]
+struct Member {
+    number: WorkerNumber,
+    role: Role,
+    /// What it fits, by its entry in a registry; without one it may fit anybody.
+    likeness: Option<Likeness>,
+    /// What it tells of itself when asked.
+    kind: Kind,
+    /// The place of that among all that are told.
+    class: usize,
+    load: Load,
+    health: Health,
+    /// Open, those of no weight counted.
+    bookings: u32,
+    /// Known for its bookings alone.
+    is_leaving: bool,
+}
+
 /// All that is decided without a socket.
 #[derive(Debug)]
 pub struct Router {
     policy: Policy,
-    loads: Vec<Load>,
-    health: Vec<Health>,
+    /// By number.
+    members: Vec<Member>,
     kinds: Kinds,
-    /// How many of them are prefill workers; they come first.
-    prefill: usize,
-    /// Places chosen last, by role.
-    last: [usize; 2],
-}
-
-impl Role {
-    /// That of the worker at the other end of a hand-off.
-    pub fn other(self) -> Role {
-        match self {
-            Role::Prefill => Role::Decode,
-            Role::Decode => Role::Prefill,
-        }
-    }
+    /// The next worker's.
+    next: usize,
+    /// Chosen last, by role.
+    last: [Option<WorkerNumber>; 2],
 }
 
 impl Router {
-    /// Over so many prefill and decode workers, at least one of each; none is usable yet.
-    pub fn new(policy: Policy, prefill: usize, decode: usize, now: Instant) -> Router {
-        let count = prefill + decode;
-        Router {
-            policy,
-            loads: vec![Load::default(); count],
-            health: vec![Health::new(now); count],
-            kinds: Kinds::new(count),
-            prefill,
-            // The first turn is the first worker's.
-            last: [prefill.saturating_sub(1), decode.saturating_sub(1)],
+    /// Over no workers yet.
+    pub fn new(policy: Policy) -> Router {
+        Router { policy, members: Vec::new(), kinds: Kinds::default(), next: 0, last: [None; 2] }
+    }
+
+    /// A worker joins; it is not usable before a probe of it has succeeded.
+    pub fn join(&mut self, role: Role, now: Instant) -> WorkerNumber {
+        let number = WorkerNumber(self.next);
+        self.next += 1;
+        let (load, health) = (Load::default(), Health::new(now));
+        self.members.push(Member {
+            number,
+            role,
+            likeness: None,
+            kind: Kind::default(),
+            class: 0,
+            load,
+            health,
+            bookings: 0,
+            is_leaving: false,
+        });
+        self.sort();
+        number
+    }
+
+    /// It is known what a worker fits: it is paired with no other likeness from now on.
+    pub fn set_likeness(&mut self, worker: WorkerNumber, likeness: Likeness) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].likeness = Some(likeness);
         }
+    }
+
+    /// A worker has told what it is; what keeps it from the first of the other role that it does not fit.
+    pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
+        let place = self.place(worker)?;
+        if self.members[place].kind != kind {
+            self.members[place].kind = kind;
+            self.sort();
+        }
+        let one = &self.members[place];
+        let others = self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
+        others.into_iter().find_map(|other| Some((other.number, one.kind.difference(&other.kind)?)))
+    }
+
+    /// What workers tell is compared when it is told, and not when a pair is chosen.
+    fn sort(&mut self) {
+        let (kinds, classes) = Kinds::of(self.members.iter().map(|member| &member.kind));
+        self.kinds = kinds;
+        self.members.iter_mut().zip(classes).for_each(|(member, class)| member.class = class);
+    }
+
+    fn fit(&self, one: &Member, other: &Member) -> bool {
+        let unlike = one.likeness.is_some() && other.likeness.is_some() && one.likeness != other.likeness;
+        !unlike && self.kinds.fit(one.class, other.class)
+    }
+
+    /// A worker leaves: what is booked on it runs on.
+    pub fn leave(&mut self, worker: WorkerNumber) {
+        let Some(place) = self.place(worker) else { return };
+        let member = &mut self.members[place];
+        (member.is_leaving, member.load.usable) = (true, false);
+        if member.bookings == 0 {
+            self.members.remove(place);
+        }
+    }
+
+    /// Whether a worker is here, or has bookings left.
+    pub fn knows(&self, worker: WorkerNumber) -> bool {
+        self.place(worker).is_some()
+    }
+
+    /// Whether a worker is here and not about to leave.
+    pub fn has(&self, worker: WorkerNumber) -> bool {
+        self.member(worker).is_some_and(|member| !member.is_leaving)
     }
 
     /// Chooses a pair for `weight` sequences and books them on both.
     ///
     /// # Errors
-    /// One of the roles has no usable worker, or none that fits one of the other; nothing is booked then.
+    /// One of the roles has no usable worker, or none fits; nothing is booked then.
     pub fn choose(&mut self, weight: u32, avoid: &Avoid, now: Instant) -> Result<Pair, NoWorker> {
         // Who is missing altogether is named first.
-        let mut prefill = self.pick(Role::Prefill, avoid, now, |_| true)?;
-        let mut decode = self.pick(Role::Decode, avoid, now, |_| true)?;
-        if !self.kinds.all_fit() {
-            let is_met = |one| self.usable(Role::Decode, avoid).any(|other| self.kinds.fit(one, other));
-            prefill = self.pick(Role::Prefill, avoid, now, is_met).map_err(|_| NoWorker::Fits)?;
-            let fits = |other| self.kinds.fit(WorkerNumber(prefill), other);
-            decode = self.pick(Role::Decode, avoid, now, fits).map_err(|_| NoWorker::Fits)?;
+        for role in [Role::Prefill, Role::Decode] {
+            self.pick(role, avoid, now, |_| true)?;
         }
-        Ok(Pair {
-            prefill: self.book(Role::Prefill, prefill, weight),
-            decode: self.book(Role::Decode, decode, weight),
-        })
+        let decode = || self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number));
+        let can_pair = |prefill: &Member| decode().any(|decode| self.fit(prefill, decode));
+        let prefill = self.pick(Role::Prefill, avoid, now, can_pair).map_err(|_| NoWorker::Fitting)?;
+        let fits = |decode: &Member| self.fit(&self.members[prefill], decode);
+        let decode = self.pick(Role::Decode, avoid, now, fits).map_err(|_| NoWorker::Fitting)?;
+        Ok(Pair { prefill: self.book(prefill, weight), decode: self.book(decode, weight) })
     }
 
     /// Chooses a worker of one role.
@@ -157,135 +244,168 @@ impl Router {
         now: Instant,
     ) -> Result<Booking, NoWorker> {
         let place = self.pick(role, avoid, now, |_| true)?;
-        Ok(self.book(role, place, weight))
+        Ok(self.book(place, weight))
     }
 
     /// A booking of no weight, for what is asked of this very worker.
-    pub fn visit(&self, worker: WorkerNumber) -> Booking {
+    pub fn visit(&mut self, worker: WorkerNumber) -> Booking {
+        if let Some(place) = self.place(worker) {
+            self.members[place].bookings += 1;
+        }
         Booking { worker, weight: 0 }
     }
 
-    /// The first usable worker, whatever its role.
+    /// A usable worker, whatever its role: of prefill workers, where there are any, the one that is here longest.
     ///
     /// # Errors
     /// None is usable.
     pub fn first(&self) -> Result<WorkerNumber, NoWorker> {
-        let first = self.loads.iter().position(|load| load.usable).map(WorkerNumber);
-        first.ok_or(NoWorker::Up { role: Role::Prefill, may_come: true })
+        let usable = self.members.iter().filter(|member| member.load.usable);
+        let first = usable.min_by_key(|member| (member.role, member.number));
+        first.map(|member| member.number).ok_or(NoWorker::Of { role: Role::Prefill, may_come: true })
     }
 
     /// Ends a booking.
     pub fn release(&mut self, booking: Booking) {
-        self.loads[booking.worker.0].booked -= booking.weight;
+        let Some(place) = self.place(booking.worker) else { return };
+        let member = &mut self.members[place];
+        member.load.booked -= booking.weight;
+        member.bookings -= 1;
+        if member.is_leaving && member.bookings == 0 {
+            self.members.remove(place);
+        }
     }
 
     /// The next worker that is to be probed now; what comes of it is told by [`Router::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> Option<WorkerNumber> {
-        self.health.iter_mut().position(|health| health.begin_probe(now)).map(WorkerNumber)
+        let mut here = self.members.iter_mut().filter(|member| !member.is_leaving);
+        here.find_map(|member| member.health.begin_probe(now).then_some(member.number))
+    }
+
+    /// A worker's next probe is due now: there is reason to think that it has changed.
+    pub fn hasten_probe(&mut self, worker: WorkerNumber, now: Instant) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].health.hasten(now);
+        }
     }
 
     /// A probe has ended.
     pub fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) -> Option<Change> {
-        let change = self.health[worker.0].probed(is_well, now);
-        self.turned(worker, change)
+        self.turn(worker, |health| health.probed(is_well, now))
     }
 
     /// A worker did not take a connection.
     pub fn refused(&mut self, worker: WorkerNumber) -> Option<Change> {
-        let change = self.health[worker.0].refused();
-        self.turned(worker, change)
+        self.turn(worker, Health::refused)
     }
 
     /// A request failed at this worker, or because of it.
     pub fn accuse(&mut self, worker: WorkerNumber, now: Instant) {
-        self.loads[worker.0].suspect = Some(now + ROUTER_SUSPECT_TIME);
+        self.set_suspect(worker, Some(now + ROUTER_SUSPECT_TIME));
     }
 
     /// A request went well there.
     pub fn acquit(&mut self, worker: WorkerNumber) {
-        self.loads[worker.0].suspect = None;
+        self.set_suspect(worker, None);
+    }
+
+    fn set_suspect(&mut self, worker: WorkerNumber, until: Option<Instant>) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].load.suspect = until;
+        }
     }
 
     /// Whether there is a usable pair.
     pub fn is_ready(&self) -> bool {
-        let anybody = Avoid::default();
-        let is_met = |one| self.usable(Role::Decode, &anybody).any(|other| self.kinds.fit(one, other));
-        self.usable(Role::Prefill, &anybody).any(is_met)
+        let mut prefill = self.usable(Role::Prefill);
+        prefill.any(|prefill| self.usable(Role::Decode).any(|decode| self.fit(prefill, decode)))
     }
 
-    /// A worker has told what it is; what keeps it from the first of the other role that it does not fit.
-    pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
-        self.kinds.set(worker, kind);
-        let others = self.role(worker).other();
-        let differs = |other| Some((other, self.kinds.difference(worker, other)?));
-        self.members(others).map(WorkerNumber).find_map(differs)
+    /// The workers that are here, by number.
+    pub fn workers(&self) -> impl Iterator<Item = (WorkerNumber, Role, Load)> {
+        let here = self.members.iter().filter(|member| !member.is_leaving);
+        here.map(|member| (member.number, member.role, member.load))
     }
 
-    /// Loads by worker number.
-    pub fn loads(&self) -> &[Load] {
-        &self.loads
+    /// A worker's load, while it is known.
+    pub fn load(&self, worker: WorkerNumber) -> Option<Load> {
+        self.member(worker).map(|member| member.load)
     }
 
-    /// What a worker does.
-    pub fn role(&self, worker: WorkerNumber) -> Role {
-        if worker.0 < self.prefill { Role::Prefill } else { Role::Decode }
+    /// What a worker does, while it is known.
+    pub fn role(&self, worker: WorkerNumber) -> Option<Role> {
+        self.member(worker).map(|member| member.role)
     }
 
-    fn members(&self, role: Role) -> Range<usize> {
-        match role {
-            Role::Prefill => 0..self.prefill,
-            Role::Decode => self.prefill..self.loads.len(),
-        }
+    fn place(&self, worker: WorkerNumber) -> Option<usize> {
+        self.members.binary_search_by_key(&worker, |member| member.number).ok()
     }
 
-    fn usable<'a>(&'a self, role: Role, avoid: &'a Avoid) -> impl Iterator<Item = WorkerNumber> {
-        let is_usable =
-            |worker: &WorkerNumber| self.loads[worker.0].usable && !avoid.unwilling.contains(worker);
-        self.members(role).map(WorkerNumber).filter(is_usable)
+    fn member(&self, worker: WorkerNumber) -> Option<&Member> {
+        self.place(worker).map(|place| &self.members[place])
     }
 
-    /// One of those that fit at which nothing fails, rather than one where another request just did, rather than one
-    /// where this one did; and never one that will not serve it.
+    fn usable(&self, role: Role) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(move |member| member.role == role && member.load.usable)
+    }
+
+    /// The place among all members of the one that the policy names, of those of a role that suit: one at which nothing
+    /// fails, rather than one where another request just did, rather than one where this one did; and never one that
+    /// will not serve it.
     fn pick(
         &self,
         role: Role,
         avoid: &Avoid,
         now: Instant,
-        fits: impl Fn(WorkerNumber) -> bool,
+        suits: impl Fn(&Member) -> bool,
     ) -> Result<usize, NoWorker> {
-        let (members, last) = (self.members(role), self.last[role as usize]);
-        let is_unwilling = |worker: WorkerNumber| avoid.unwilling.contains(&worker);
-        let has_failed = |worker: WorkerNumber| avoid.failed.contains(&worker);
-        let is_suspect = |worker: WorkerNumber| self.loads[worker.0].suspect.is_some_and(|until| now < until);
-        let among = |shunned: &dyn Fn(WorkerNumber) -> bool| {
-            let load = |at: usize| {
-                let (load, worker) = (self.loads[at], WorkerNumber(at));
-                Load {
-                    usable: load.usable && fits(worker) && !is_unwilling(worker) && !shunned(worker),
-                    ..load
-                }
+        let here = |(_, member): &(usize, &Member)| member.role == role && !member.is_leaving;
+        let places: Vec<usize> =
+            self.members.iter().enumerate().filter(here).map(|(place, _)| place).collect();
+        // The first turn is the first worker's; behind one that has left it is its neighbour's.
+        let last = self.last[role as usize];
+        let passed = places.iter().filter(|&&place| Some(self.members[place].number) <= last).count();
+        let last = passed.checked_sub(1).unwrap_or(places.len().saturating_sub(1));
+        let is_unwilling = |member: &Member| avoid.unwilling.contains(&member.number);
+        let has_failed = |member: &Member| avoid.failed.contains(&member.number);
+        let is_suspect = |member: &Member| member.load.suspect.is_some_and(|until| now < until);
+        let among = |shunned: &dyn Fn(&Member) -> bool| {
+            let load = |&place: &usize| {
+                let member = &self.members[place];
+                let usable = member.load.usable && suits(member) && !is_unwilling(member) && !shunned(member);
+                Load { usable, ..member.load }
             };
-            let loads: Vec<Load> = members.clone().map(load).collect();
-            policy::pick(self.policy, &loads, last)
+            policy::pick(self.policy, &places.iter().map(load).collect::<Vec<_>>(), last)
         };
-        among(&|worker| has_failed(worker) || is_suspect(worker))
+        let may_come =
+            || !places.iter().all(|&place| is_unwilling(&self.members[place])) || places.is_empty();
+        among(&|member| has_failed(member) || is_suspect(member))
             .or_else(|| among(&has_failed))
             .or_else(|| among(&|_| false))
-            .ok_or_else(|| NoWorker::Up {
-                role,
-                may_come: !members.clone().map(WorkerNumber).all(is_unwilling),
-            })
+            .map(|picked| places[picked])
+            .ok_or_else(|| NoWorker::Of { role, may_come: may_come() })
     }
 
-    fn book(&mut self, role: Role, place: usize, weight: u32) -> Booking {
-        self.last[role as usize] = place;
-        let worker = WorkerNumber(self.members(role).start + place);
-        self.loads[worker.0].booked += weight;
-        Booking { worker, weight }
+    fn book(&mut self, place: usize, weight: u32) -> Booking {
+        let member = &mut self.members[place];
+        self.last[member.role as usize] = Some(member.number);
+        member.load.booked += weight;
+        member.bookings += 1;
+        Booking { worker: member.number, weight }
     }
 
-    fn turned(&mut self, worker: WorkerNumber, change: Option<Change>) -> Option<Change> {
-        self.loads[worker.0].usable = self.health[worker.0].is_up();
+    fn turn(
+        &mut self,
+        worker: WorkerNumber,
+        step: impl FnOnce(&mut Health) -> Option<Change>,
+    ) -> Option<Change> {
+        let place = self.place(worker)?;
+        let member = &mut self.members[place];
+        if member.is_leaving {
+            return None;
+        }
+        let change = step(&mut member.health);
+        member.load.usable = member.health.is_up();
         change
     }
 }
@@ -295,16 +415,29 @@ mod tests {
     use super::*;
 
     fn router(policy: Policy, prefill: usize, decode: usize) -> Router {
-        let now = Instant::now();
-        let mut router = Router::new(policy, prefill, decode, now);
-        for worker in 0..prefill + decode {
-            assert_eq!(router.probed(WorkerNumber(worker), true, now), Some(Change::Up));
+        let mut router = Router::new(policy);
+        for (role, count) in [(Role::Prefill, prefill), (Role::Decode, decode)] {
+            for _ in 0..count {
+                join(&mut router, role);
+            }
         }
         router
     }
 
+    /// A worker that is up.
+    fn join(router: &mut Router, role: Role) -> WorkerNumber {
+        let now = Instant::now();
+        let worker = router.join(role, now);
+        assert_eq!(router.probed(worker, true, now), Some(Change::Up));
+        worker
+    }
+
     fn numbers(pair: &Pair) -> (usize, usize) {
         (pair.prefill.worker().0, pair.decode.worker().0)
+    }
+
+    fn booked(router: &Router) -> Vec<u32> {
+        router.workers().map(|(_, _, load)| load.booked).collect()
     }
 
     #[test]
@@ -315,7 +448,7 @@ mod tests {
         assert_eq!(chosen, [(0, 2), (1, 3), (0, 4), (1, 2)]);
         assert_eq!(
             (router.role(WorkerNumber(1)), router.role(WorkerNumber(2))),
-            (Role::Prefill, Role::Decode)
+            (Some(Role::Prefill), Some(Role::Decode))
         );
     }
 
@@ -333,7 +466,7 @@ mod tests {
             router.release(pair.prefill);
             router.release(pair.decode);
         }
-        assert_eq!(router.loads().iter().map(|load| load.booked).collect::<Vec<_>>(), [1, 1, 0]);
+        assert_eq!(booked(&router), [1, 1, 0]);
     }
 
     #[test]
@@ -344,16 +477,102 @@ mod tests {
         assert!(!router.is_ready());
         assert_eq!(
             router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker::Up { role: Role::Decode, may_come: true })
+            Err(NoWorker::Of { role: Role::Decode, may_come: true })
         );
-        assert_eq!(router.loads()[0].booked, 0);
+        assert_eq!(booked(&router), [0, 0]);
         assert_eq!(router.first(), Ok(WorkerNumber(0)));
         router.refused(WorkerNumber(0));
         assert_eq!(
             router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker::Up { role: Role::Prefill, may_come: true })
+            Err(NoWorker::Of { role: Role::Prefill, may_come: true })
         );
-        assert_eq!(router.first(), Err(NoWorker::Up { role: Role::Prefill, may_come: true }));
+        assert_eq!(router.first(), Err(NoWorker::Of { role: Role::Prefill, may_come: true }));
+    }
+
+    #[test]
+    fn every_worker_is_probed_once_and_unusable_until_then() {
+        let now = Instant::now();
+        let mut router = Router::new(Policy::RoundRobin);
+        assert!(!router.is_ready() && router.begin_probe(now).is_none());
+        router.join(Role::Prefill, now);
+        router.join(Role::Decode, now);
+        assert!(!router.is_ready());
+        let mut probed =
+            || std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect::<Vec<_>>();
+        assert_eq!(probed(), [0, 1]);
+        assert_eq!(probed(), [0_usize; 0]);
+    }
+
+    #[test]
+    fn who_leaves_is_not_chosen_again_and_is_known_to_its_last_booking() {
+        let (mut router, now) = (router(Policy::RoundRobin, 1, 2), Instant::now());
+        let running = router.choose(2, &Avoid::default(), Instant::now()).unwrap();
+        assert_eq!(numbers(&running), (0, 1));
+        router.leave(WorkerNumber(1));
+        assert!(router.knows(WorkerNumber(1)) && !router.has(WorkerNumber(1)));
+        assert_eq!(router.load(WorkerNumber(1)), Some(Load { usable: false, booked: 2, suspect: None }));
+        for _ in 0..3 {
+            assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (0, 2));
+        }
+        assert_eq!(router.probed(WorkerNumber(1), true, now), None, "it does not come up again");
+        assert_eq!(
+            router.choose_one(Role::Decode, 0, &Avoid::default(), Instant::now()).unwrap().worker(),
+            WorkerNumber(2)
+        );
+        router.release(running.decode);
+        assert!(!router.knows(WorkerNumber(1)));
+        let visit = router.visit(WorkerNumber(0));
+        router.leave(WorkerNumber(2));
+        router.leave(WorkerNumber(0));
+        router.release(visit);
+        assert!(router.knows(WorkerNumber(0)), "sequences are booked on it");
+        assert_eq!(
+            router.choose(1, &Avoid::default(), Instant::now()),
+            Err(NoWorker::Of { role: Role::Prefill, may_come: true })
+        );
+    }
+
+    #[test]
+    fn a_number_never_becomes_anothers_and_turns_go_on_where_one_is_missing() {
+        let mut router = router(Policy::RoundRobin, 1, 3);
+        let chosen =
+            |router: &mut Router| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()).1;
+        assert_eq!((chosen(&mut router), chosen(&mut router)), (1, 2));
+        router.leave(WorkerNumber(2));
+        assert_eq!(join(&mut router, Role::Decode), WorkerNumber(4));
+        assert_eq!(std::array::from_fn(|_| chosen(&mut router)), [3, 4, 1, 3]);
+        for number in 1..=4 {
+            router.leave(WorkerNumber(number));
+        }
+        assert_eq!(join(&mut router, Role::Decode), WorkerNumber(5));
+        assert_eq!(chosen(&mut router), 5);
+    }
+
+    #[test]
+    fn misfits_are_never_paired_and_who_says_nothing_may_fit() {
+        let mut router = router(Policy::RoundRobin, 2, 2);
+        let (a, b) = (Likeness([1; 32]), Likeness([2; 32]));
+        router.set_likeness(WorkerNumber(0), a);
+        router.set_likeness(WorkerNumber(2), a);
+        router.set_likeness(WorkerNumber(3), b);
+        for _ in 0..4 {
+            let (prefill, decode) = numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap());
+            assert!((prefill, decode) != (0, 3));
+        }
+        router.set_likeness(WorkerNumber(1), b);
+        let mut pairs: Vec<_> =
+            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
+        pairs.sort_unstable();
+        assert_eq!(pairs, [(0, 2), (0, 2), (1, 3), (1, 3)]);
+        router.refused(WorkerNumber(2));
+        assert_eq!(
+            numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()),
+            (1, 3),
+            "the other has nobody left"
+        );
+        router.refused(WorkerNumber(1));
+        assert_eq!(router.choose(1, &Avoid::default(), Instant::now()), Err(NoWorker::Fitting));
+        assert!(!router.is_ready());
     }
 
     #[test]
@@ -373,12 +592,12 @@ mod tests {
         router.refused(WorkerNumber(1));
         assert_eq!(
             router.choose(1, &avoid, Instant::now()),
-            Err(NoWorker::Up { role: Role::Decode, may_come: true })
+            Err(NoWorker::Of { role: Role::Decode, may_come: true })
         );
         avoid.unwilling.push(WorkerNumber(1));
         assert_eq!(
             router.choose(1, &avoid, Instant::now()),
-            Err(NoWorker::Up { role: Role::Decode, may_come: false })
+            Err(NoWorker::Of { role: Role::Decode, may_come: false })
         );
     }
 
@@ -427,15 +646,6 @@ mod tests {
         assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (1, 2));
         router.refused(new);
         assert!(!router.is_ready());
-        assert_eq!(router.choose(1, &Avoid::default(), Instant::now()), Err(NoWorker::Fits));
-    }
-
-    #[test]
-    fn every_worker_is_probed_once_and_unusable_until_then() {
-        let now = Instant::now();
-        let mut router = Router::new(Policy::RoundRobin, 1, 1, now);
-        assert!(!router.is_ready());
-        let probed: Vec<_> = std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect();
-        assert_eq!(probed, [0, 1]);
+        assert_eq!(router.choose(1, &Avoid::default(), Instant::now()), Err(NoWorker::Fitting));
     }
 }

@@ -3,8 +3,11 @@
 //! Ranges of single values are checked here, by clap; what depends on several is `resolve`'s.
 //! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
 
+use super::registry::RegistryAddress;
 use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
-use super::values::{ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer};
+use super::values::{
+    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
+};
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX, RETRIES_DEFAULT,
     RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
@@ -12,6 +15,7 @@ use crate::limits::{
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Serves large language models with prefill and decode on different workers.
 #[derive(Parser, Debug)]
@@ -387,6 +391,13 @@ pub(super) struct HandoffFlags {
     /// Listen for peers beyond loopback without a cluster key: whoever reaches the port is believed
     #[arg(long)]
     pub(super) insecure: bool,
+    /// Where this worker enters itself and is found: routers that keep a registry, as http://HOST:PORT,http://HOST:PORT, or
+    /// etcd, as etcd://HOST:PORT,HOST:PORT
+    #[arg(long, value_name = "REGISTRY")]
+    pub(super) registry: Option<RegistryAddress>,
+    /// Seconds of silence after which a peer counts as dead, 0.5 to 60
+    #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_peer_timeout)]
+    pub(super) peer_timeout: Duration,
     /// Honour the bootstrap host 2.2.2.2, which asks for a transfer of nothing
     #[arg(long)]
     pub(super) fake_bootstrap: bool,
@@ -422,10 +433,10 @@ pub(super) struct DestinationFlags {
 #[command(next_help_heading = "Workers")]
 pub(super) struct RoutingFlags {
     /// A prefill worker and the port of its registry [default port: 8998]; may be repeated
-    #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2, required = true)]
+    #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2)]
     pub(super) prefill: Vec<String>,
     /// A decode worker; may be repeated
-    #[arg(long, value_name = "URL", required = true)]
+    #[arg(long, value_name = "URL")]
     pub(super) decode: Vec<WorkerUrl>,
     /// How the workers of a request are chosen
     #[arg(long, value_enum, default_value_t)]
@@ -436,6 +447,16 @@ pub(super) struct RoutingFlags {
     /// Send no request to a second pair of workers
     #[arg(long)]
     pub(super) disable_retries: bool,
+    /// Take workers from this etcd, too, as etcd://HOST:PORT,HOST:PORT: all routers over it see the same ones
+    #[arg(long, value_name = "REGISTRY")]
+    pub(super) registry: Option<RegistryAddress>,
+    /// File of at least 32 random bytes that all workers of the cluster share: who enters a worker, or takes one off, must
+    /// prove to know it
+    #[arg(long, value_name = "FILE")]
+    pub(super) cluster_key_file: Option<PathBuf>,
+    /// Take workers from beyond loopback without a cluster key: whoever enters one receives prompts
+    #[arg(long)]
+    pub(super) insecure: bool,
 }
 
 #[derive(Args, Debug)]

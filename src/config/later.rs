@@ -86,9 +86,9 @@ const NAMES: &[(&str, &str)] = &[
     ("--prefill-policy", ONE_POLICY),
     ("--decode-policy", ONE_POLICY),
     ("--worker-urls", "workers have roles: --prefill URL BOOTSTRAP_PORT and --decode URL"),
-    ("--service-discovery", "workers are named on the command line"),
-    ("--prefill-selector", "workers are named on the command line"),
-    ("--decode-selector", "workers are named on the command line"),
+    ("--service-discovery", "workers enter themselves with --registry"),
+    ("--prefill-selector", "workers enter themselves with --registry"),
+    ("--decode-selector", "workers enter themselves with --registry"),
     ("--prometheus-port", "metrics are at /metrics of the one HTTP port"),
 ];
 

@@ -5,6 +5,7 @@ use super::flags::{
     BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DrainFlags, FrontFlags, HandoffFlags,
     LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
 };
+use super::registry::RegistryAddress;
 use super::resolved::{
     BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, DrainConfig, FrontConfig,
     HandoffConfig, KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig,
@@ -126,11 +127,40 @@ impl Resolver<'_> {
     }
 
     fn router(&mut self, flags: RouterFlags) -> Result<RouterConfig, ConfigError> {
-        let RoutingFlags { prefill, decode, policy, retry_max_retries, disable_retries } = flags.workers;
+        let RoutingFlags {
+            prefill,
+            decode,
+            policy,
+            retry_max_retries,
+            disable_retries,
+            registry,
+            cluster_key_file,
+            insecure,
+        } = flags.workers;
         let prefill = prefill_endpoints(&prefill)?;
         distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
         distinct_workers("--decode", decode.iter())?;
+        let key_file: Option<&Path> = cluster_key_file.as_deref();
+        key_or_insecure(key_file, insecure)?;
+        let etcd = match registry {
+            None => Vec::new(),
+            Some(RegistryAddress::Etcd(hosts)) => hosts,
+            Some(other) => {
+                let limit = "a router keeps a registry itself; another is an etcd, etcd://HOST:PORT";
+                return Err(value("--registry", other, limit));
+            }
+        };
+        if !etcd.is_empty() && key_file.is_none() && !insecure && !all_loopback(&etcd) {
+            return Err(ConfigError::Missing {
+                flag: "--cluster-key-file or --insecure",
+                why: "whoever can write to an etcd beyond loopback can enter workers, which receive prompts"
+                    .into(),
+            });
+        }
         Ok(RouterConfig {
+            etcd,
+            cluster_key: key_file.map(|path| read_cluster_key(path, &mut self.warnings)).transpose()?,
+            takes_anybody: insecure || flags.front.host.is_loopback(),
             front: self.front(flags.front, FRONT_PORT)?,
             prefill,
             decode,
@@ -211,13 +241,7 @@ impl Resolver<'_> {
             let limit = format!("at most {CLUSTER_KEYS_MAX}");
             return Err(value("--cluster-key-file", format!("given {} times", key_files.len()), limit));
         }
-        if !key_files.is_empty() && flags.insecure {
-            return Err(ConfigError::Conflict {
-                flag: "--cluster-key-file",
-                other: "--insecure",
-                why: "peers either prove that they know the key or they do not",
-            });
-        }
+        key_or_insecure(key_files.first().map(|path| path.as_path()), flags.insecure)?;
         if listens_for_peers && !host.is_loopback() && key_files.is_empty() && !flags.insecure {
             return Err(ConfigError::Missing {
                 flag: "--cluster-key-file or --insecure",
@@ -227,7 +251,15 @@ impl Resolver<'_> {
         let keys = key_files.iter().map(|path| read_cluster_key(path, &mut self.warnings));
         let cluster_keys = keys.collect::<Result<Vec<_>, _>>()?;
         let named = (!host.is_unspecified()).then(|| host.to_string());
+        if flags.registry.is_some() && flags.advertise_host.is_none() && named.is_none() {
+            return Err(ConfigError::Missing {
+                flag: "--advertise-host",
+                why: format!("--registry tells others where this worker is, and --host {host} does not say"),
+            });
+        }
         Ok(HandoffConfig {
+            registry: flags.registry,
+            peer_timeout: flags.peer_timeout,
             transfer: flags.transfer,
             rdma_devices: self.rdma_devices(flags.rdma_devices, flags.transfer)?,
             advertise_host: flags.advertise_host.or(named),
@@ -285,6 +317,23 @@ fn default_names(path: &Path) -> Vec<String> {
         names.push(typed);
     }
     names
+}
+
+/// Whether nobody else's host is among them. Names may be anybody's.
+fn all_loopback(hosts: &[WorkerUrl]) -> bool {
+    let is_loopback = |host: &str| host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    hosts.iter().all(|url| url.host == "localhost" || is_loopback(&url.host))
+}
+
+fn key_or_insecure(key_file: Option<&Path>, insecure: bool) -> Result<(), ConfigError> {
+    match key_file.is_some() && insecure {
+        false => Ok(()),
+        true => Err(ConfigError::Conflict {
+            flag: "--cluster-key-file",
+            other: "--insecure",
+            why: "peers either prove that they know the key or they do not",
+        }),
+    }
 }
 
 fn data_threads(typed: Option<DataThreads>, transfer: Transfer) -> Result<DataThreads, ConfigError> {

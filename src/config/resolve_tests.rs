@@ -110,6 +110,20 @@ fn router_groups_urls_with_their_ports() {
 }
 
 #[test]
+fn a_router_needs_no_workers_and_takes_anybodys_on_loopback_alone() {
+    for (line, anybody) in [
+        ("router", true),
+        ("router --host 0.0.0.0", false),
+        ("router --host 0.0.0.0 --insecure", true),
+        ("router --registry etcd://127.0.0.1:1,localhost:2", true),
+    ] {
+        let (Command::Router(config), _) = run(line) else { panic!("{line}") };
+        assert!(config.prefill.is_empty() && config.decode.is_empty());
+        assert_eq!(config.takes_anybody, anybody, "{line}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_named_with_its_value_and_limit() {
     for (line, parts) in [
         ("serve m --page-size 24", &["--page-size 24", "power of two"][..]),
@@ -133,7 +147,12 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("decode m --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
         ("decode m --cluster-key-file /nowhere", &["--cluster-key-file /nowhere", "No such file"]),
         ("decode m --bootstrap-allow 10.0.0.0/99", &["10.0.0.0/99", "--bootstrap-allow", "32 bits"]),
-        ("router --prefill http://a:1", &["--decode"]),
+        ("prefill m --host 0.0.0.0 --insecure --registry http://a:1", &["--advertise-host", "0.0.0.0"]),
+        ("decode m --registry a:1", &["a:1", "--registry", "etcd://HOST:PORT"]),
+        ("decode m --peer-timeout 0.4", &["0.4", "--peer-timeout", "0.5 to 60"]),
+        ("router --registry http://a:1", &["--registry http://a:1", "etcd://"]),
+        ("router --registry etcd://10.0.0.1:2379", &["--cluster-key-file or --insecure", "etcd"]),
+        ("router --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
         ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
         ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
         ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),

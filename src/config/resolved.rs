@@ -2,6 +2,7 @@
 //!
 //! An `Option` here means that the answer lies in the model file or with the peer, and says so.
 
+use super::registry::RegistryAddress;
 use super::secret::Secret;
 use super::values::{ByteSize, Cidr, WorkerUrl};
 use clap::ValueEnum;
@@ -10,6 +11,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Port of the registry, as in SGLang.
 pub const BOOTSTRAP_PORT: u16 = 8998;
@@ -92,7 +94,7 @@ pub struct DecodeConfig {
 pub struct RouterConfig {
     /// Its HTTP front.
     pub front: FrontConfig,
-    /// Prefill workers, at least one, no two with one address.
+    /// Prefill workers that are there from the start, no two with one address.
     pub prefill: Vec<PrefillEndpoint>,
     /// Decode workers, likewise.
     pub decode: Vec<WorkerUrl>,
@@ -100,6 +102,12 @@ pub struct RouterConfig {
     pub policy: Policy,
     /// Times a request is sent again, since its client last got something.
     pub retries: u32,
+    /// An etcd whose entries are workers here; by host and port.
+    pub etcd: Vec<WorkerUrl>,
+    /// What those must prove to know who change the set of workers; `None`: see below.
+    pub cluster_key: Option<Secret>,
+    /// Whether anybody may change it where there is no key: on loopback, or by `--insecure`.
+    pub takes_anybody: bool,
     /// The log.
     pub log: LogConfig,
 }
@@ -228,6 +236,10 @@ pub struct HandoffConfig {
     pub advertise_host: Option<String>,
     /// What is proven to peers (the first) and accepted of them; none: nothing, on loopback or by `--insecure`.
     pub cluster_keys: Vec<Secret>,
+    /// Where it enters itself.
+    pub registry: Option<RegistryAddress>,
+    /// Silence after which a peer counts as dead.
+    pub peer_timeout: Duration,
     /// Whether the bootstrap host 2.2.2.2 asks for a transfer of nothing, or is an address like any other.
     pub fake_bootstrap: bool,
 }

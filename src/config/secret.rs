@@ -17,6 +17,12 @@ pub struct Secret {
 }
 
 impl Secret {
+    /// Not from a file.
+    #[cfg(test)]
+    pub fn of_bytes(bytes: &[u8]) -> Secret {
+        Secret { bytes: bytes.to_vec(), source: PathBuf::new() }
+    }
+
     /// The secret itself. Compare it in constant time.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes

@@ -1,9 +1,11 @@
 //! Types of single flag values: sizes, hosts, networks, CPU lists, worker addresses.
 
+use crate::limits::PEER_TIMEOUT_RANGE;
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::net::IpAddr;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// A number of bytes, typed as `2GiB`, `512MiB`, `1.5G` or plain bytes.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
@@ -78,6 +80,13 @@ pub fn parse_peer(text: &str) -> Result<String, String> {
         Some(1..) if is_bare => Ok(text.to_owned()),
         _ => Err("a peer is HOST:PORT, such as 10.0.0.2:7000".into()),
     }
+}
+
+/// Seconds, with a fraction.
+pub fn parse_peer_timeout(text: &str) -> Result<Duration, String> {
+    let [least, most] = PEER_TIMEOUT_RANGE;
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (least..=most).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("{least} to {most} seconds"))
 }
 
 /// A network in CIDR form; a bare address is a network of one.

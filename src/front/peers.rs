@@ -123,6 +123,13 @@ impl Default for Patience {
     }
 }
 
+impl Patience {
+    /// Between two PINGs on a quiet link: four fit into a silence.
+    fn ping_every(&self) -> Duration {
+        PEER_PING_EVERY.min(self.silence / 4)
+    }
+}
+
 impl Peers {
     /// No links yet. `control` is where decode workers dial.
     pub fn new(
@@ -305,6 +312,7 @@ impl Peers {
         let stood_still = still > PEER_PING_EVERY;
         let excused = if stood_still && !self.stood_still { still } else { Duration::ZERO };
         (self.looked, self.stood_still) = (now, stood_still);
+        let ping_every = self.patience.ping_every();
         let mut late = Vec::new();
         let mut due = Vec::new();
         for (&conn, peering) in &mut self.links {
@@ -319,7 +327,7 @@ impl Peers {
             if now.saturating_duration_since(since) > limit {
                 late.push((conn, open));
             } else if open && now >= peering.next_ping {
-                peering.next_ping = now + PEER_PING_EVERY;
+                peering.next_ping = now + ping_every;
                 // A link too full for a PING has other trouble, which silence will tell.
                 let _ = peering.link.ping(0, 0);
                 due.push(conn);
@@ -400,7 +408,7 @@ impl Peers {
             bye: None,
             since: now,
             heard: now,
-            next_ping: now + PEER_PING_EVERY,
+            next_ping: now + self.patience.ping_every(),
         };
         self.links.insert(conn, peering);
     }

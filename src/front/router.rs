@@ -11,9 +11,14 @@ pub mod flights;
 pub mod introduction;
 pub mod paths;
 mod relay;
+pub mod target;
+pub mod workers;
 
+use crate::cluster::etcd::view::View;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
+use crate::front::errands::Errands;
+use crate::front::resolver::Resolver;
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
 use crate::obs::log::event;
@@ -40,6 +45,7 @@ pub struct RouterService {
     fanout: Fanout,
     paths: Paths,
     drain: Drain,
+    etcd: Option<(Errands<View>, Option<Resolver>)>,
     next_tick: Instant,
 }
 
@@ -64,8 +70,14 @@ impl RouterService {
             fanout: Fanout::default(),
             paths,
             drain: Drain::default(),
+            etcd: None,
             next_tick: now,
         })
+    }
+
+    /// Takes the workers that are entered in an etcd, too; `names` where a host of it has a name.
+    pub fn watch(&mut self, etcd: Errands<View>, names: Option<Resolver>) {
+        self.etcd = Some((etcd, names));
     }
 
     /// Where it listens.
@@ -96,6 +108,13 @@ impl RouterService {
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             self.fleet.expire(&mut self.reactor, now);
+            if let Some((etcd, names)) = &mut self.etcd {
+                if let Some(names) = names {
+                    while names.expire(now).or_else(|| names.poll(now)).is_some() {}
+                }
+                etcd.turn(names, &mut self.reactor, now);
+            }
+            self.paths.workers().expire(&mut self.fleet, &mut self.reactor, now);
             self.fleet.probe(&mut self.reactor, now);
             self.connections.expire(&mut self.reactor, now);
         }
@@ -106,6 +125,11 @@ impl RouterService {
     }
 
     fn take(&mut self, event: Event, now: Instant) {
+        if let Some((etcd, _)) = self.etcd.as_mut().filter(|(etcd, _)| etcd.owns(&event)) {
+            etcd.handle(event, &mut self.reactor, now);
+            let view = etcd.errand();
+            return self.paths.workers().follow(view, &mut self.fleet, &mut self.reactor, now);
+        }
         if !self.fleet.handle(&mut self.reactor, event, now) {
             self.connections.handle(&mut self.reactor, event, now);
             if let Event::Drained(client) = event {

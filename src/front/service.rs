@@ -9,6 +9,7 @@ use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
 use crate::front::generations::{Generations, Way};
 use crate::front::peers::Peers;
+use crate::front::registrar::Registrar;
 use crate::front::routes::Routes;
 use crate::limits::{DRAIN_TIME_MAX, ENGINE_STILL_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
@@ -35,6 +36,7 @@ pub struct Service {
     routes: Routes,
     peers: Option<Peers>,
     bootstrap: Option<Bootstrap>,
+    registrar: Option<Registrar>,
     events: Vec<Receiver<mailbox::Event>>,
     progress: Progress,
     bell: Arc<Bell>,
@@ -82,6 +84,7 @@ impl Service {
             routes,
             peers: None,
             bootstrap: None,
+            registrar: None,
             events,
             progress: Progress { count: progress, seen: 0, moved: now },
             bell,
@@ -94,6 +97,11 @@ impl Service {
     pub fn join(&mut self, peers: Peers, bootstrap: Option<Bootstrap>) {
         self.peers = Some(peers);
         self.bootstrap = bootstrap;
+    }
+
+    /// Is found in registries from now on.
+    pub fn enrol(&mut self, registrar: Registrar) {
+        self.registrar = Some(registrar);
     }
 
     /// Sockets, to listen on further ports.
@@ -155,6 +163,9 @@ impl Service {
     }
 
     fn dispatch(&mut self, event: Event, now: Instant) {
+        if let Some(registrar) = self.registrar.as_mut().filter(|registrar| registrar.owns(&event)) {
+            return registrar.handle(event, &mut self.reactor, now);
+        }
         let handoff = self.generations.handoff_mut();
         match (&mut self.peers, &mut self.bootstrap) {
             (Some(peers), _) if peers.owns(&event) => peers.handle(event, &mut self.reactor, handoff, now),
@@ -169,6 +180,9 @@ impl Service {
         self.routes.set_hanging(hangs);
         if let Some(peers) = &mut self.peers {
             peers.answer_pings(!hangs);
+        }
+        if let Some(registrar) = &mut self.registrar {
+            registrar.turn(hangs, &mut self.reactor, now);
         }
     }
 
@@ -212,6 +226,9 @@ impl Service {
         if let Some(peers) = &mut self.peers {
             peers.drain(&mut self.reactor, self.generations.handoff_mut(), now);
         }
+        if let Some(registrar) = &mut self.registrar {
+            registrar.withdraw(&mut self.reactor, now);
+        }
     }
 
     fn drained(&mut self, now: Instant) -> Option<End> {
@@ -222,8 +239,9 @@ impl Service {
             // Rooms that are not known by now never will be.
             self.generations.handoff_mut().refuse_early(Cause::Draining, now);
         }
+        let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);
         let left = Left {
-            busy: !self.generations.is_idle(),
+            busy: !(self.generations.is_idle() && is_out),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
         };

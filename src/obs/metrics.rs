@@ -388,16 +388,11 @@ pub struct RouterMetrics {
     pub resumed: Arc<Counter>,
     ttft: Arc<Histogram>,
     duration: Arc<Histogram>,
-    /// Per worker: prefill workers first, then decode workers, each in the order of the configuration.
-    workers: Vec<(Arc<Gauge>, Arc<Gauge>)>,
 }
 
 impl RouterMetrics {
-    /// Registers the metrics of a router over `workers`, given by (role, URL).
-    pub fn register<'a>(
-        registry: &mut Registry,
-        workers: impl IntoIterator<Item = (EngineType, &'a str)>,
-    ) -> RouterMetrics {
+    /// Registers the metrics of a router; those of its workers follow them ([`RoutedMetrics`]).
+    pub fn register(registry: &mut Registry) -> RouterMetrics {
         let (r, l) = (registry, &Labels::none());
         RouterMetrics {
             requests: r.counter(&["smg_router_requests_total"], "Requests taken.", l),
@@ -427,18 +422,6 @@ impl RouterMetrics {
                 l,
                 E2E_SECONDS,
             ),
-            workers: workers
-                .into_iter()
-                .map(|(role, url)| {
-                    let labels = l.and("worker_type", role.label()).and("worker", url);
-                    let health = "Whether the worker answers: 1, else 0.";
-                    let active = "Requests at the worker.";
-                    (
-                        r.gauge(&["smg_worker_health"], health, &labels),
-                        r.gauge(&["smg_worker_requests_active"], active, &labels),
-                    )
-                })
-                .collect(),
         }
     }
 
@@ -461,12 +444,38 @@ impl RouterMetrics {
     pub fn ended(&self, since_arrival: Duration) {
         self.duration.observe(since_arrival.as_secs_f64());
     }
+}
 
-    /// Sets what is known of the worker with this number.
-    pub fn set_worker(&self, worker: usize, is_healthy: bool, active: usize) {
-        let (health, requests) = &self.workers[worker];
-        health.set(f64::from(u8::from(is_healthy)));
-        requests.set(active as f64);
+/// What a router tells of one of its workers, while it is there.
+#[derive(Debug)]
+pub struct RoutedMetrics {
+    labels: Labels,
+    health: Arc<Gauge>,
+    active: Arc<Gauge>,
+}
+
+impl RoutedMetrics {
+    /// Registers the metrics of the worker at `url`, of which there is one in this role.
+    pub fn register(registry: &mut Registry, role: EngineType, url: &str) -> RoutedMetrics {
+        let labels = Labels::none().and("worker_type", role.label()).and("worker", url);
+        let health = "Whether the worker answers: 1, else 0.";
+        let active = "Requests at the worker.";
+        RoutedMetrics {
+            health: registry.gauge(&["smg_worker_health"], health, &labels),
+            active: registry.gauge(&["smg_worker_requests_active"], active, &labels),
+            labels,
+        }
+    }
+
+    /// Takes them off the list.
+    pub fn unlist(self, registry: &mut Registry) {
+        registry.unlist(&self.labels);
+    }
+
+    /// What is known of the worker.
+    pub fn set(&self, is_healthy: bool, active: usize) {
+        self.health.set(f64::from(u8::from(is_healthy)));
+        self.active.set(active as f64);
     }
 }
 
@@ -567,13 +576,18 @@ mod tests {
     fn the_router_tells_of_its_workers() {
         let mut registry = Registry::default();
         let workers = [(EngineType::Prefill, "http://a:1"), (EngineType::Decode, "http://b:2")];
-        let router = RouterMetrics::register(&mut registry, workers);
+        let [first, second] = workers.map(|(role, url)| RoutedMetrics::register(&mut registry, role, url));
+        let router = RouterMetrics::register(&mut registry);
         router.requests.inc();
         router.failed(Cause::Overloaded);
-        router.set_worker(1, true, 3);
+        second.set(true, 3);
         let samples = exposed(&registry);
         assert_eq!(sum(&samples, "smg_worker_health", &[("worker", "http://a:1")]), 0.0);
         assert_eq!(sum(&samples, "smg_worker_requests_active", &[("worker_type", "decode")]), 3.0);
         assert_eq!(sum(&samples, "smg_router_request_errors_total", &[("error_type", "overloaded")]), 1.0);
+        first.unlist(&mut registry);
+        let mut text = String::new();
+        registry.expose(&mut text);
+        assert!(!text.contains("http://a:1") && text.contains("http://b:2"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! Counters, gauges and histograms over atomics, and the registry that lists them.
 //!
 //! Thread: recording from any, without lock or allocation. The registry is filled at start and then
-//! shared; a reader sees each number whole, but not all of one instant, save those of a [`GaugeGroup`].
+//! shared (a router's follows its workers); a reader sees each number whole, but not all of one instant, save those of a [`GaugeGroup`].
 //! Names and labels are given by the code: a name with two kinds or a metric registered twice is a
 //! programmer's error and panics at start.
 
@@ -222,6 +222,14 @@ impl Registry {
         histogram
     }
 
+    /// Takes the metrics with exactly these labels off the lists: what they were about is gone.
+    pub fn unlist(&mut self, labels: &Labels) {
+        for family in &mut self.families {
+            family.members.retain(|(known, _)| known != labels);
+        }
+        self.families.retain(|family| !family.members.is_empty());
+    }
+
     /// Appends all metrics in Prometheus' text format.
     pub fn expose(&self, out: &mut String) {
         for family in &self.families {
@@ -302,6 +310,26 @@ mod tests {
                 assert_eq!(free + used, 100_000);
             }
         });
+    }
+
+    #[test]
+    fn what_is_unlisted_is_shown_no_more_and_may_come_back() {
+        let mut registry = Registry::default();
+        let [a, b] = ["a", "b"].map(|value| Labels::none().and("l", value));
+        registry.gauge(&["g"], "G.", &a).set(1.0);
+        registry.gauge(&["g"], "G.", &b).set(2.0);
+        let exposed = |registry: &Registry| {
+            let mut out = String::new();
+            registry.expose(&mut out);
+            out
+        };
+        registry.unlist(&a);
+        let text = exposed(&registry);
+        assert!(!text.contains("l=\"a\"") && text.contains("l=\"b\""), "{text}");
+        registry.unlist(&b);
+        assert_eq!(exposed(&registry), "");
+        registry.gauge(&["g"], "G.", &a).set(3.0);
+        assert!(exposed(&registry).contains("g{l=\"a\"} 3"));
     }
 
     #[test]

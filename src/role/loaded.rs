@@ -3,6 +3,7 @@
 //! Thread: the one that starts the process. Nothing here changes afterwards.
 
 use super::RoleError;
+use crate::cluster::entry::Likeness;
 use crate::config::resolved::{self, ChunkConfig, WorkerConfig};
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
@@ -11,6 +12,7 @@ use crate::model::open::{LoadFormat, ModelFiles};
 use crate::model::tensor::TensorType;
 use crate::obs::log::event;
 use crate::sched::config::SchedConfig;
+use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::manager::identity::Identity;
 use crate::transfer::transport::Memory;
 use crate::transfer::transport::rdma::Nic;
@@ -150,6 +152,20 @@ impl Loaded {
             host: host_id(),
         }
     }
+}
+
+/// What a worker must have equal with those that it hands KV over to, or takes it from; see [`Likeness`].
+pub fn kind(fingerprint: &Fingerprint, layout: &KvLayout) -> Likeness {
+    let mut digest = Sha256::new();
+    digest.update(b"baton kind");
+    for number in
+        [AUX_VERSION, size_of::<AuxRecord>() as u32, layout.layers, layout.head_dim, layout.model_kv_heads]
+    {
+        digest.update(number.to_le_bytes());
+    }
+    digest.update((layout.dtype as u32).to_le_bytes());
+    digest.update(bytemuck::bytes_of(fingerprint));
+    Likeness(digest.finalize().into())
 }
 
 fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> {

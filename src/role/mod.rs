@@ -5,12 +5,14 @@
 
 pub mod router;
 
+mod enrolling;
 mod loaded;
 mod ports;
 mod process;
 mod starting;
 
 use crate::cluster::registry::{Registration, Registry};
+use crate::cluster::router as cluster;
 use crate::config::resolved::{
     DataThreads, DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerConfig,
     WorkerLayout,
@@ -39,8 +41,8 @@ use crate::transfer::aux::AUX_VERSION;
 use crate::transfer::transport::rdma::Nic;
 use crate::wire::auth::{ClusterKey, KeyId, Keyring};
 use crate::wire::message::{self as wire, Transport};
-use loaded::Loaded;
 pub use loaded::host_id;
+use loaded::{Loaded, kind};
 use ports::Port;
 use process::Process;
 use sha2::{Digest, Sha256};
@@ -153,6 +155,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let mut passing = Passing::default();
     passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
     let layout = loaded.layout;
+    let kind = kind(&loaded.fingerprint, &layout);
     let keys = keyring(&config.handoff)?;
     let mode = Mode {
         bootstrap_port: Some(bootstrap_port),
@@ -168,8 +171,12 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let secrets = config.handoff.cluster_keys.clone();
     let identity = peer_identity(wire::Role::Prefill, running.service.address(), &config.handoff, keys);
     let lanes = Lanes::new(None, running.wait.clone());
-    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, Patience::default());
+    let peer = identity.peer;
+    let patience = Patience { silence: config.handoff.peer_timeout, ..Patience::default() };
+    let peers = Peers::new(identity, Some(control), Directory::closed(), passing, lanes, patience);
     running.service.join(peers, Some(Bootstrap::new(registry, table, secrets)));
+    let role = cluster::Role::Prefill;
+    enrolling::enrol(&config.handoff, &mut running.service, peer, role, Some(bootstrap_port), kind)?;
     event!(
         Info,
         "ctl",
@@ -206,6 +213,7 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let proven = !config.handoff.cluster_keys.is_empty();
     let worker = process.add_decode(&loaded)?;
     let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default, proven };
+    let kind = kind(&loaded.fingerprint, &loaded.layout);
     let keys = keyring(&config.handoff)?;
     let handoff = Some(handoff_info(&loaded, &keys));
     let mode = Mode { handoff, ..About::mode_of(EngineType::Decode) };
@@ -216,9 +224,10 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let directory = Directory::new(config.bootstrap_allow.clone(), names);
     let lanes = Lanes::new(data, running.wait.clone());
-    running
-        .service
-        .join(Peers::new(identity, None, directory, Passing::default(), lanes, Patience::default()), None);
+    let peer = identity.peer;
+    let patience = Patience { silence: config.handoff.peer_timeout, ..Patience::default() };
+    running.service.join(Peers::new(identity, None, directory, Passing::default(), lanes, patience), None);
+    enrolling::enrol(&config.handoff, &mut running.service, peer, cluster::Role::Decode, None, kind)?;
     if let Some(told) = told {
         event!(Info, "ctl", "lanes are taken", data_port = told.port());
     }

@@ -1,21 +1,25 @@
 //! `baton router`: one thread, `ctl`, beside it those that resolve names, and nothing that needs a model.
 
-use super::RoleError;
+use super::{RoleError, enrolling};
+use crate::cluster::entry::Seat;
+use crate::cluster::etcd::view::View;
 use crate::cluster::retries::Retries;
-use crate::cluster::router::Router;
+use crate::cluster::router::Role;
 use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
 use crate::front::drain::End;
+use crate::front::errands::Errands;
 use crate::front::resolver::Resolver;
 use crate::front::router::RouterService;
-use crate::front::router::fleet::{Fleet, Target};
+use crate::front::router::fleet::Fleet;
 use crate::front::router::flights::Flights;
 use crate::front::router::paths::Paths;
+use crate::front::router::workers::{Trust, Workers};
 use crate::net::Reactor;
 use crate::obs::log::event;
-use crate::obs::metrics::{EngineType, RouterMetrics};
+use crate::obs::metrics::RouterMetrics;
 use crate::obs::registry::Registry;
-use std::net::ToSocketAddrs;
+use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::Instant;
 
 /// Routes requests to workers until it is told to stop.
@@ -26,26 +30,32 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let now = Instant::now();
     let targets = targets(config)?;
     let mut registry = Registry::default();
-    let urls: Vec<String> = targets.iter().map(|target| target.url.to_string()).collect();
-    let roles = targets.iter().map(|target| match target.bootstrap_port {
-        Some(_) => EngineType::Prefill,
-        None => EngineType::Decode,
-    });
-    let metrics = RouterMetrics::register(&mut registry, roles.zip(urls.iter().map(String::as_str)));
-    let core = Router::new(config.policy, config.prefill.len(), config.decode.len(), now);
-    let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let metrics = RouterMetrics::register(&mut registry);
+    let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
-    let service = RouterService::new(
+    let mut fleet = Fleet::new(config.policy, names).with_key(config.front.api_keys.first().cloned());
+    let trust = Trust { key: config.cluster_key.clone(), anybody: config.takes_anybody };
+    let mut workers = Workers::new(trust, random(), now);
+    for (seat, port, address) in targets {
+        let named = workers.name(seat, port, address, &mut fleet, &mut reactor, now);
+        named.map_err(|full| RoleError::Config("--prefill, --decode", full.to_string()))?;
+    }
+    let waker = reactor.waker();
+    let mut service = RouterService::new(
         reactor,
         config.front.address(),
-        Fleet::new(core, targets, names).with_key(config.front.api_keys.first().cloned()),
+        fleet,
         Flights::new(Retries::new(config.retries, now), metrics),
-        Paths::new(config.front.api_keys.clone(), registry),
+        Paths::new(config.front.api_keys.clone(), registry, workers),
         now,
     )
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?;
+    if !config.etcd.is_empty() {
+        let names = enrolling::names(&config.etcd, move || waker.wake())?;
+        service.watch(Errands::new(View::new(config.cluster_key.clone(), now), config.etcd.clone()), names);
+    }
     event!(
         Info,
         "router",
@@ -57,18 +67,28 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     service.run().map_err(|error| RoleError::Io("cannot wait for sockets", error))
 }
 
-/// Workers in the order of their numbers. A name that points nowhere at the start is a mistake; later it is
-/// looked up again where it leads nowhere.
-fn targets(config: &RouterConfig) -> Result<Vec<Target>, RoleError> {
-    let prefill = config.prefill.iter().map(|end| ("--prefill", &end.url, Some(end.bootstrap_port)));
-    let decode = config.decode.iter().map(|url| ("--decode", url, None));
-    prefill.chain(decode).map(|(flag, url, port)| target(flag, url, port)).collect()
+/// A name that points nowhere at the start is a mistake; later it is looked up again where it leads nowhere.
+fn targets(config: &RouterConfig) -> Result<Vec<(Seat, Option<u16>, SocketAddr)>, RoleError> {
+    let prefill =
+        config.prefill.iter().map(|end| ("--prefill", Role::Prefill, &end.url, Some(end.bootstrap_port)));
+    let decode = config.decode.iter().map(|url| ("--decode", Role::Decode, url, None));
+    let found = prefill
+        .chain(decode)
+        .map(|(flag, role, url, port)| Ok((Seat { role, url: url.clone() }, port, address(flag, url)?)));
+    found.collect()
 }
 
-fn target(flag: &'static str, url: &WorkerUrl, bootstrap_port: Option<u16>) -> Result<Target, RoleError> {
+fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, RoleError> {
     let nowhere = |why: String| RoleError::Config(flag, format!("{url} points nowhere: {why}"));
     let mut addresses =
         (url.host.as_str(), url.port).to_socket_addrs().map_err(|error| nowhere(error.to_string()))?;
-    let address = addresses.next().ok_or_else(|| nowhere("no address".into()))?;
-    Ok(Target::new(url.clone(), address, bootstrap_port))
+    addresses.next().ok_or_else(|| nowhere("no address".into()))
+}
+
+/// A secret of this process.
+fn random() -> [u8; 32] {
+    let mut bytes = [0; 32];
+    // The kernel's generator does not fail once it is seeded.
+    let _ = getrandom::fill(&mut bytes);
+    bytes
 }

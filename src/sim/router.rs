@@ -89,6 +89,7 @@ struct Flight {
 #[derive(Debug)]
 pub struct Flights {
     router: Router,
+    workers: usize,
     retries: Retries,
     base: Instant,
     dice: Dice,
@@ -101,12 +102,24 @@ impl Flights {
     /// No requests; all workers are up.
     pub fn new(plan: &Plan, base: Instant, dice: Dice) -> Flights {
         let (prefill, decode) = (plan.scale.prefill as usize, plan.scale.decode as usize);
-        let mut router = Router::new(plan.policy, prefill, decode, base);
-        for worker in 0..prefill + decode {
-            router.probed(WorkerNumber(worker), true, base);
+        let mut router = Router::new(plan.policy);
+        // Numbered as the cluster numbers its processes.
+        let roles =
+            std::iter::repeat_n(Role::Prefill, prefill).chain(std::iter::repeat_n(Role::Decode, decode));
+        for role in roles {
+            let worker = router.join(role, base);
+            router.probed(worker, true, base);
         }
         let retries = Retries::new(plan.retries, base);
-        Flights { router, retries, base, dice, flights: Vec::new(), wishes: Vec::new() }
+        Flights {
+            router,
+            workers: prefill + decode,
+            retries,
+            base,
+            dice,
+            flights: Vec::new(),
+            wishes: Vec::new(),
+        }
     }
 
     /// A client asks. `takes` says whether a worker takes connections now; `pair` is whom it must be served by, if
@@ -119,7 +132,7 @@ impl Flights {
         now: Nanos,
     ) -> usize {
         let id = self.flights.len();
-        let others = |pair: [usize; 2]| (0..self.router.loads().len()).filter(move |w| !pair.contains(w));
+        let others = |pair: [usize; 2]| (0..self.workers).filter(move |worker| !pair.contains(worker));
         let unwilling = pair.into_iter().flat_map(others).map(WorkerNumber).collect();
         self.flights.push(Flight {
             order,
@@ -164,7 +177,7 @@ impl Flights {
 
     /// Sequences that are charged to workers.
     pub fn booked(&self) -> u32 {
-        self.router.loads().iter().map(|load| load.booked).sum()
+        self.router.workers().map(|(_, _, load)| load.booked).sum()
     }
 
     /// Asks the workers whose turn it is how they are.

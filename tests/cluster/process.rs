@@ -101,6 +101,16 @@ impl Process {
         self.times_said(words) > 0
     }
 
+    /// Waits until it has said so in its log.
+    #[track_caller]
+    pub fn await_said(&self, words: &str) {
+        let begun = Instant::now();
+        while !self.has_said(words) {
+            assert!(begun.elapsed() < PATIENCE, "it never says: {words}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     /// It runs, and none of its threads has panicked.
     #[track_caller]
     pub fn check_alive(&mut self) {

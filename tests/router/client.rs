@@ -111,9 +111,14 @@ pub struct Client {
 impl Client {
     /// `fields` are whole header lines.
     pub fn post(&mut self, path: &str, fields: &str, body: &str) {
+        self.ask("POST", path, fields, body);
+    }
+
+    /// As [`Client::post`], with any method.
+    pub fn ask(&mut self, method: &str, path: &str, fields: &str, body: &str) {
         let length = body.len();
         self.send(&format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\n{fields}content-length: {length}\r\n\r\n{body}"
+            "{method} {path} HTTP/1.1\r\nhost: x\r\n{fields}content-length: {length}\r\n\r\n{body}"
         ));
     }
 

@@ -1,6 +1,7 @@
 //! `baton router` between scripted workers.
 
 mod client;
+mod joining;
 mod retries;
 mod worker;
 

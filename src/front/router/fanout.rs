@@ -18,11 +18,12 @@ use std::sync::Arc;
 
 #[derive(Debug, Default)]
 struct Fan {
-    open: Vec<(ConnId, WorkerNumber)>,
+    /// With their names, since they may leave meanwhile.
+    open: Vec<(ConnId, WorkerNumber, String)>,
     /// Workers that answered well.
     done: usize,
     /// The others.
-    unreached: Vec<WorkerNumber>,
+    unreached: Vec<(WorkerNumber, String)>,
     /// What went wrong first with one that was reached.
     failure: Option<String>,
 }
@@ -43,15 +44,17 @@ impl Fanout {
     pub fn begin(&mut self, client: ConnId, order: &Order, body: Vec<u8>, way: &mut Way<'_>) {
         let body = Arc::new(body);
         let mut fan = Fan::default();
-        for worker in (0..way.fleet.targets().len()).map(WorkerNumber) {
+        let workers: Vec<WorkerNumber> = way.fleet.router().workers().map(|(worker, ..)| worker).collect();
+        for worker in workers {
+            let url = way.fleet.url(worker);
             let booking = way.fleet.router().visit(worker);
             let until = way.now + ROUTER_FANOUT_TIME;
             match way.fleet.open(way.reactor, Owner::Part(client), booking, until, way.now) {
                 Ok((conn, _)) => {
                     way.fleet.begin(way.reactor, conn, order, &body, way.now);
-                    fan.open.push((conn, worker));
+                    fan.open.push((conn, worker, url));
                 }
-                Err(_) => fan.unreached.push(worker),
+                Err(_) => fan.unreached.push((worker, url)),
             }
         }
         self.go_on(client, fan, way);
@@ -60,18 +63,17 @@ impl Fanout {
     /// News of one of the calls.
     pub fn part(&mut self, client: ConnId, conn: ConnId, what: &What, way: &mut Way<'_>) {
         let Some(mut fan) = self.open.remove(&client) else { return };
-        let at = fan.open.iter().position(|&(open, _)| open == conn);
+        let at = fan.open.iter().position(|&(open, ..)| open == conn);
         let Some(at) = at.filter(|_| !matches!(what, What::Ready | What::Arrived)) else {
             return drop(self.open.insert(client, fan));
         };
-        let (_, worker) = fan.open.swap_remove(at);
+        let (_, worker, url) = fan.open.swap_remove(at);
         match what {
             What::Ended(answer) if answer.is_success() => fan.done += 1,
             What::Ended(answer) => {
-                let url = &way.fleet.targets()[worker.0].url;
                 fan.failure.get_or_insert(format!("{url} answered with status {}", answer.status));
             }
-            _ => fan.unreached.push(worker),
+            _ => fan.unreached.push((worker, url)),
         }
         self.go_on(client, fan, way);
     }
@@ -79,7 +81,7 @@ impl Fanout {
     /// A client has gone away; workers carry out what they were asked.
     pub fn gone(&mut self, client: ConnId, way: &mut Way<'_>) {
         let Some(fan) = self.open.remove(&client) else { return };
-        for (conn, _) in fan.open {
+        for (conn, ..) in fan.open {
             way.fleet.leave(conn);
         }
     }
@@ -89,9 +91,8 @@ impl Fanout {
             self.open.insert(client, fan);
             return;
         }
-        fan.unreached.sort_unstable_by_key(|worker| worker.0);
-        let url = |worker: &WorkerNumber| way.fleet.targets()[worker.0].url.to_string();
-        let unreached: Vec<String> = fan.unreached.iter().map(url).collect();
+        fan.unreached.sort_unstable_by_key(|(worker, _)| *worker);
+        let unreached: Vec<String> = fan.unreached.into_iter().map(|(_, url)| url).collect();
         let failure = match fan.failure {
             None if fan.done == 0 => Some("no worker was reached".to_owned()),
             Some(failure) if !unreached.is_empty() => {

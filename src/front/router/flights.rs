@@ -6,7 +6,6 @@
 
 use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News, Next, Terms};
-use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Booking, Pair, Role};
 use crate::config::resolved::LogLevel;
@@ -445,7 +444,7 @@ impl Flights {
             flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Deadline, why)));
             return self.fail(client, flight, Cause::Deadline, way);
         };
-        let source = flight.core.worker(Role::Prefill).map(|worker| &way.fleet.targets()[worker.0]);
+        let source = flight.core.worker(Role::Prefill).and_then(|worker| way.fleet.target(worker));
         let body = match (&flight.request.load, source) {
             (Load::Routed(body), Some(source)) => {
                 let resume = (self.retries.most() > 0 && body.is_stream()).then(|| flight.relay.resume());
@@ -558,8 +557,7 @@ impl Flight {
             _ => LogLevel::Warn,
         };
         if log::is_logged(level) {
-            let url = |worker: WorkerNumber| way.fleet.targets()[worker.0].url.to_string();
-            let worker = self.core.worker(role).map_or("none".into(), url);
+            let worker = self.core.worker(role).map_or("none".into(), |worker| way.fleet.url(worker));
             let why = self.last.as_ref().map(Failure::of);
             let why: &dyn fmt::Display = match &why {
                 Some(failure) => failure,

@@ -2,6 +2,8 @@
 //!
 //! Thread: `ctl`. What the router knows itself is answered at once; the rest goes to workers.
 
+use crate::cluster::loads::WorkerNumber;
+use crate::cluster::router::Role;
 use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::http::{self, Method, REQUEST_TIMEOUT};
@@ -11,10 +13,13 @@ use crate::front::openai::routed::Routed;
 use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
 use crate::front::router::flights::{self, Flights, Way, unavailable};
+use crate::front::router::workers::Workers;
 use crate::front::routes::authorise;
 use crate::net::ConnId;
+use crate::obs::metrics::{EngineType, RoutedMetrics};
 use crate::obs::registry::Registry;
 use serde::Serialize;
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -46,6 +51,10 @@ enum Course {
     Version,
     /// The router, which takes nothing new from now on.
     Drain,
+    /// Which workers there are, for operators.
+    Workers,
+    /// The same, for workers, which have no client's key.
+    Registry,
 }
 
 /// A path that ends in a slash goes on as it likes.
@@ -72,6 +81,13 @@ const PATHS: &[(&str, Method, Course)] = &[
     ("/v1/loads", Method::Get, Course::Loads),
     ("/version", Method::Get, Course::Version),
     ("/drain", Method::Post, Course::Drain),
+    ("/workers", Method::Get, Course::Workers),
+    ("/workers", Method::Post, Course::Workers),
+    ("/workers/", Method::Get, Course::Workers),
+    ("/workers/", Method::Delete, Course::Workers),
+    ("/registry", Method::Get, Course::Registry),
+    ("/registry", Method::Put, Course::Registry),
+    ("/registry", Method::Delete, Course::Registry),
 ];
 
 /// The table of paths and what stands behind those that need no worker.
@@ -79,6 +95,9 @@ const PATHS: &[(&str, Method, Course)] = &[
 pub struct Paths {
     keys: Vec<Secret>,
     registry: Registry,
+    /// Metrics of workers that are here.
+    metrics: BTreeMap<WorkerNumber, RoutedMetrics>,
+    workers: Workers,
     draining: bool,
     /// Makes names of requests unlike those before a restart.
     started: u64,
@@ -86,10 +105,15 @@ pub struct Paths {
 }
 
 impl Paths {
-    /// Everything is open but what `keys` guard.
-    pub fn new(keys: Vec<Secret>, registry: Registry) -> Paths {
+    /// Everything is open but what `keys` guard, and what `workers` does.
+    pub fn new(keys: Vec<Secret>, registry: Registry, workers: Workers) -> Paths {
         let started = unix().map_or(0, |since| since.as_secs());
-        Paths { keys, registry, draining: false, started, next_id: 0 }
+        Paths { keys, registry, metrics: BTreeMap::new(), workers, draining: false, started, next_id: 0 }
+    }
+
+    /// Who the workers are.
+    pub fn workers(&mut self) -> &mut Workers {
+        &mut self.workers
     }
 
     /// No new requests.
@@ -125,6 +149,14 @@ impl Paths {
             Course::Trial => Routed::parse(TRIAL).map(flights::Load::Routed),
             Course::Decode => Ok(flights::Load::Decode(request.body.clone())),
             Course::Any => Ok(flights::Load::Any),
+            Course::Workers | Course::Registry => {
+                let (status, body) = match self.workers.serve(&request, way) {
+                    Ok(told) => told,
+                    Err(error) => return way.refuse(client, &error),
+                };
+                let answer = Answer { status, media: JSON, body: &body, retry_after: None };
+                return way.connections.answer(way.reactor, client, &answer, way.now);
+            }
             _ => {
                 let told = self.tell(course, flights, way);
                 return way.connections.answer(way.reactor, client, &told.answer(), way.now);
@@ -142,7 +174,7 @@ impl Paths {
     }
 
     fn admit(&self, course: Course, request: &http::Request) -> Result<Course, ApiError> {
-        let is_open = matches!(course, Course::Alive | Course::Health | Course::Readiness);
+        let is_open = matches!(course, Course::Alive | Course::Health | Course::Readiness | Course::Registry);
         if !is_open {
             authorise(&self.keys, request)?;
         }
@@ -153,7 +185,7 @@ impl Paths {
     }
 
     /// What needs no worker.
-    fn tell(&self, course: Course, flights: &Flights, way: &mut Way<'_>) -> Told {
+    fn tell(&mut self, course: Course, flights: &Flights, way: &mut Way<'_>) -> Told {
         match course {
             Course::Health | Course::Readiness if !way.fleet.router().is_ready() => {
                 let error = unavailable("no pair of workers can be reached".into());
@@ -165,9 +197,7 @@ impl Paths {
                 }
             }
             Course::Metrics => {
-                for (worker, load) in way.fleet.router().loads().iter().enumerate() {
-                    flights.metrics().set_worker(worker, load.usable, load.booked as usize);
-                }
+                self.follow(way);
                 let mut body = String::new();
                 self.registry.expose(&mut body);
                 Told::well("text/plain; version=0.0.4", body.into_bytes())
@@ -184,6 +214,28 @@ impl Paths {
                 Told::well("text/plain", DRAINING.as_bytes().to_vec())
             }
             _ => Told::well("text/plain", b"OK".to_vec()),
+        }
+    }
+
+    /// Metrics of workers come and go with them.
+    fn follow(&mut self, way: &mut Way<'_>) {
+        let router = way.fleet.router();
+        let gone: Vec<WorkerNumber> =
+            self.metrics.keys().copied().filter(|&worker| !router.has(worker)).collect();
+        // First, since one that is new may have the place of one that is gone.
+        for metrics in gone.iter().filter_map(|worker| self.metrics.remove(worker)) {
+            metrics.unlist(&mut self.registry);
+        }
+        let here: Vec<_> = router.workers().collect();
+        for (worker, role, load) in here {
+            let metrics = self.metrics.entry(worker).or_insert_with(|| {
+                let role = match role {
+                    Role::Prefill => EngineType::Prefill,
+                    Role::Decode => EngineType::Decode,
+                };
+                RoutedMetrics::register(&mut self.registry, role, &way.fleet.url(worker))
+            });
+            metrics.set(load.usable, load.booked as usize);
         }
     }
 
@@ -221,15 +273,18 @@ impl Told {
 fn course(request: &http::Request) -> Result<Course, ApiError> {
     let path = request.head.path();
     let is_meant = |known: &str| known == path || (known.ends_with('/') && path.starts_with(known));
-    let Some((_, method, course)) = PATHS.iter().find(|(known, ..)| is_meant(known)) else {
+    let mut known = PATHS.iter().filter(|(known, ..)| is_meant(known)).peekable();
+    if known.peek().is_none() {
         return Err(ApiError::new(404, "not_found", format!("there is nothing at {path}")));
-    };
-    let is_health = matches!(course, Course::Alive | Course::Health | Course::Readiness);
-    if request.head.method == *method || (is_health && request.head.method == Method::Head) {
-        Ok(*course)
-    } else {
-        Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
     }
+    let fits = |(_, method, course): &&(&str, Method, Course)| {
+        let is_health = matches!(course, Course::Alive | Course::Health | Course::Readiness);
+        request.head.method == *method || (is_health && request.head.method == Method::Head)
+    };
+    let (.., course) = known
+        .find(fits)
+        .ok_or_else(|| ApiError::new(405, "method_not_allowed", "this path knows another method"))?;
+    Ok(*course)
 }
 
 /// The request as workers get it.

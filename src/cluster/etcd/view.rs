@@ -1,0 +1,269 @@
+//! A router's view of the entries in etcd: read whole, then watched from that revision on; read again when the watch
+//! ends, however it does.
+//!
+//! ```text
+//!  waiting ──▶ reading ──▶ watching
+//!     ▲           │ failed    │ ended, or overdue
+//!     └───────────┴───────────┘
+//! ```
+//! Pure. Invariant: what is told is what etcd has had, in its order; an etcd that is away changes nothing.
+
+use super::{PREFIX, PREFIX_END, decode, encode, read, refused};
+use crate::cluster::entry::{Entry, Seat};
+use crate::cluster::errand::{Errand, Request, Verb};
+use crate::config::secret::Secret;
+use crate::limits::{ETCD_LINE_MAX, REGISTRY_RETRY};
+use serde::Deserialize;
+use serde_json::json;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::time::Instant;
+
+/// What has become known.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Change {
+    /// An entry is there.
+    Entered(Entry),
+    /// The entry of this incarnation is gone.
+    Gone(Seat, [u8; 16]),
+    /// All there are, after each of them was told.
+    Whole(HashSet<Seat>),
+    /// Something that is no worker's entry stands under this key, and why it is none.
+    Odd(String, String),
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Stage {
+    Waiting,
+    Reading,
+    Watching,
+}
+
+/// Of one etcd.
+#[derive(Debug)]
+pub struct View {
+    cluster_key: Option<Secret>,
+    stage: Stage,
+    due: Instant,
+    /// Where the watch begins.
+    revision: Option<i64>,
+    known: HashMap<String, (Seat, [u8; 16])>,
+    /// The rest of a line.
+    line: Vec<u8>,
+    changes: VecDeque<Change>,
+}
+
+#[derive(Deserialize)]
+struct Header {
+    revision: String,
+}
+
+#[derive(Deserialize)]
+struct Pair {
+    key: String,
+    #[serde(default)]
+    value: String,
+}
+
+#[derive(Deserialize)]
+struct Range {
+    header: Header,
+    #[serde(default)]
+    kvs: Vec<Pair>,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    result: Option<Watched>,
+}
+
+#[derive(Deserialize)]
+struct Watched {
+    #[serde(default)]
+    canceled: bool,
+    #[serde(default)]
+    events: Vec<Event>,
+}
+
+#[derive(Deserialize)]
+struct Event {
+    /// Left out for a put.
+    #[serde(default, rename = "type")]
+    kind: String,
+    kv: Pair,
+}
+
+impl View {
+    /// Due at once; where there is a key, entries prove it.
+    pub fn new(cluster_key: Option<Secret>, now: Instant) -> View {
+        View {
+            cluster_key,
+            stage: Stage::Waiting,
+            due: now,
+            revision: None,
+            known: HashMap::new(),
+            line: Vec::new(),
+            changes: VecDeque::new(),
+        }
+    }
+
+    /// What has become known.
+    pub fn change(&mut self) -> Option<Change> {
+        self.changes.pop_front()
+    }
+
+    fn take_whole(&mut self, body: &[u8]) -> Result<(), String> {
+        let range: Range = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+        let revision: i64 = range.header.revision.parse().map_err(|_| "a revision that is no number")?;
+        self.known.clear();
+        for pair in &range.kvs {
+            self.put(pair)?;
+        }
+        let seats = self.known.values().map(|(seat, _)| seat.clone()).collect();
+        self.changes.push_back(Change::Whole(seats));
+        self.revision = Some(revision + 1);
+        Ok(())
+    }
+
+    fn put(&mut self, pair: &Pair) -> Result<(), String> {
+        let key = String::from_utf8_lossy(&decode(&pair.key)?).into_owned();
+        match read(&key, &decode(&pair.value)?, self.cluster_key.as_ref()) {
+            Ok(entry) => {
+                self.known.insert(key, (entry.seat.clone(), entry.peer.incarnation));
+                self.changes.push_back(Change::Entered(entry));
+            }
+            Err(why) => self.changes.push_back(Change::Odd(key, why)),
+        }
+        Ok(())
+    }
+
+    fn take_line(&mut self, line: &[u8]) -> Result<(), String> {
+        let line: Line = serde_json::from_slice(line).map_err(|error| error.to_string())?;
+        let watched = line.result.ok_or("its watch has failed")?;
+        for Event { kind, kv } in &watched.events {
+            if kind == "DELETE" {
+                let key = String::from_utf8_lossy(&decode(&kv.key)?).into_owned();
+                let gone = self.known.remove(&key).map(|(seat, incarnation)| Change::Gone(seat, incarnation));
+                self.changes.extend(gone);
+            } else {
+                self.put(kv)?;
+            }
+        }
+        // What lies before the watch was forgotten by etcd; it is read anew.
+        if watched.canceled { Err("its watch was cancelled".into()) } else { Ok(()) }
+    }
+}
+
+impl Errand for View {
+    fn poll(&mut self, now: Instant) -> Option<Request> {
+        if self.stage != Stage::Waiting || now < self.due {
+            return None;
+        }
+        let (key, range_end) = (encode(PREFIX), encode(PREFIX_END));
+        match self.revision.take() {
+            None => {
+                self.stage = Stage::Reading;
+                let body = json!({ "key": key, "range_end": range_end });
+                Some(Request::new(Verb::Post, "/v3/kv/range", body.to_string().into_bytes()))
+            }
+            Some(revision) => {
+                self.stage = Stage::Watching;
+                self.line.clear();
+                let body = json!({ "create_request": {
+                    "key": key, "range_end": range_end, "start_revision": revision.to_string(),
+                }});
+                let request = Request::new(Verb::Post, "/v3/watch", body.to_string().into_bytes());
+                Some(Request { is_stream: true, ..request })
+            }
+        }
+    }
+
+    fn answered(&mut self, status: u16, body: &[u8], now: Instant) -> Result<(), String> {
+        let taken = match (status, self.stage) {
+            (200, Stage::Reading) => self.take_whole(body),
+            (200, _) => Err("a whole answer to a watch".into()),
+            _ => Err(refused(status, body)),
+        };
+        match taken {
+            Ok(()) => (self.stage, self.due) = (Stage::Waiting, now),
+            Err(_) => self.failed(now),
+        }
+        taken
+    }
+
+    fn piece(&mut self, bytes: &[u8], _: Instant) -> Result<(), String> {
+        for part in bytes.split_inclusive(|&byte| byte == b'\n') {
+            self.line.extend_from_slice(part);
+            if self.line.len() > ETCD_LINE_MAX {
+                return Err("a line of its watch is too long".into());
+            }
+            if part.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                self.take_line(&line)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn failed(&mut self, now: Instant) {
+        (self.stage, self.revision, self.due) = (Stage::Waiting, None, now + REGISTRY_RETRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::etcd::tests::entry;
+    use crate::cluster::etcd::{key_of, write};
+
+    fn pair(entry: &Entry) -> String {
+        format!(r#"{{"key":"{}","value":"{}"}}"#, encode(key_of(entry)), encode(write(entry, None)))
+    }
+
+    fn changes(view: &mut View) -> Vec<Change> {
+        std::iter::from_fn(|| view.change()).collect()
+    }
+
+    #[test]
+    fn it_is_read_whole_and_watched_from_there_whatever_the_pieces() {
+        let (mut view, now) = (View::new(None, Instant::now()), Instant::now());
+        let (a, b) = (entry(1, 1), entry(2, 1));
+        assert_eq!(view.poll(now).unwrap().path, "/v3/kv/range");
+        let odd = format!(r#"{{"key":"{}","value":"{}"}}"#, encode("/baton/workers/x"), encode("?"));
+        let whole = format!(r#"{{"header":{{"revision":"41"}},"kvs":[{},{odd}]}}"#, pair(&a));
+        view.answered(200, whole.as_bytes(), now).unwrap();
+        let told = changes(&mut view);
+        assert_eq!(told[0], Change::Entered(a.clone()));
+        assert!(matches!(&told[1], Change::Odd(key, _) if key == "/baton/workers/x"), "{told:?}");
+        assert_eq!(told[2], Change::Whole(HashSet::from([a.seat.clone()])));
+        let watch = view.poll(now).unwrap();
+        let body = String::from_utf8(watch.body).unwrap();
+        assert!(watch.is_stream && body.contains(r#""start_revision":"42""#), "{body}");
+        let lines = format!(
+            "{{\"result\":{{\"created\":true}}}}\n{{\"result\":{{\"events\":[{{\"kv\":{}}},{{\"type\":\"DELETE\",\"kv\":{}}}]}}}}\n",
+            pair(&b),
+            pair(&a)
+        );
+        for byte in lines.as_bytes() {
+            view.piece(&[*byte], now).unwrap();
+        }
+        let gone = Change::Gone(a.seat, a.peer.incarnation);
+        assert_eq!(changes(&mut view), [Change::Entered(b), gone]);
+        assert_eq!(view.poll(now), None);
+    }
+
+    #[test]
+    fn a_watch_that_ends_is_begun_with_the_whole() {
+        for end in ["{\"result\":{\"canceled\":true}}\n", "{\"error\":{}}\n", "x\n"] {
+            let (mut view, now) = (View::new(None, Instant::now()), Instant::now());
+            view.poll(now).unwrap();
+            view.answered(200, br#"{"header":{"revision":"1"}}"#, now).unwrap();
+            view.poll(now).unwrap();
+            assert!(view.piece(end.as_bytes(), now).is_err(), "{end}");
+            view.failed(now);
+            assert_eq!(view.poll(now), None);
+            assert_eq!(view.poll(now + REGISTRY_RETRY).unwrap().path, "/v3/kv/range");
+        }
+        let (mut view, now) = (View::new(None, Instant::now()), Instant::now());
+        assert!(view.piece(&vec![b' '; ETCD_LINE_MAX + 1], now).unwrap_err().contains("too long"));
+    }
+}

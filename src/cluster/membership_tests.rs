@@ -1,0 +1,138 @@
+//! Seats under all that may be said of them.
+
+use super::*;
+use crate::cluster::router::Role;
+use crate::ids::Peer;
+use std::time::Duration;
+
+const LIFE: Duration = Duration::from_secs(6);
+
+fn seat(port: u16) -> Seat {
+    Seat { role: Role::Prefill, url: format!("http://10.0.0.1:{port}").parse().unwrap() }
+}
+
+fn entry(id: u8, incarnation: u8, port: u16) -> Entry {
+    Entry {
+        peer: Peer { id: [id; 16], incarnation: [incarnation; 16] },
+        seat: seat(port),
+        bootstrap_port: Some(8998),
+        kind: Likeness([5; 32]),
+    }
+}
+
+/// `+PORT` for who joins, `-PORT WHY` for who leaves.
+fn done(members: &mut Membership) -> Vec<String> {
+    let told = |action| match action {
+        Action::Join { seat, .. } => format!("+{}", seat.url.port),
+        Action::Leave { seat, why } => format!("-{} {why:?}", seat.url.port),
+    };
+    std::iter::from_fn(|| members.poll()).map(told).collect()
+}
+
+#[test]
+fn an_entry_that_is_renewed_stays_and_one_that_is_not_is_dropped() {
+    let (mut members, now) = (Membership::default(), Instant::now());
+    members.renew(entry(1, 1, 7), Some(now + LIFE)).unwrap();
+    members.renew(entry(2, 1, 8), Some(now + LIFE)).unwrap();
+    assert_eq!(done(&mut members), ["+7", "+8"]);
+    members.renew(entry(1, 1, 7), Some(now + 2 * LIFE)).unwrap();
+    members.expire(now + LIFE);
+    assert_eq!(done(&mut members), ["-8 Expired"]);
+    members.expire(now + 2 * LIFE);
+    assert_eq!(done(&mut members), ["-7 Expired"]);
+    assert_eq!((members.entries(), members.places.len()), (0, 0));
+}
+
+#[test]
+fn another_incarnation_is_another_worker() {
+    let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
+    members.renew(entry(1, 1, 7), until).unwrap();
+    members.renew(entry(1, 2, 7), until).unwrap();
+    assert_eq!(done(&mut members), ["+7", "-7 Replaced", "+7"]);
+    members.withdraw(&seat(7), [1; 16], Why::Withdrawn);
+    assert_eq!(done(&mut members), [""; 0], "what its predecessor says late does not count");
+    members.renew(entry(1, 2, 9), until).unwrap();
+    assert_eq!(done(&mut members), ["-7 Replaced", "+9"], "it has moved");
+    members.renew(entry(3, 1, 9), until).unwrap();
+    assert_eq!(done(&mut members), ["-9 Replaced", "+9"], "its address has gone to another");
+    members.withdraw(&seat(9), [1; 16], Why::Withdrawn);
+    assert_eq!(done(&mut members), ["-9 Withdrawn"]);
+}
+
+#[test]
+fn who_is_named_stays_whatever_becomes_of_its_entry() {
+    let (mut members, now) = (Membership::default(), Instant::now());
+    members.name(seat(7), Some(1)).unwrap();
+    members.name(seat(7), Some(1)).unwrap();
+    assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(1), kind: None }));
+    members.renew(entry(1, 1, 7), Some(now)).unwrap();
+    let kind = Some(Likeness([5; 32]));
+    assert_eq!(members.poll(), Some(Action::Leave { seat: seat(7), why: Why::Replaced }));
+    assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(8998), kind }));
+    members.expire(now);
+    assert_eq!(done(&mut members), [""; 0]);
+    assert!(members.remove(&seat(7)) && !members.remove(&seat(7)));
+    assert_eq!(done(&mut members), ["-7 Removed"]);
+}
+
+#[test]
+fn who_was_removed_does_not_come_back_by_renewing_but_its_successor_does() {
+    let (mut members, now) = (Membership::default(), Instant::now());
+    members.renew(entry(1, 1, 7), Some(now + LIFE)).unwrap();
+    assert!(members.remove(&seat(7)));
+    members.renew(entry(1, 1, 7), Some(now + LIFE)).unwrap();
+    assert_eq!(done(&mut members), ["+7", "-7 Removed"]);
+    members.renew(entry(1, 2, 7), Some(now + LIFE)).unwrap();
+    assert_eq!(done(&mut members), ["+7"]);
+    assert!(members.remove(&seat(7)));
+    members.expire(now + LIFE);
+    assert_eq!(done(&mut members), ["-7 Removed"]);
+    members.renew(entry(1, 2, 7), Some(now + 2 * LIFE)).unwrap();
+    assert_eq!(done(&mut members), ["+7"], "what is forgotten is not held against it");
+}
+
+#[test]
+fn what_a_registry_elsewhere_has_lost_has_one_life_to_come_back() {
+    let (mut members, now) = (Membership::default(), Instant::now());
+    members.renew(entry(1, 1, 7), None).unwrap();
+    members.renew(entry(2, 1, 8), None).unwrap();
+    members.expire(now + 100 * LIFE);
+    assert_eq!(done(&mut members), ["+7", "+8"], "it is not asked while it is away");
+    members.reconcile(|_| false, now + LIFE);
+    members.reconcile(|_| false, now + 2 * LIFE);
+    members.renew(entry(2, 1, 8), None).unwrap();
+    members.expire(now + LIFE);
+    assert_eq!(done(&mut members), ["-7 Expired"]);
+    members.reconcile(|seat| seat.url.port == 8, now);
+    members.expire(now + 100 * LIFE);
+    assert_eq!(done(&mut members), [""; 0]);
+}
+
+#[test]
+fn workers_are_bounded_and_the_full_registry_still_renews() {
+    let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
+    let nth = |n: usize| {
+        let mut entry = entry(1, 1, 1 + n as u16);
+        entry.peer.id = (n as u128).to_le_bytes();
+        entry
+    };
+    for n in 0..ROUTER_WORKERS_MAX {
+        members.renew(nth(n), until).unwrap();
+    }
+    let more = nth(ROUTER_WORKERS_MAX);
+    assert_eq!(members.renew(more.clone(), until), Err(Full(Role::Prefill)));
+    assert_eq!(members.name(more.seat.clone(), Some(1)), Err(Full(Role::Prefill)));
+    assert_eq!(members.renew(nth(0), until), Ok(()));
+    let mut next = nth(1);
+    next.peer.incarnation = [9; 16];
+    assert_eq!(members.renew(next, until), Ok(()), "a successor needs no room");
+    // Those that were removed still take room until their entries end.
+    for round in 1..=2 {
+        for n in 0..ROUTER_WORKERS_MAX {
+            members.remove(&nth((round - 1) * ROUTER_WORKERS_MAX + n).seat);
+            let renewed = members.renew(nth(round * ROUTER_WORKERS_MAX + n), until);
+            assert_eq!(renewed.is_ok(), round == 1, "{round} {n}");
+        }
+    }
+    assert_eq!(members.entries(), REGISTRY_ENTRIES_MAX);
+}

@@ -1,0 +1,85 @@
+//! Where a registry is: in routers, or in etcd.
+
+use super::values::WorkerUrl;
+use crate::limits::REGISTRY_HOSTS_MAX;
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// What `--registry` names.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum RegistryAddress {
+    /// Routers, each with a registry of its own: `http://HOST:PORT[,http://HOST:PORT]`.
+    Routers(Vec<WorkerUrl>),
+    /// Members of one etcd: `etcd://HOST:PORT[,HOST:PORT]`.
+    Etcd(Vec<WorkerUrl>),
+}
+
+impl FromStr for RegistryAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<RegistryAddress, String> {
+        const FORM: &str =
+            "a registry is http://ROUTER:PORT[,http://ROUTER:PORT] or etcd://HOST:PORT[,HOST:PORT]";
+        let (hosts, is_etcd) = match text.split_once("://") {
+            Some(("etcd", hosts)) => (hosts, true),
+            Some(("http", _)) => (text, false),
+            _ => return Err(FORM.into()),
+        };
+        let mut urls: Vec<WorkerUrl> = Vec::new();
+        for host in hosts.split(',') {
+            // A scheme stands before each router, and before all members of an etcd.
+            let is_formed = host.starts_with("http://") != is_etcd && !host.contains("etcd://");
+            let url = host.parse::<WorkerUrl>().ok().filter(|_| is_formed).ok_or(FORM)?;
+            if !urls.contains(&url) {
+                urls.push(url);
+            }
+        }
+        if urls.len() > REGISTRY_HOSTS_MAX {
+            return Err(format!("at most {REGISTRY_HOSTS_MAX} hosts"));
+        }
+        Ok(if is_etcd { RegistryAddress::Etcd(urls) } else { RegistryAddress::Routers(urls) })
+    }
+}
+
+impl fmt::Display for RegistryAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (RegistryAddress::Routers(urls) | RegistryAddress::Etcd(urls)) = self;
+        let urls: Vec<String> = urls.iter().map(WorkerUrl::to_string).collect();
+        match self {
+            RegistryAddress::Routers(_) => f.write_str(&urls.join(",")),
+            RegistryAddress::Etcd(_) => write!(f, "etcd://{}", urls.join(",").replace("http://", "")),
+        }
+    }
+}
+
+impl Serialize for RegistryAddress {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routers_have_a_scheme_each_and_etcd_one_for_all() {
+        for text in ["http://a:1", "http://a:1,http://[fd00::1]:2", "etcd://a:2379", "etcd://a:1,10.0.0.1:2"]
+        {
+            assert_eq!(text.parse::<RegistryAddress>().map(|found| found.to_string()).as_deref(), Ok(text));
+        }
+        for text in [
+            "",
+            "a:1",
+            "http://a:1,b:2",
+            "etcd://a:1,etcd://b:2",
+            "etcd://http://a:1",
+            "https://a:1",
+            "etcd://",
+            "etcd://a:0",
+        ] {
+            assert!(text.parse::<RegistryAddress>().is_err(), "{text}");
+        }
+    }
+}

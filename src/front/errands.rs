@@ -1,0 +1,267 @@
+//! Errands to registries, run over the reactor: a connection to one of a registry's hosts, one request at a time,
+//! each with a deadline.
+//!
+//! Thread: `ctl`. Invariants: at most one connection per errand; a host that does not answer costs the errand its
+//! turn, and the next is asked; nothing waits for a registry. Not here: what is asked (`cluster::errand`).
+
+use crate::cluster::errand::{Errand, Request, Verb};
+use crate::config::values::WorkerUrl;
+use crate::front::connections::JSON;
+use crate::front::http::client::{self, RequestLine, ResponseDecoder};
+use crate::front::http::{Limits, Method};
+use crate::front::resolver::Resolver;
+use crate::limits::{ERRAND_ANSWER_MAX, REGISTRY_ANSWER_TIME, REGISTRY_STREAM_LIFE};
+use crate::net::{ConnId, Event, Reactor};
+use crate::obs::log::event;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+/// A request that was not answered yet.
+#[derive(Debug)]
+struct Open {
+    request: Request,
+    decoder: ResponseDecoder,
+    status: u16,
+    body: Vec<u8>,
+    until: Instant,
+    /// Once its connection stands.
+    sent: bool,
+}
+
+impl Open {
+    fn is_streaming(&self) -> bool {
+        self.request.is_stream && self.status == 200
+    }
+}
+
+/// An errand and its connection.
+#[derive(Debug)]
+pub struct Errands<E> {
+    errand: E,
+    hosts: Vec<WorkerUrl>,
+    /// Which of them is asked.
+    at: usize,
+    /// How many were given up: a name may have several addresses, not all of which lead there.
+    given_up: usize,
+    conn: Option<ConnId>,
+    open: Option<Open>,
+    /// What was said last of how it is, so that it is said once.
+    told: Option<bool>,
+}
+
+impl<E: Errand> Errands<E> {
+    /// Runs an errand to a registry that any of these hosts, at least one, can be asked for.
+    pub fn new(errand: E, hosts: Vec<WorkerUrl>) -> Errands<E> {
+        Errands { errand, hosts, at: 0, given_up: 0, conn: None, open: None, told: None }
+    }
+
+    /// The errand.
+    pub fn errand(&mut self) -> &mut E {
+        &mut self.errand
+    }
+
+    /// Whether an event is of this connection.
+    pub fn owns(&self, event: &Event) -> bool {
+        match *event {
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => self.conn == Some(conn),
+            Event::Accepted { .. } | Event::Woken | Event::Terminate => false,
+        }
+    }
+
+    /// Takes an event of this connection.
+    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, now: Instant) {
+        match event {
+            Event::Connected(_) => self.send(reactor, now),
+            Event::Received(_) => self.read(reactor, now),
+            Event::Eof(_) => self.lose(reactor, "it has closed the connection", now),
+            Event::Closed { reason, .. } => self.lose(reactor, &reason.to_string(), now),
+            Event::Drained(_) | Event::Accepted { .. } | Event::Woken | Event::Terminate => {}
+        }
+    }
+
+    /// Begins what is due and ends what is overdue.
+    pub fn turn(&mut self, names: &mut Option<Resolver>, reactor: &mut Reactor, now: Instant) {
+        match self.open.take_if(|open| open.until <= now) {
+            // Begun anew, so that nothing that a stream has missed is missed for long.
+            Some(open) if open.is_streaming() => {
+                self.close(reactor);
+                self.errand.failed(now);
+            }
+            Some(open) => {
+                self.open = Some(open);
+                self.lose(reactor, "it does not answer in time", now);
+            }
+            None => {}
+        }
+        if self.open.is_none() {
+            let Some(request) = self.errand.poll(now) else { return };
+            let decoder =
+                ResponseDecoder::new(Method::Post, Limits { body: usize::MAX, ..Limits::default() });
+            let until = now + REGISTRY_ANSWER_TIME;
+            self.open = Some(Open { request, decoder, status: 0, body: Vec::new(), until, sent: false });
+        }
+        if self.open.as_ref().is_some_and(|open| open.sent) {
+            return;
+        }
+        if self.conn.is_some() {
+            return;
+        }
+        match self.address(names, now) {
+            // Its name is being looked up; the deadline ends that, too.
+            None => {}
+            Some(Err(why)) => self.lose(reactor, &why, now),
+            Some(Ok(address)) => match reactor.connect(&address.into(), now + REGISTRY_ANSWER_TIME) {
+                Ok(conn) => self.conn = Some(conn),
+                Err(reason) => self.lose(reactor, &reason.to_string(), now),
+            },
+        }
+    }
+
+    fn address(&self, names: &mut Option<Resolver>, now: Instant) -> Option<Result<SocketAddr, String>> {
+        let WorkerUrl { host, port } = &self.hosts[self.at];
+        if let Ok(ip) = host.parse::<IpAddr>() {
+            return Some(Ok(SocketAddr::new(ip, *port)));
+        }
+        let names = names.as_mut()?;
+        let found = names.resolve(host, now)?;
+        // Once all hosts were tried with one address, they are with their next.
+        let turn = self.given_up / self.hosts.len();
+        Some(found.map(|addresses| SocketAddr::new(addresses[turn % addresses.len()], *port)))
+    }
+
+    /// The connection stands: the request leaves.
+    fn send(&mut self, reactor: &mut Reactor, now: Instant) {
+        let (Some(conn), Some(open)) = (self.conn, self.open.as_mut()) else { return };
+        let host = self.hosts[self.at].to_string();
+        let Request { verb, path, headers, body, .. } = &open.request;
+        let mut fields: Vec<(&str, &str)> =
+            headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        fields.push(("content-type", JSON));
+        let method = match verb {
+            Verb::Get => Method::Get,
+            Verb::Post => Method::Post,
+            Verb::Put => Method::Put,
+            Verb::Delete => Method::Delete,
+        };
+        let line = RequestLine { method, target: path, host: host.trim_start_matches("http://") };
+        let mut out = Vec::new();
+        client::write_request(&mut out, line, &fields, (*verb != Verb::Get).then_some(body.as_slice()));
+        open.sent = true;
+        if let Err(error) = reactor.send(conn, &out) {
+            self.lose(reactor, &error.to_string(), now);
+        }
+    }
+
+    fn read(&mut self, reactor: &mut Reactor, now: Instant) {
+        loop {
+            let (Some(conn), Some(open)) = (self.conn, self.open.as_mut()) else {
+                // Something that nobody asked for.
+                return self.close(reactor);
+            };
+            let (used, event) = match open.decoder.read(reactor.received(conn)) {
+                Ok(read) => read,
+                Err(error) => return self.lose(reactor, &error.to_string(), now),
+            };
+            let mut whole = None;
+            let mut bad = None;
+            let is_last = event.is_none();
+            match event {
+                Some(client::Event::Head(head)) => {
+                    open.status = head.status;
+                    if open.is_streaming() {
+                        open.until = now + REGISTRY_STREAM_LIFE;
+                    }
+                }
+                Some(client::Event::Body(piece)) if open.is_streaming() => {
+                    bad = self.errand.piece(piece, now).err();
+                }
+                Some(client::Event::Body(piece)) if open.body.len() + piece.len() <= ERRAND_ANSWER_MAX => {
+                    open.body.extend_from_slice(piece);
+                }
+                Some(client::Event::Body(_)) => bad = Some("its answer is too long".into()),
+                Some(client::Event::End { keep_alive }) => whole = Some(keep_alive),
+                None => {}
+            }
+            reactor.consume(conn, used);
+            if let Some(why) = bad {
+                return self.lose(reactor, &why, now);
+            }
+            if let Some(keep_alive) = whole {
+                return self.answered(keep_alive, reactor, now);
+            }
+            if is_last {
+                return;
+            }
+        }
+    }
+
+    /// The answer is whole.
+    fn answered(&mut self, keep_alive: bool, reactor: &mut Reactor, now: Instant) {
+        let Some(open) = self.open.take() else { return };
+        if !keep_alive {
+            self.close(reactor);
+        }
+        if open.is_streaming() {
+            self.errand.failed(now);
+            return self.tell(Err("its stream has ended"));
+        }
+        match self.errand.answered(open.status, &open.body, now) {
+            Ok(()) => self.tell(Ok(())),
+            Err(why) => {
+                self.close(reactor);
+                self.tell(Err(&why));
+                self.next_host();
+            }
+        }
+        self.go_on(reactor, now);
+    }
+
+    /// What follows at once goes over the same connection.
+    fn go_on(&mut self, reactor: &mut Reactor, now: Instant) {
+        if self.conn.is_some() && self.open.is_none() {
+            self.turn(&mut None, reactor, now);
+            if self.open.is_some() {
+                self.send(reactor, now);
+            } else {
+                // Kept connections of a registry that starts anew would cost a renewal.
+                self.close(reactor);
+            }
+        }
+    }
+
+    fn lose(&mut self, reactor: &mut Reactor, why: &str, now: Instant) {
+        self.close(reactor);
+        if self.open.take().is_some() {
+            self.tell(Err(why));
+            self.next_host();
+            self.errand.failed(now);
+        }
+    }
+
+    fn close(&mut self, reactor: &mut Reactor) {
+        if let Some(conn) = self.conn.take() {
+            reactor.close(conn);
+        }
+    }
+
+    fn next_host(&mut self) {
+        self.at = (self.at + 1) % self.hosts.len();
+        self.given_up = self.given_up.wrapping_add(1);
+    }
+
+    fn tell(&mut self, how: Result<(), &str>) {
+        if self.told == Some(how.is_ok()) {
+            return;
+        }
+        self.told = Some(how.is_ok());
+        let host = &self.hosts[self.at];
+        match how {
+            Ok(()) => event!(Info, "registry", "registry answers", registry = host),
+            Err(why) => event!(Warn, "registry", "registry is away", registry = host, why = why),
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! How workers are: asked who they are first, and from then on whether they are well.
+
+use super::Fleet;
+use crate::cluster::health::Change;
+use crate::cluster::loads::WorkerNumber;
+use crate::front::router::call::{Order, Owner, WorkerAnswer};
+use crate::front::router::introduction::{self, Verdict};
+use crate::limits::ROUTER_PROBE_TIME;
+use crate::net::Reactor;
+use crate::obs::log::event;
+use std::sync::Arc;
+use std::time::Instant;
+
+impl Fleet {
+    /// Begins the probes that are due.
+    pub fn probe(&mut self, reactor: &mut Reactor, now: Instant) {
+        while let Some(worker) = self.router.begin_probe(now) {
+            self.ask(reactor, worker, now);
+        }
+    }
+
+    /// Asks a worker who it is, or once that is known how it is.
+    fn ask(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        let Some(target) = self.targets.get(&worker) else { return };
+        if target.address.is_none() {
+            self.look_up_again(worker, now);
+        }
+        match self.targets.get(&worker).is_some_and(|target| target.introduced) {
+            false => self.call(reactor, worker, Owner::Introduction, introduction::PATH, now),
+            true => self.call(reactor, worker, Owner::Probe, "/health", now),
+        }
+    }
+
+    fn call(&mut self, reactor: &mut Reactor, worker: WorkerNumber, owner: Owner, path: &str, now: Instant) {
+        let booking = self.router.visit(worker);
+        match self.open(reactor, owner, booking, now + ROUTER_PROBE_TIME, now) {
+            Ok((conn, _)) => {
+                let mut order = Order::get(path);
+                if let Some(key) = self.key.as_ref().filter(|_| owner == Owner::Introduction) {
+                    let bearer = format!("Bearer {}", String::from_utf8_lossy(key.bytes()));
+                    order.headers.push(("authorization", bearer));
+                }
+                self.begin(reactor, conn, &order, &Arc::default(), now);
+            }
+            Err(_) => self.probed(worker, false, now),
+        }
+    }
+
+    /// An introduction has ended: with this answer, or for this reason with none.
+    pub(super) fn introduced(
+        &mut self,
+        reactor: &mut Reactor,
+        worker: WorkerNumber,
+        answer: Result<WorkerAnswer, String>,
+        now: Instant,
+    ) {
+        let told = answer.as_ref().map(|answer| introduction::kind(&answer.body));
+        if let Some((other, why)) = self.router.introduced(worker, told.unwrap_or_default()) {
+            let (worker, other) = (self.url(worker), self.url(other));
+            event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
+        }
+        // It may have left while it was asked.
+        let here = self.targets.get_mut(&worker).filter(|_| self.router.has(worker));
+        let (Some(role), Some(target)) = (self.router.role(worker), here) else { return };
+        let (verdict, asked) = match answer {
+            Ok(answer) if answer.is_success() => {
+                (introduction::judge(role, target.bootstrap_port, &answer.body), true)
+            }
+            // It does not know the path, or wants a key that only clients have.
+            Ok(WorkerAnswer { status: status @ (401 | 403 | 404 | 405), .. }) => {
+                (Verdict::Doubtful(format!("{} answers with status {status}", introduction::PATH)), true)
+            }
+            Ok(answer) => {
+                let why = format!("{} answers with status {}", introduction::PATH, answer.status);
+                (Verdict::Doubtful(why), false)
+            }
+            Err(why) => (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false),
+        };
+        target.introduced = asked;
+        let is_news = target.verdict != verdict;
+        match &verdict {
+            Verdict::Unfit(why) if is_news => {
+                event!(Error, "router", "worker cannot be used", worker = target.url, why = why);
+            }
+            Verdict::Doubtful(why) if is_news => {
+                event!(Warn, "router", "worker may not fit", worker = target.url, why = why);
+            }
+            _ => {}
+        }
+        target.verdict = verdict;
+        match target.verdict {
+            Verdict::Unfit(_) => {
+                target.introduced = false;
+                // No matter how well it is.
+                let change = self.router.refused(worker);
+                self.tell(worker, change, &"what it says of itself");
+                self.probed(worker, false, now);
+            }
+            _ => self.call(reactor, worker, Owner::Probe, "/health", now),
+        }
+    }
+
+    pub(super) fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) {
+        let change = self.router.probed(worker, is_well, now);
+        self.tell(worker, change, &"probe");
+        let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
+        let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
+        // Who answers there next may be somebody else.
+        target.introduced &= is_well;
+        if is_well {
+            target.told_down = false;
+        } else if !is_usable && !std::mem::replace(&mut target.told_down, true) {
+            let address = target.address.map_or("unknown".into(), |address| address.to_string());
+            event!(Warn, "router", "worker is not up", worker = target.url, address = address);
+        }
+    }
+
+    pub(super) fn tell(&self, worker: WorkerNumber, change: Option<Change>, why: &dyn std::fmt::Display) {
+        let (Some(role), Some(target)) = (self.router.role(worker), self.target(worker)) else { return };
+        let url = &target.url;
+        match change {
+            Some(Change::Up) => event!(Info, "router", "worker is up", role = role, worker = url),
+            Some(Change::Down) => {
+                event!(Warn, "router", "worker is down", role = role, worker = url, by = why)
+            }
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! A worker as the router reaches it: its address, what it said of itself, and why it is there.
+//!
+//! Thread: `ctl`. Not here: connections to it (`fleet`), whether it is up (`cluster::health`).
+
+use crate::config::values::WorkerUrl;
+use crate::front::router::introduction::Verdict;
+use crate::net::ConnId;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+/// A connection without a call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    pub conn: ConnId,
+    pub since: Instant,
+}
+
+/// A worker as it is reached.
+#[derive(Debug)]
+pub struct Target {
+    /// As it was named.
+    pub url: WorkerUrl,
+    /// Where its name points, as far as is known.
+    pub address: Option<SocketAddr>,
+    /// Of its registry; `None` for decode workers.
+    pub bootstrap_port: Option<u16>,
+    /// Whether nobody answered there, and its name is being looked up again.
+    pub(super) lost: bool,
+    /// Whether it has been asked who it is since somebody else may have taken its place.
+    pub(super) introduced: bool,
+    /// What that came to, the last time.
+    pub(super) verdict: Verdict,
+    /// Whether it was said that it is not up, since it was last.
+    pub(super) told_down: bool,
+    /// The one used last is the last.
+    pub(super) idle: Vec<Idle>,
+}
+
+impl Target {
+    /// A worker that is thought to be at this address, where that is known.
+    pub fn new(url: WorkerUrl, address: Option<SocketAddr>, bootstrap_port: Option<u16>) -> Target {
+        let address = address.or_else(|| Some(SocketAddr::new(url.host.parse().ok()?, url.port)));
+        Target {
+            url,
+            address,
+            bootstrap_port,
+            lost: false,
+            introduced: false,
+            verdict: Verdict::Fits,
+            told_down: false,
+            idle: Vec::new(),
+        }
+    }
+
+    /// Another address of its name, which comes behind the one that led nowhere.
+    pub(super) fn turn_to(&mut self, addresses: &[IpAddr]) {
+        let at = self.address.and_then(|address| addresses.iter().position(|&ip| ip == address.ip()));
+        let next = at.map_or(0, |at| (at + 1) % addresses.len());
+        self.address = Some(SocketAddr::new(addresses[next], self.url.port));
+    }
+
+    /// The value of a request's Host field.
+    pub(super) fn host(&self) -> String {
+        self.url.to_string().trim_start_matches("http://").to_owned()
+    }
+}

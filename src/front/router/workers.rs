@@ -1,0 +1,325 @@
+//! Which workers there are, over HTTP: `/workers` for operators, as in SGLang's router, and `/registry`, where workers
+//! keep an entry of themselves. What the membership wants done is done here.
+//!
+//! ```text
+//! GET    /registry        {"nonce", "renewal_ms", "life_ms"}     whoever asks
+//! PUT    /registry        an entry (`cluster::entry`)           enters a worker, or renews its entry
+//! DELETE /registry        the same entry                        takes it back
+//! GET    /workers[/ID]    those that there are
+//! POST   /workers         {"url", "worker_type", "bootstrap_port"}
+//! DELETE /workers/ID
+//! ```
+//! Thread: `ctl`. Whoever enters a worker receives prompts: all changes need the cluster key's proof where there is a
+//! key (`cluster::proof`), and are taken without only on loopback or with `--insecure`.
+
+use crate::cluster::entry::{Entry, Seat};
+use crate::cluster::etcd::view::{Change, View};
+use crate::cluster::loads::WorkerNumber;
+use crate::cluster::membership::{Action, Full, Membership, Why};
+use crate::cluster::proof::{Asked, NONCE, Nonces, PROOF, Unproven};
+use crate::cluster::router::Role;
+use crate::config::resolved::BOOTSTRAP_PORT;
+use crate::config::secret::Secret;
+use crate::config::values::WorkerUrl;
+use crate::front::http::{Method, Request};
+use crate::front::openai::ApiError;
+use crate::front::router::fleet::Fleet;
+use crate::front::router::flights::Way;
+use crate::front::router::target::Target;
+use crate::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL};
+use crate::net::Reactor;
+use crate::obs::log::event;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Instant;
+
+/// Whose word on workers is taken.
+#[derive(Debug)]
+pub struct Trust {
+    /// Must be proven, where there is one.
+    pub key: Option<Secret>,
+    /// Whether anybody's is taken where there is none.
+    pub anybody: bool,
+}
+
+/// All workers by seat, and who may change them.
+#[derive(Debug)]
+pub struct Workers {
+    trust: Trust,
+    nonces: Nonces,
+    members: Membership,
+    numbers: HashMap<Seat, WorkerNumber>,
+}
+
+/// Status and body.
+type Told = (u16, Vec<u8>);
+
+impl Workers {
+    /// None yet; `secret` is random.
+    pub fn new(trust: Trust, secret: [u8; 32], now: Instant) -> Workers {
+        let nonces = Nonces::new(secret, now);
+        Workers { trust, nonces, members: Membership::default(), numbers: HashMap::new() }
+    }
+
+    /// A worker that the command line names, at an address that its name was found to have.
+    ///
+    /// # Errors
+    /// There are too many.
+    pub fn name(
+        &mut self,
+        seat: Seat,
+        bootstrap_port: Option<u16>,
+        address: SocketAddr,
+        fleet: &mut Fleet,
+        reactor: &mut Reactor,
+        now: Instant,
+    ) -> Result<(), Full> {
+        self.members.name(seat.clone(), bootstrap_port)?;
+        self.act(fleet, reactor, now);
+        if let Some(&worker) = self.numbers.get(&seat) {
+            fleet.locate(worker, address);
+        }
+        Ok(())
+    }
+
+    /// Drops entries that were not renewed.
+    pub fn expire(&mut self, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
+        self.members.expire(now);
+        self.act(fleet, reactor, now);
+    }
+
+    /// Takes in what etcd has.
+    pub fn follow(&mut self, view: &mut View, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
+        while let Some(change) = view.change() {
+            match change {
+                Change::Entered(entry) => {
+                    let (role, url) = (entry.seat.role, entry.seat.url.clone());
+                    if let Err(full) = self.members.renew(entry, None) {
+                        event!(Warn, "router", "worker is not taken", role = role, worker = url, why = full);
+                    }
+                }
+                Change::Gone(seat, incarnation) => self.members.withdraw(&seat, incarnation, Why::Dropped),
+                Change::Whole(seats) => {
+                    self.members.reconcile(|seat| seats.contains(seat), now + REGISTRY_ENTRY_LIFE);
+                }
+                Change::Odd(key, why) => {
+                    event!(Warn, "router", "no worker's entry", key = key.escape_debug(), why = why);
+                }
+            }
+        }
+        self.act(fleet, reactor, now);
+    }
+
+    /// Answers a request for one of these paths.
+    ///
+    /// # Errors
+    /// What is wrong with it, or who may not ask it.
+    pub fn serve(&mut self, request: &Request, way: &mut Way<'_>) -> Result<Told, ApiError> {
+        let path = request.head.path();
+        let told = match (request.head.method, path.strip_prefix("/workers/")) {
+            (Method::Get, None) if path == "/registry" => Ok(self.invite(way.now)),
+            (Method::Get, None) => Ok(json_of(&self.list(way))),
+            (Method::Get, Some(id)) => {
+                let worker = self.find(id, way)?;
+                Ok(json_of(&self.describe(worker, way)))
+            }
+            (method, id) => {
+                self.check(request, way.now)?;
+                match (method, id) {
+                    (Method::Put, None) => self.enter(&request.body, way.now),
+                    (Method::Delete, None) => self.withdraw(&request.body),
+                    (Method::Delete, Some(id)) => self.remove(id, way),
+                    _ => self.add(&request.body, way),
+                }
+            }
+        };
+        self.act(way.fleet, way.reactor, way.now);
+        told
+    }
+
+    /// Whether the sender of a change may make it.
+    fn check(&mut self, request: &Request, now: Instant) -> Result<(), ApiError> {
+        let Some(key) = &self.trust.key else {
+            return match self.trust.anybody {
+                true => Ok(()),
+                false => Err(ApiError::new(
+                    403,
+                    "not_trusted",
+                    "workers are taken from others than this host only with --cluster-key-file or --insecure",
+                )),
+            };
+        };
+        let head = &request.head;
+        let asked = Asked { method: head.method.as_str(), path: head.path(), body: &request.body };
+        let (nonce, proof) = (head.headers.get(NONCE), head.headers.get(PROOF));
+        self.nonces.take(key, asked, nonce, proof, now).map_err(|why| match why {
+            Unproven::TooMany => ApiError::new(429, "overloaded", why.to_string()),
+            _ => ApiError::new(401, "not_proven", why.to_string()),
+        })
+    }
+
+    fn invite(&mut self, now: Instant) -> Told {
+        json_of(&json!({
+            "nonce": self.nonces.draw(now),
+            "renewal_ms": REGISTRY_RENEWAL.as_millis() as u64,
+            "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64,
+        }))
+    }
+
+    fn enter(&mut self, body: &[u8], now: Instant) -> Result<Told, ApiError> {
+        let entry = Entry::parse(body).map_err(|why| ApiError::new(400, "invalid_entry", why))?;
+        self.members.renew(entry, Some(now + REGISTRY_ENTRY_LIFE)).map_err(full)?;
+        Ok(json_of(&json!({ "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64 })))
+    }
+
+    fn withdraw(&mut self, body: &[u8]) -> Result<Told, ApiError> {
+        let entry = Entry::parse(body).map_err(|why| ApiError::new(400, "invalid_entry", why))?;
+        self.members.withdraw(&entry.seat, entry.peer.incarnation, Why::Withdrawn);
+        Ok(json_of(&json!({})))
+    }
+
+    fn add(&mut self, body: &[u8], way: &mut Way<'_>) -> Result<Told, ApiError> {
+        let (seat, bootstrap_port) = Asking::parse(body)?;
+        self.members.name(seat.clone(), bootstrap_port).map_err(full)?;
+        self.act(way.fleet, way.reactor, way.now);
+        let id = self.numbers.get(&seat).map(|worker| worker.0.to_string());
+        let (_, body) = json_of(&json!({
+            "status": "accepted",
+            "worker_id": id,
+            "url": seat.url.to_string(),
+            "location": id.as_ref().map(|id| format!("/workers/{id}")),
+            "message": "Worker addition queued for background processing",
+        }));
+        Ok((202, body))
+    }
+
+    fn remove(&mut self, id: &str, way: &mut Way<'_>) -> Result<Told, ApiError> {
+        let worker = self.find(id, way)?;
+        if let Some(seat) = self.seat(worker).cloned() {
+            self.members.remove(&seat);
+        }
+        let (_, body) = json_of(&json!({
+            "status": "accepted",
+            "worker_id": id,
+            "message": "Worker removal queued for background processing",
+        }));
+        Ok((202, body))
+    }
+
+    fn list(&self, way: &mut Way<'_>) -> Value {
+        let here: Vec<WorkerNumber> = way.fleet.router().workers().map(|(worker, ..)| worker).collect();
+        let count = |role| self.numbers.keys().filter(|seat| seat.role == role).count();
+        json!({
+            "workers": here.iter().map(|&worker| self.describe(worker, way)).collect::<Vec<_>>(),
+            "total": here.len(),
+            "stats": {
+                "prefill_count": count(Role::Prefill), "decode_count": count(Role::Decode), "regular_count": 0,
+            },
+        })
+    }
+
+    fn describe(&self, worker: WorkerNumber, way: &mut Way<'_>) -> Value {
+        let load = way.fleet.router().load(worker).unwrap_or_default();
+        let role = way.fleet.router().role(worker).map(|role| role.to_string());
+        let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
+        let bootstrap_port = way.fleet.target(worker).and_then(|target| target.bootstrap_port);
+        json!({
+            "id": worker.0.to_string(),
+            "url": way.fleet.url(worker),
+            "model_id": "unknown",
+            "priority": 50,
+            "cost": 1.0,
+            "worker_type": role,
+            "is_healthy": load.usable,
+            "load": load.booked,
+            "connection_mode": "http",
+            "bootstrap_port": bootstrap_port,
+            "metadata": { "by": if entry.is_some() { "entry" } else { "name" } },
+        })
+    }
+
+    fn seat(&self, worker: WorkerNumber) -> Option<&Seat> {
+        self.numbers.iter().find(|(_, number)| **number == worker).map(|(seat, _)| seat)
+    }
+
+    fn find(&self, id: &str, way: &mut Way<'_>) -> Result<WorkerNumber, ApiError> {
+        let worker = id.parse().ok().map(WorkerNumber).filter(|&worker| way.fleet.router().has(worker));
+        worker.ok_or_else(|| ApiError::new(404, "worker_not_found", format!("there is no worker {id}")))
+    }
+
+    /// Does what the membership wants done.
+    fn act(&mut self, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
+        while let Some(action) = self.members.poll() {
+            match action {
+                Action::Join { seat, bootstrap_port, kind } => {
+                    event!(Info, "router", "worker joins", role = seat.role, worker = seat.url);
+                    let worker =
+                        fleet.join(seat.role, Target::new(seat.url.clone(), None, bootstrap_port), now);
+                    if let Some(kind) = kind {
+                        fleet.router().set_likeness(worker, kind);
+                    }
+                    self.numbers.insert(seat, worker);
+                }
+                Action::Leave { seat, why } => {
+                    if let Some(worker) = self.numbers.remove(&seat) {
+                        fleet.part_with(reactor, worker, &why);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// An operator's worker, with the fields of SGLang's router.
+#[derive(Deserialize)]
+struct Asking {
+    url: Option<String>,
+    worker_type: Option<String>,
+    bootstrap_port: Option<u16>,
+    /// What would have no effect here.
+    #[serde(flatten)]
+    others: serde_json::Map<String, Value>,
+}
+
+impl Asking {
+    fn parse(body: &[u8]) -> Result<(Seat, Option<u16>), ApiError> {
+        let asked: Asking = serde_json::from_slice(body).map_err(ApiError::invalid_json)?;
+        let says_nothing = |value: &Value| match value {
+            Value::Null => true,
+            Value::Object(fields) => fields.is_empty(),
+            _ => false,
+        };
+        if let Some((field, _)) = asked.others.iter().find(|(_, value)| !says_nothing(value)) {
+            return Err(ApiError::unsupported(field));
+        }
+        let url = asked.url.ok_or_else(|| ApiError::invalid("url", "must be given"))?;
+        let url: WorkerUrl =
+            url.parse().map_err(|why: String| ApiError::invalid("url", format!("is wrong: {why}")))?;
+        let role = asked.worker_type.as_deref().and_then(Role::named);
+        let role = role.ok_or_else(|| ApiError::invalid("worker_type", "must be prefill or decode"))?;
+        let bootstrap_port = match (role, asked.bootstrap_port) {
+            (Role::Prefill, Some(0)) => {
+                return Err(ApiError::invalid("bootstrap_port", "must be 1 to 65535"));
+            }
+            (Role::Prefill, port) => Some(port.unwrap_or(BOOTSTRAP_PORT)),
+            (Role::Decode, None) => None,
+            (Role::Decode, Some(_)) => {
+                return Err(ApiError::invalid(
+                    "bootstrap_port",
+                    "is a prefill worker's, not a decode worker's",
+                ));
+            }
+        };
+        Ok((Seat { role, url }, bootstrap_port))
+    }
+}
+
+fn full(full: Full) -> ApiError {
+    ApiError::new(429, "overloaded", full.to_string())
+}
+
+fn json_of(body: &impl Serialize) -> Told {
+    (200, serde_json::to_vec(body).expect("plain structs are JSON"))
+}

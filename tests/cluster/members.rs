@@ -1,0 +1,197 @@
+//! Workers that enter themselves with a router, each a process: found without being named, and kept, dropped and
+//! replaced as they live, die and come back; a router that is away harms nobody.
+
+use crate::keys::KeyFile;
+use crate::process::{PATIENCE, Process};
+use crate::{body, choices, dual, prefill, start, with_room};
+use baton::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL};
+use serde_json::Value;
+use std::net::TcpListener;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// A port that nobody has just now.
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// A router without workers of its own.
+pub fn router(port: u16, flags: &[&str]) -> Process {
+    let port = port.to_string();
+    let mut args = vec!["router", "--port", &port];
+    args.extend(flags);
+    Process::start(&args)
+}
+
+/// What `/workers` lists, as (role, URL, id, well).
+pub fn listed(router: &Process) -> Vec<(String, String, String, bool)> {
+    let (status, text) = router.get("/workers");
+    assert_eq!(status, 200, "{text}");
+    let told: Value = serde_json::from_str(&text).unwrap();
+    let text = |worker: &Value, field: &str| worker[field].as_str().unwrap().to_owned();
+    let worker = |worker: &Value| {
+        let is_well = worker["is_healthy"].as_bool().unwrap();
+        (text(worker, "worker_type"), text(worker, "url"), text(worker, "id"), is_well)
+    };
+    told["workers"].as_array().unwrap().iter().map(worker).collect()
+}
+
+/// Waits until so many workers are listed and well, and tells how long that took.
+#[track_caller]
+pub fn await_workers(router: &Process, count: usize) -> Duration {
+    let begun = Instant::now();
+    loop {
+        let listed = listed(router);
+        if listed.len() == count && listed.iter().all(|(.., is_well)| *is_well) {
+            return begun.elapsed();
+        }
+        assert!(begun.elapsed() < PATIENCE, "{count} workers are not reached: {listed:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// A request through this router is answered.
+#[track_caller]
+pub fn serves(router: &Process, salt: u32) {
+    choices(&router.post("/v1/completions", &body(salt, 40, 4).to_string()));
+}
+
+#[test]
+fn workers_are_found_without_being_named_and_take_their_entries_back() {
+    let router = router(0, &[]);
+    let registry = format!("http://{}", router.address);
+    let reader = prefill(&["--registry", &registry]);
+    let writers: Vec<Process> = (0..2).map(|_| start("decode", &["--registry", &registry])).collect();
+    await_workers(&router, 3);
+    serves(&router, 1);
+    let [first, second] = <[Process; 2]>::try_from(writers).ok().unwrap();
+    let begun = Instant::now();
+    first.terminate();
+    assert_eq!(first.exit_code(), Some(0));
+    assert_eq!(listed(&router).len(), 2, "it has taken its entry back before it ended");
+    assert!(begun.elapsed() < PATIENCE);
+    router.await_said("it has taken its entry back");
+    serves(&router, 2);
+    drop(second);
+    let begun = Instant::now();
+    while listed(&router).len() == 2 {
+        assert!(begun.elapsed() < PATIENCE, "the entry of a dead worker is never dropped");
+        thread::sleep(Duration::from_millis(50));
+    }
+    router.await_said("its entry was not renewed");
+    reader.await_idle();
+}
+
+/// One of them by a name that has addresses where nobody listens.
+#[test]
+fn a_worker_is_found_by_each_router_that_it_is_told_of() {
+    let routers = [router(0, &[]), router(0, &[])];
+    let [first, second] = [&routers[0], &routers[1]].map(|router| router.address.port());
+    let registry = format!("http://127.0.0.1:{first},http://localhost:{second}");
+    let reader = prefill(&["--registry", &registry]);
+    let writer = start("decode", &["--registry", &registry]);
+    for router in &routers {
+        await_workers(router, 2);
+        serves(router, 1);
+    }
+    writer.terminate();
+    assert_eq!(writer.exit_code(), Some(0));
+    for router in &routers {
+        assert_eq!(listed(router).len(), 1, "it has taken both entries back");
+    }
+    reader.await_idle();
+}
+
+#[test]
+fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() {
+    let port = free_port();
+    let mut first = router(port, &[]);
+    let registry = format!("http://127.0.0.1:{port}");
+    let (reader, writer) = (prefill(&["--registry", &registry]), start("decode", &["--registry", &registry]));
+    await_workers(&first, 2);
+    serves(&first, 1);
+    first.kill();
+    // Longer than an entry lasts.
+    let begun = Instant::now();
+    let mut room = 100;
+    while begun.elapsed() < REGISTRY_ENTRY_LIFE + REGISTRY_RENEWAL {
+        choices(&dual(reader.address, writer.address, with_room(body(2, 40, 4), &reader, room)).1);
+        room += 1;
+        thread::sleep(Duration::from_millis(200));
+    }
+    let again = router(port, &[]);
+    let took = await_workers(&again, 2);
+    serves(&again, 3);
+    // Their entries were there within one life; on a slow machine probes may take longer.
+    assert!(took < 4 * REGISTRY_ENTRY_LIFE, "{took:?}");
+    for worker in [&reader, &writer] {
+        assert!(worker.has_said("registry is away") && worker.times_said("registry answers") >= 2);
+    }
+}
+
+#[test]
+fn a_worker_that_restarts_under_its_address_is_a_new_one() {
+    let router = router(0, &[]);
+    let [port, control, bootstrap] = std::array::from_fn(|_| free_port().to_string());
+    let registry = format!("http://{}", router.address);
+    let flags = [
+        ["--registry", &registry],
+        ["--port", &port],
+        ["--control-port", &control],
+        ["--bootstrap-port", &bootstrap],
+    ];
+    let start_reader = || {
+        let mut args = vec!["prefill", crate::MODEL, "--kv-memory", "8MiB", "--threads", "1"];
+        args.extend(flags.as_flattened());
+        Process::start(&args)
+    };
+    let mut reader = start_reader();
+    let writer = start("decode", &["--registry", &registry]);
+    await_workers(&router, 2);
+    serves(&router, 1);
+    let id = |router: &Process| {
+        listed(router).into_iter().find(|(role, ..)| role == "prefill").map(|(.., id, _)| id)
+    };
+    let old = id(&router).unwrap();
+    // A leg whose other never comes is open when its source dies; its room is the predecessor's.
+    let (to, sent) = (writer.address, with_room(body(2, 40, 4), &reader, 7));
+    let waiting = thread::spawn(move || crate::post(to, "/v1/completions", &sent));
+    thread::sleep(Duration::from_millis(300));
+    reader.kill();
+    let reader = start_reader();
+    assert_eq!(waiting.join().unwrap().0, 502);
+    let begun = Instant::now();
+    while id(&router) == Some(old.clone()) || id(&router).is_none() {
+        assert!(begun.elapsed() < PATIENCE, "it is taken for its predecessor");
+        thread::sleep(Duration::from_millis(50));
+    }
+    router.await_said("another incarnation has taken its place");
+    await_workers(&router, 2);
+    // The room of the predecessor is free again on both sides, and a session anew serves it.
+    choices(&dual(reader.address, writer.address, with_room(body(2, 40, 4), &reader, 7)).1);
+    serves(&router, 3);
+    reader.await_idle();
+    writer.await_idle();
+}
+
+#[test]
+fn with_a_cluster_key_only_its_holders_are_found() {
+    let (key, other) = (KeyFile::new(1), KeyFile::new(2));
+    let router = router(0, &["--cluster-key-file", key.path()]);
+    let registry = format!("http://{}", router.address);
+    let flags = |key| ["--registry", registry.as_str(), "--cluster-key-file", key];
+    let _reader = prefill(&flags(key.path()));
+    let _writer = start("decode", &flags(key.path()));
+    let without = start("decode", &["--registry", &registry]);
+    let stranger = start("decode", &flags(other.path()));
+    await_workers(&router, 2);
+    serves(&router, 1);
+    for worker in [&without, &stranger] {
+        worker.await_said("it answers with status 401");
+    }
+    thread::sleep(REGISTRY_RENEWAL);
+    assert_eq!(listed(&router).len(), 2);
+    // Who has nothing to take back does not wait for it.
+    stranger.terminate();
+    assert_eq!(stranger.exit_code(), Some(0));
+}

@@ -259,10 +259,6 @@ pub const NAME_DEADLINE: Duration = Duration::from_secs(4);
 pub const REGISTRY_ANSWER_MAX: usize = 64 << 10;
 /// Bytes of a request to a registry: a rank's registration takes some 500.
 pub const REGISTRY_REQUEST_MAX: usize = 64 << 10;
-/// Nonces that a registry has given out to writers and that were not used; ranks register once, or now and then.
-pub const CHALLENGES_MAX: usize = 64;
-/// How long one is good: two requests, one behind the other.
-pub const CHALLENGE_LIFE: Duration = Duration::from_secs(10);
 /// Ranks of one prefill worker in its registry.
 pub const REGISTRY_RANKS_MAX: usize = 4096;
 /// Rooms whose data-parallel rank is remembered, and for how long: SGLang's figure.

@@ -167,7 +167,8 @@ mod tests {
             let change = ours.poll(now).unwrap();
             let field = |name| change.headers.iter().find(|(key, _)| *key == name).map(|(_, v)| v.as_str());
             let asked = Asked { method: change.verb.as_str(), path: change.path, body: &change.body };
-            let mut take = || registry.take(&key, asked, field(NONCE), field(PROOF), now);
+            let mut take =
+                || registry.take(std::slice::from_ref(&key), asked, field(NONCE), field(PROOF), now);
             assert_eq!((take(), take()), (Ok(()), Err(Unproven::Used)));
             seen.push(change.verb);
             ours.answered(200, b"{}", now).unwrap();

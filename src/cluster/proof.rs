@@ -111,13 +111,13 @@ impl Nonces {
         to_hex(&nonce)
     }
 
-    /// Takes a proof of `key` over `asked` and one of these nonces, once.
+    /// Takes a proof of one of `keys` over `asked` and one of these nonces, once.
     ///
     /// # Errors
     /// It is none; the nonce can still be used then.
     pub fn take(
         &mut self,
-        key: &Secret,
+        keys: &[Secret],
         asked: Asked<'_>,
         nonce: Option<&str>,
         proof: Option<&str>,
@@ -138,7 +138,7 @@ impl Nonces {
         if age >= REGISTRY_NONCE_LIFE.as_millis() {
             return Err(Unproven::Stale);
         }
-        if !proves(key, asked, nonce, proof) {
+        if !keys.iter().any(|key| proves(key, asked, nonce, proof)) {
             return Err(Unproven::Wrong);
         }
         if self.used.contains(&count) {
@@ -189,7 +189,7 @@ mod tests {
         let nonce = nonces.draw(now);
         let proof = prove(&key, ASKED, &nonce);
         let mut take = |key: &Secret, asked, nonce: &str, proof: &str| {
-            nonces.take(key, asked, Some(nonce), Some(proof), now)
+            nonces.take(std::slice::from_ref(key), asked, Some(nonce), Some(proof), now)
         };
         for asked in [
             Asked { method: "DELETE", ..ASKED },
@@ -213,19 +213,31 @@ mod tests {
         let nonce = nonces.draw(now);
         let proof = prove(&key, ASKED, &nonce);
         let mut other = Nonces::new([2; 32], now);
-        assert_eq!(other.take(&key, ASKED, Some(&nonce), Some(&proof), now), Err(Unproven::Stale));
+        assert_eq!(
+            other.take(std::slice::from_ref(&key), ASKED, Some(&nonce), Some(&proof), now),
+            Err(Unproven::Stale)
+        );
         let forged = nonce.replacen('0', "1", 1);
         let proof_of_forged = prove(&key, ASKED, &forged);
         assert_eq!(
-            nonces.take(&key, ASKED, Some(&forged), Some(&proof_of_forged), now),
+            nonces.take(std::slice::from_ref(&key), ASKED, Some(&forged), Some(&proof_of_forged), now),
             Err(Unproven::Stale)
         );
         let late = now + REGISTRY_NONCE_LIFE;
-        assert_eq!(nonces.take(&key, ASKED, Some(&nonce), Some(&proof), late), Err(Unproven::Stale));
+        assert_eq!(
+            nonces.take(std::slice::from_ref(&key), ASKED, Some(&nonce), Some(&proof), late),
+            Err(Unproven::Stale)
+        );
         for (nonce, proof) in [(None, Some(proof.as_str())), (Some(nonce.as_str()), None), (None, None)] {
-            assert_eq!(nonces.take(&key, ASKED, nonce, proof, now), Err(Unproven::Missing));
+            assert_eq!(
+                nonces.take(std::slice::from_ref(&key), ASKED, nonce, proof, now),
+                Err(Unproven::Missing)
+            );
         }
-        assert_eq!(nonces.take(&key, ASKED, Some("é"), Some(&proof), now), Err(Unproven::Stale));
+        assert_eq!(
+            nonces.take(std::slice::from_ref(&key), ASKED, Some("é"), Some(&proof), now),
+            Err(Unproven::Stale)
+        );
     }
 
     /// A replay that comes when its nonce is forgotten is refused for the nonce's age.
@@ -234,7 +246,7 @@ mod tests {
         let (mut nonces, key, now) = nonces();
         let nonce = nonces.draw(now);
         let proof = prove(&key, ASKED, &nonce);
-        let mut at = |time| nonces.take(&key, ASKED, Some(&nonce), Some(&proof), time);
+        let mut at = |time| nonces.take(std::slice::from_ref(&key), ASKED, Some(&nonce), Some(&proof), time);
         let half = REGISTRY_NONCE_LIFE / 2;
         assert_eq!(at(now + half), Ok(()));
         assert_eq!(at(now + REGISTRY_NONCE_LIFE - half / 4), Err(Unproven::Used));

@@ -451,9 +451,9 @@ pub(super) struct RoutingFlags {
     #[arg(long, value_name = "REGISTRY")]
     pub(super) registry: Option<RegistryAddress>,
     /// File of at least 32 random bytes that all workers of the cluster share: who enters a worker, or takes one off, must
-    /// prove to know it
+    /// prove to know it; given again while keys are changed, any of them will do
     #[arg(long, value_name = "FILE")]
-    pub(super) cluster_key_file: Option<PathBuf>,
+    pub(super) cluster_key_file: Vec<PathBuf>,
     /// Take workers from beyond loopback without a cluster key: whoever enters one receives prompts
     #[arg(long)]
     pub(super) insecure: bool,

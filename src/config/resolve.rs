@@ -11,14 +11,14 @@ use super::resolved::{
     HandoffConfig, KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig,
     ServeConfig, Transfer, WorkerConfig, WorkerLayout,
 };
-use super::secret::{read_api_keys, read_cluster_key};
+use super::secret::{Secret, read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
 use super::{Invocation, Surroundings};
 use crate::limits::{CLUSTER_KEYS_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN, ROUTER_WORKERS_MAX};
 use crate::wire::message::RdmaGrant;
 use std::collections::HashSet;
 use std::net::IpAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// As vLLM: the port of whatever clients talk to.
 pub(super) const FRONT_PORT: u16 = 8000;
@@ -140,8 +140,7 @@ impl Resolver<'_> {
         let prefill = prefill_endpoints(&prefill)?;
         distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
         distinct_workers("--decode", decode.iter())?;
-        let key_file: Option<&Path> = cluster_key_file.as_deref();
-        key_or_insecure(key_file, insecure)?;
+        let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
         let etcd = match registry {
             None => Vec::new(),
             Some(RegistryAddress::Etcd(hosts)) => hosts,
@@ -150,7 +149,7 @@ impl Resolver<'_> {
                 return Err(value("--registry", other, limit));
             }
         };
-        if !etcd.is_empty() && key_file.is_none() && !insecure && !all_loopback(&etcd) {
+        if !etcd.is_empty() && cluster_keys.is_empty() && !insecure && !all_loopback(&etcd) {
             return Err(ConfigError::Missing {
                 flag: "--cluster-key-file or --insecure",
                 why: "whoever can write to an etcd beyond loopback can enter workers, which receive prompts"
@@ -159,7 +158,7 @@ impl Resolver<'_> {
         }
         Ok(RouterConfig {
             etcd,
-            cluster_key: key_file.map(|path| read_cluster_key(path, &mut self.warnings)).transpose()?,
+            cluster_keys,
             takes_anybody: insecure || flags.front.host.is_loopback(),
             front: self.front(flags.front, FRONT_PORT)?,
             prefill,
@@ -230,26 +229,35 @@ impl Resolver<'_> {
         Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll: flags.busy_poll })
     }
 
+    /// The keys in these files, unless nothing is to be proven.
+    fn cluster_keys(&mut self, files: &[PathBuf], insecure: bool) -> Result<Vec<Secret>, ConfigError> {
+        if files.len() > CLUSTER_KEYS_MAX {
+            let limit = format!("at most {CLUSTER_KEYS_MAX}");
+            return Err(value("--cluster-key-file", format!("given {} times", files.len()), limit));
+        }
+        if !files.is_empty() && insecure {
+            return Err(ConfigError::Conflict {
+                flag: "--cluster-key-file",
+                other: "--insecure",
+                why: "peers either prove that they know the key or they do not",
+            });
+        }
+        files.iter().map(|path| read_cluster_key(path, &mut self.warnings)).collect()
+    }
+
     fn handoff(
         &mut self,
         flags: HandoffFlags,
         host: IpAddr,
         listens_for_peers: bool,
     ) -> Result<HandoffConfig, ConfigError> {
-        let key_files = &flags.cluster_key_file;
-        if key_files.len() > CLUSTER_KEYS_MAX {
-            let limit = format!("at most {CLUSTER_KEYS_MAX}");
-            return Err(value("--cluster-key-file", format!("given {} times", key_files.len()), limit));
-        }
-        key_or_insecure(key_files.first().map(|path| path.as_path()), flags.insecure)?;
-        if listens_for_peers && !host.is_loopback() && key_files.is_empty() && !flags.insecure {
+        let cluster_keys = self.cluster_keys(&flags.cluster_key_file, flags.insecure)?;
+        if listens_for_peers && !host.is_loopback() && cluster_keys.is_empty() && !flags.insecure {
             return Err(ConfigError::Missing {
                 flag: "--cluster-key-file or --insecure",
                 why: format!("--host {host} lets others than this host reach the ports for peers"),
             });
         }
-        let keys = key_files.iter().map(|path| read_cluster_key(path, &mut self.warnings));
-        let cluster_keys = keys.collect::<Result<Vec<_>, _>>()?;
         let named = (!host.is_unspecified()).then(|| host.to_string());
         if flags.registry.is_some() && flags.advertise_host.is_none() && named.is_none() {
             return Err(ConfigError::Missing {
@@ -323,17 +331,6 @@ fn default_names(path: &Path) -> Vec<String> {
 fn all_loopback(hosts: &[WorkerUrl]) -> bool {
     let is_loopback = |host: &str| host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
     hosts.iter().all(|url| url.host == "localhost" || is_loopback(&url.host))
-}
-
-fn key_or_insecure(key_file: Option<&Path>, insecure: bool) -> Result<(), ConfigError> {
-    match key_file.is_some() && insecure {
-        false => Ok(()),
-        true => Err(ConfigError::Conflict {
-            flag: "--cluster-key-file",
-            other: "--insecure",
-            why: "peers either prove that they know the key or they do not",
-        }),
-    }
 }
 
 fn data_threads(typed: Option<DataThreads>, transfer: Transfer) -> Result<DataThreads, ConfigError> {

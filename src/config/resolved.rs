@@ -104,8 +104,8 @@ pub struct RouterConfig {
     pub retries: u32,
     /// An etcd whose entries are workers here; by host and port.
     pub etcd: Vec<WorkerUrl>,
-    /// What those must prove to know who change the set of workers; `None`: see below.
-    pub cluster_key: Option<Secret>,
+    /// Of one of them who changes the set of workers must prove to know it; none: see below.
+    pub cluster_keys: Vec<Secret>,
     /// Whether anybody may change it where there is no key: on loopback, or by `--insecure`.
     pub takes_anybody: bool,
     /// The log.

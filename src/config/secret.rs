@@ -18,7 +18,6 @@ pub struct Secret {
 
 impl Secret {
     /// Not from a file.
-    #[cfg(test)]
     pub fn of_bytes(bytes: &[u8]) -> Secret {
         Secret { bytes: bytes.to_vec(), source: PathBuf::new() }
     }

@@ -1,11 +1,11 @@
 //! The registry's HTTP face, on the bootstrap port of a prefill worker.
 //!
 //! Thread: `ctl`. Routes, fields and codes of SGLang's bootstrap server (`cluster::registry` keeps the table).
-//! Writes carry proof of the cluster key where there is one, over a nonce from `POST /challenge` (`front::challenge`).
+//! Writes carry proof of the cluster key where there is one, over a nonce from `POST /challenge` (`cluster::proof`).
 
+use crate::cluster::proof::{Asked, NONCE, Nonces, PROOF};
 use crate::cluster::registry::{RankId, Refusal, Registration, Registry};
 use crate::config::secret::Secret;
-use crate::front::challenge::{Challenges, NONCE, PROOF, Written};
 use crate::front::connections::{Answer, Connections, Incoming, JSON};
 use crate::front::handoff::random;
 use crate::front::http::{Limits, Method, Request};
@@ -21,7 +21,7 @@ pub struct Bootstrap {
     connections: Connections,
     registry: Registry,
     keys: Vec<Secret>,
-    challenges: Challenges,
+    nonces: Nonces,
 }
 
 struct Reply {
@@ -39,7 +39,7 @@ impl Bootstrap {
             connections: Connections::within(limits),
             registry,
             keys,
-            challenges: Challenges::default(),
+            nonces: Nonces::new(random(), Instant::now()),
         }
     }
 
@@ -82,7 +82,7 @@ impl Bootstrap {
         match (request.head.method, request.head.path()) {
             (Get, "/health") => text(200, "OK"),
             (Get, "/route") => self.route(request),
-            (Post, "/challenge") => text(200, &self.challenges.give(random(), now)),
+            (Post, "/challenge") => text(200, &self.nonces.draw(now)),
             (Put, "/route") => self.write(request, now, |registry, body| {
                 let rank: Registration = parse(body)?;
                 registry.register(rank).map_err(refusal)?;
@@ -146,12 +146,10 @@ impl Bootstrap {
         if self.keys.is_empty() {
             return true;
         }
-        let headers = &request.head.headers;
-        let (Some(nonce), Some(shown)) = (headers.get(NONCE), headers.get(PROOF)) else { return false };
-        // Whatever it is shown with, it is used up.
-        let is_fresh = self.challenges.take(nonce, now);
-        let written = Written { nonce, path: request.head.path(), body: &request.body };
-        is_fresh && written.is_proven(&self.keys, shown)
+        let head = &request.head;
+        let asked = Asked { method: head.method.as_str(), path: head.path(), body: &request.body };
+        let (nonce, proof) = (head.headers.get(NONCE), head.headers.get(PROOF));
+        self.nonces.take(&self.keys, asked, nonce, proof, now).is_ok()
     }
 }
 

@@ -1,7 +1,6 @@
 //! HTTP and OpenAI at the edge, and the services that join sockets to the pure cores.
 
 pub mod bootstrap;
-pub mod challenge;
 pub mod connections;
 pub mod directory;
 pub mod drain;

@@ -36,7 +36,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let mut fleet = Fleet::new(config.policy, names).with_key(config.front.api_keys.first().cloned());
-    let trust = Trust { key: config.cluster_key.clone(), anybody: config.takes_anybody };
+    let trust = Trust { keys: config.cluster_keys.clone(), anybody: config.takes_anybody };
     let mut workers = Workers::new(trust, random(), now);
     for (seat, port, address) in targets {
         let named = workers.name(seat, port, address, &mut fleet, &mut reactor, now);
@@ -54,7 +54,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?;
     if !config.etcd.is_empty() {
         let names = enrolling::names(&config.etcd, move || waker.wake())?;
-        service.watch(Errands::new(View::new(config.cluster_key.clone(), now), config.etcd.clone()), names);
+        service.watch(Errands::new(View::new(config.cluster_keys.clone(), now), config.etcd.clone()), names);
     }
     event!(
         Info,

@@ -280,10 +280,9 @@ fn a_worker_whose_health_says_that_it_drains_is_not_used() {
 fn a_worker_that_answers_that_it_drains_is_asked_no_more() {
     let prefill = Worker::start();
     let decode = [Worker::start(), Worker::start()];
-    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &["--policy", "round_robin"]);
-    while !router.get("/metrics").answer().1.lines().filter(is_health).all(|line| line.ends_with(" 1")) {
-        thread::sleep(Duration::from_millis(20));
-    }
+    let flags = ["--policy", "round_robin", "--disable-retries"];
+    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &flags);
+    router.wait_for_workers(3);
     let drains = |param: &str| format!(r#"{{"error":{{"code":"draining","param":{param}}}}}"#);
     for param in [r#""bootstrap_host""#, "null"] {
         let _client = router.post("/v1/completions", PROMPT);
@@ -305,10 +304,6 @@ fn a_worker_that_answers_that_it_drains_is_asked_no_more() {
         assert_eq!(client.answer().0, 200);
     }
     assert!(decode[0].is_unasked());
-}
-
-fn is_health(line: &&str) -> bool {
-    line.starts_with("smg_worker_health{")
 }
 
 #[test]

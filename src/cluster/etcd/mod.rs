@@ -52,7 +52,7 @@ fn write(entry: &Entry, cluster_key: Option<&Secret>) -> Vec<u8> {
 }
 
 /// The entry under a key.
-fn read(key: &str, value: &[u8], cluster_key: Option<&Secret>) -> Result<Entry, String> {
+fn read(key: &str, value: &[u8], cluster_keys: &[Secret]) -> Result<Entry, String> {
     let value: Value = serde_json::from_slice(value).map_err(|error| error.to_string())?;
     let entry = Entry::parse(value.entry.as_bytes())?;
     if key != key_of(&entry) {
@@ -60,11 +60,10 @@ fn read(key: &str, value: &[u8], cluster_key: Option<&Secret>) -> Result<Entry, 
     }
     let asked = Asked { method: METHOD, path: key, body: value.entry.as_bytes() };
     let shown = value.proof.as_deref().unwrap_or_default();
-    match cluster_key {
-        Some(secret) if !proves(secret, asked, &to_hex(&entry.peer.incarnation), shown) => {
-            Err("it does not prove the cluster key".into())
-        }
-        _ => Ok(entry),
+    let nonce = to_hex(&entry.peer.incarnation);
+    match cluster_keys.is_empty() || cluster_keys.iter().any(|secret| proves(secret, asked, &nonce, shown)) {
+        true => Ok(entry),
+        false => Err("it does not prove the cluster key".into()),
     }
 }
 
@@ -89,17 +88,19 @@ mod tests {
 
     #[test]
     fn with_a_key_only_what_its_holder_wrote_under_its_own_name_is_taken() {
-        let (ours, theirs) = (Secret::of_bytes(&[7; 32]), Secret::of_bytes(&[8; 32]));
+        let (ours, theirs) = ([Secret::of_bytes(&[7; 32])], [Secret::of_bytes(&[8; 32])]);
         let entry = entry(1, 2);
         let key = key_of(&entry);
-        let value = write(&entry, Some(&ours));
-        assert_eq!(read(&key, &value, Some(&ours)), Ok(entry.clone()));
-        assert_eq!(read(&key, &value, None), Ok(entry.clone()));
-        assert!(read(&key, &value, Some(&theirs)).is_err());
-        assert!(read(&key, &write(&entry, None), Some(&ours)).unwrap_err().contains("cluster key"));
-        assert!(read("/baton/workers/02", &value, Some(&ours)).unwrap_err().contains("another"));
+        let value = write(&entry, ours.first());
+        assert_eq!(read(&key, &value, &ours), Ok(entry.clone()));
+        assert_eq!(read(&key, &value, &[]), Ok(entry.clone()));
+        assert!(read(&key, &value, &theirs).is_err());
+        let both = [theirs[0].clone(), ours[0].clone()];
+        assert_eq!(read(&key, &value, &both), Ok(entry.clone()), "while keys are changed");
+        assert!(read(&key, &write(&entry, None), &ours).unwrap_err().contains("cluster key"));
+        assert!(read("/baton/workers/02", &value, &ours).unwrap_err().contains("another"));
         let moved = String::from_utf8(value).unwrap().replace("10.0.0.1", "10.0.0.9");
-        assert!(moved.contains("10.0.0.9") && read(&key, moved.as_bytes(), Some(&ours)).is_err());
-        assert!(read(&key, b"x", None).is_err());
+        assert!(moved.contains("10.0.0.9") && read(&key, moved.as_bytes(), &ours).is_err());
+        assert!(read(&key, b"x", &[]).is_err());
     }
 }

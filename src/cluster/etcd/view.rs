@@ -41,7 +41,7 @@ enum Stage {
 /// Of one etcd.
 #[derive(Debug)]
 pub struct View {
-    cluster_key: Option<Secret>,
+    cluster_keys: Vec<Secret>,
     stage: Stage,
     due: Instant,
     /// Where the watch begins.
@@ -94,9 +94,9 @@ struct Event {
 
 impl View {
     /// Due at once; where there is a key, entries prove it.
-    pub fn new(cluster_key: Option<Secret>, now: Instant) -> View {
+    pub fn new(cluster_keys: Vec<Secret>, now: Instant) -> View {
         View {
-            cluster_key,
+            cluster_keys,
             stage: Stage::Waiting,
             due: now,
             revision: None,
@@ -126,7 +126,7 @@ impl View {
 
     fn put(&mut self, pair: &Pair) -> Result<(), String> {
         let key = String::from_utf8_lossy(&decode(&pair.key)?).into_owned();
-        match read(&key, &decode(&pair.value)?, self.cluster_key.as_ref()) {
+        match read(&key, &decode(&pair.value)?, &self.cluster_keys) {
             Ok(entry) => {
                 self.known.insert(key, (entry.seat.clone(), entry.peer.incarnation));
                 self.changes.push_back(Change::Entered(entry));
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn it_is_read_whole_and_watched_from_there_whatever_the_pieces() {
-        let (mut view, now) = (View::new(None, Instant::now()), Instant::now());
+        let (mut view, now) = (View::new(Vec::new(), Instant::now()), Instant::now());
         let (a, b) = (entry(1, 1), entry(2, 1));
         assert_eq!(view.poll(now).unwrap().path, "/v3/kv/range");
         let odd = format!(r#"{{"key":"{}","value":"{}"}}"#, encode("/baton/workers/x"), encode("?"));
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn a_watch_that_ends_is_begun_with_the_whole() {
         for end in ["{\"result\":{\"canceled\":true}}\n", "{\"error\":{}}\n", "x\n"] {
-            let (mut view, now) = (View::new(None, Instant::now()), Instant::now());
+            let (mut view, now) = (View::new(Vec::new(), Instant::now()), Instant::now());
             view.poll(now).unwrap();
             view.answered(200, br#"{"header":{"revision":"1"}}"#, now).unwrap();
             view.poll(now).unwrap();
@@ -263,7 +263,7 @@ mod tests {
             assert_eq!(view.poll(now), None);
             assert_eq!(view.poll(now + REGISTRY_RETRY).unwrap().path, "/v3/kv/range");
         }
-        let (mut view, now) = (View::new(None, Instant::now()), Instant::now());
+        let (mut view, now) = (View::new(Vec::new(), Instant::now()), Instant::now());
         assert!(view.piece(&vec![b' '; ETCD_LINE_MAX + 1], now).unwrap_err().contains("too long"));
     }
 }

@@ -38,8 +38,8 @@ use std::time::Instant;
 /// Whose word on workers is taken.
 #[derive(Debug)]
 pub struct Trust {
-    /// Must be proven, where there is one.
-    pub key: Option<Secret>,
+    /// One of them must be proven, where there are some.
+    pub keys: Vec<Secret>,
     /// Whether anybody's is taken where there is none.
     pub anybody: bool,
 }
@@ -141,7 +141,7 @@ impl Workers {
 
     /// Whether the sender of a change may make it.
     fn check(&mut self, request: &Request, now: Instant) -> Result<(), ApiError> {
-        let Some(key) = &self.trust.key else {
+        if self.trust.keys.is_empty() {
             return match self.trust.anybody {
                 true => Ok(()),
                 false => Err(ApiError::new(
@@ -150,11 +150,11 @@ impl Workers {
                     "workers are taken from others than this host only with --cluster-key-file or --insecure",
                 )),
             };
-        };
+        }
         let head = &request.head;
         let asked = Asked { method: head.method.as_str(), path: head.path(), body: &request.body };
         let (nonce, proof) = (head.headers.get(NONCE), head.headers.get(PROOF));
-        self.nonces.take(key, asked, nonce, proof, now).map_err(|why| match why {
+        self.nonces.take(&self.trust.keys, asked, nonce, proof, now).map_err(|why| match why {
             Unproven::TooMany => ApiError::new(429, "overloaded", why.to_string()),
             _ => ApiError::new(401, "not_proven", why.to_string()),
         })

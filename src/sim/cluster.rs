@@ -10,7 +10,7 @@ mod network;
 mod requests;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
-use super::checkers::{ends::Ends, idle, pages, shadow::Shadow};
+use super::checkers::{Checked, Checker, Finding, ends::Ends, idle, pages, shadow::Shadow};
 use super::dice::Dice;
 use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
@@ -46,6 +46,8 @@ const RESENT: Nanos = 400 * MILLI;
 /// Something is not as it must be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
+    /// Which checker says so.
+    pub by: Checker,
     /// What.
     pub what: String,
     /// When.
@@ -261,13 +263,13 @@ impl<'a> Cluster<'a> {
             let what = self.agenda.take();
             let went = match what {
                 Some(what) => self.happen(what),
-                None => Err("nothing is to happen any more".into()),
+                None => Err(Finding::new(Checker::Agenda, "nothing is to happen any more")),
             };
             let went = went.and_then(|()| match self.story.events() < EVENTS_MAX {
                 true => Ok(()),
-                false => Err("it goes on and on".into()),
+                false => Err(Finding::new(Checker::Agenda, "it goes on and on")),
             });
-            went.map_err(|what| self.failure(what))?;
+            went.map_err(|finding| self.failure(finding))?;
         }
         self.report.hash = self.story.hash();
         self.report.events = self.story.events();
@@ -275,13 +277,17 @@ impl<'a> Cluster<'a> {
         Ok(self.report.clone())
     }
 
-    /// What to say of a run that has panicked.
-    pub fn failure(&self, what: String) -> Failure {
-        let flight = what.strip_prefix("request ").and_then(|rest| rest.split(' ').next()?.parse().ok());
-        Failure { what, at: self.agenda.now(), room: flight.map(|flight| self.flights.room(flight)) }
+    /// How long it has run.
+    pub fn now(&self) -> Nanos {
+        self.agenda.now()
     }
 
-    fn happen(&mut self, what: Happening) -> Result<(), String> {
+    fn failure(&self, finding: Finding) -> Failure {
+        let Finding { by, request, what } = finding;
+        Failure { by, what, at: self.agenda.now(), room: request.map(|request| self.flights.room(request)) }
+    }
+
+    fn happen(&mut self, what: Happening) -> Checked {
         let now = self.agenda.now();
         match what {
             Happening::Turn { host, life, thread, at } => {
@@ -317,7 +323,8 @@ impl<'a> Cluster<'a> {
     fn start(&mut self, index: usize) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
-        let mut process = Process::new(host.role, &host.size, self.base).expect("memory for a process");
+        let mut process =
+            Process::new(index, host.role, &host.size, self.base).expect("memory for a process");
         process.edge.begin(process.instant(now + host.skew));
         host.process = Some(process);
         host.life += 1;
@@ -358,7 +365,7 @@ impl<'a> Cluster<'a> {
         self.wake(index, thread, self.agenda.now() + late.min(LAG_MAX));
     }
 
-    fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Result<(), String> {
+    fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Checked {
         let host = &mut self.hosts[index];
         let Some(process) = &mut host.process else { return Ok(()) };
         let own = now + host.skew;
@@ -396,7 +403,7 @@ impl<'a> Cluster<'a> {
             Thread::Ctl => {
                 process.attend(true);
                 let instant = process.instant(own);
-                process.edge.turn(&mut Turn { now: instant, nanos: own, conns: &mut self.last_conn });
+                process.edge.turn(&mut Turn { now: instant, nanos: own, conns: &mut self.last_conn })?;
                 process.attend(false);
                 let tick = process.edge.next_tick - host.skew;
                 let outputs = std::mem::take(&mut process.edge.outbox);
@@ -427,7 +434,7 @@ impl<'a> Cluster<'a> {
         peers.into_iter().for_each(|peer| self.wake_soon(peer, Thread::Move));
     }
 
-    fn check(&mut self) -> Result<(), String> {
+    fn check(&mut self) -> Checked {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now)?;
@@ -457,8 +464,8 @@ impl<'a> Cluster<'a> {
                 let rooms_gone = CLEARED + EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
                 match (self.all(idle::holds_nothing), self.all(idle::has_no_rooms)) {
                     (Ok(()), Ok(())) => self.phase = Phase::Over,
-                    (Err(what), _) if now - since > CLEARED => return Err(what),
-                    (_, Err(what)) if now - since > rooms_gone => return Err(what),
+                    (Err(held), _) if now - since > CLEARED => return Err(held),
+                    (_, Err(known)) if now - since > rooms_gone => return Err(known),
                     _ => {}
                 }
             }
@@ -467,7 +474,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Whether something is true of all processes.
-    fn all(&self, holds: impl Fn(usize, &Process) -> Result<(), String>) -> Result<(), String> {
+    fn all(&self, holds: impl Fn(usize, &Process) -> Checked) -> Checked {
         let hosts = self.hosts.iter().enumerate();
         let mut running = hosts.filter_map(|(index, host)| Some((index, host.process.as_ref()?)));
         running.try_for_each(|(index, process)| holds(index, process))

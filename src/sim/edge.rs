@@ -7,6 +7,7 @@
 
 use super::agenda::Nanos;
 use super::checkers::shadow::Grants;
+use super::checkers::{Checked, Checker, Finding, tokens};
 use super::process::WORKER;
 use super::router::{Answer, LegName};
 use super::workload::Order;
@@ -135,7 +136,6 @@ struct Peering {
 #[derive(Debug)]
 struct Leg {
     name: LegName,
-    room: Room,
     slot: Slot,
     /// What the engine must tell, and has not told.
     expected: VecDeque<u32>,
@@ -149,6 +149,7 @@ struct Leg {
 /// Everything that `ctl` owns.
 #[derive(Debug)]
 pub struct Edge {
+    process: usize,
     handoff: Handoff,
     events: Receiver<Event>,
     /// What has come and was not taken in.
@@ -186,9 +187,10 @@ pub struct Turn<'a> {
 }
 
 impl Edge {
-    /// A process without links. `events` are its engine's.
-    pub fn new(handoff: Handoff, events: Receiver<Event>) -> Edge {
+    /// A process of this number, without links. `events` are its engine's.
+    pub fn new(process: usize, handoff: Handoff, events: Receiver<Event>) -> Edge {
         Edge {
+            process,
             handoff,
             events,
             inbox: VecDeque::new(),
@@ -222,12 +224,15 @@ impl Edge {
     }
 
     /// One turn, in the order of `front::service`.
-    pub fn turn(&mut self, turn: &mut Turn<'_>) {
+    ///
+    /// # Errors
+    /// What the engine told and could not rightly tell.
+    pub fn turn(&mut self, turn: &mut Turn<'_>) -> Checked {
         while let Some(input) = self.inbox.pop_front() {
             self.take(input, turn.now);
         }
         while let Ok(event) = self.events.try_recv() {
-            self.event(event, turn.now);
+            self.event(event, turn.now)?;
         }
         self.handoff.turn(turn.now);
         if turn.nanos >= self.next_tick {
@@ -238,6 +243,7 @@ impl Edge {
         while let Some(remote) = self.handoff.poll_remote() {
             self.serve(remote, turn);
         }
+        Ok(())
     }
 
     fn take(&mut self, input: Input, now: Instant) {
@@ -489,21 +495,24 @@ impl Edge {
             stamps: Stamps::new(now),
         };
         let expected = order.expected.into_iter().take(max_new as usize).collect();
-        let leg = Leg { name, room, slot, expected, held: None, finished: false, muted: false };
+        let leg = Leg { name, slot, expected, held: None, finished: false, muted: false };
         self.legs.insert(request.id, leg);
         let source = (name.role == Role::Decode).then(|| Source::Remote(address_of(source)));
         self.handoff.submit(Box::new(request), source.as_ref(), now);
     }
 
     /// The engine tells, as to `front::generations`.
-    fn event(&mut self, event: Event, now: Instant) {
+    fn event(&mut self, event: Event, now: Instant) -> Checked {
+        let wrong = |leg: &Leg, what| Err(Finding::about(Checker::Events, leg.name.flight, what));
         match event {
             Event::Token { request, sampled, .. } => {
-                let Some(leg) = self.legs.get_mut(&request) else { return };
-                assert!(!leg.finished, "a token after the end");
+                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+                if leg.finished {
+                    return wrong(leg, "a token after the end");
+                }
                 // Also of what nobody listens to any more.
                 let right = leg.expected.pop_front();
-                assert_eq!(Some(sampled.token), right, "an engine's token in room {}", leg.room);
+                tokens::next(leg.name.flight, self.process, sampled.token, right)?;
                 match leg.name.role {
                     Role::Prefill => leg.held = Some(sampled.token),
                     Role::Decode if !leg.muted => {
@@ -521,8 +530,10 @@ impl Edge {
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
             Event::Finished { request, outcome, .. } => {
-                let Some(leg) = self.legs.get_mut(&request) else { return };
-                assert!(!std::mem::replace(&mut leg.finished, true), "a request ended twice");
+                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+                if std::mem::replace(&mut leg.finished, true) {
+                    return wrong(leg, "a leg ended twice");
+                }
                 let (slot, name, muted) = (leg.slot, leg.name, leg.muted);
                 let failure = match outcome {
                     Outcome::Failed(cause) => Some(cause),
@@ -540,12 +551,18 @@ impl Edge {
                 let slot = Slot { id: request.slot, generation: request.generation };
                 self.grants.remove(&slot.id);
                 self.handoff.released(WORKER, slot);
-                let leg = self.legs.remove(&request.id);
-                assert!(leg.is_some_and(|leg| leg.finished), "a request was released before it ended");
-                assert!(request.pages.is_empty(), "a request was released with pages");
+                match self.legs.remove(&request.id) {
+                    None => return Err(Finding::new(Checker::Events, "a leg was released twice")),
+                    Some(leg) if !leg.finished => return wrong(&leg, "a leg was released before it ended"),
+                    Some(leg) if !request.pages.is_empty() => {
+                        return wrong(&leg, "a leg was released with pages");
+                    }
+                    Some(_) => {}
+                }
             }
             Event::Flushed { .. } => {}
         }
+        Ok(())
     }
 
     /// Rooms or slots of the protocol that are not over.

@@ -81,8 +81,8 @@ pub struct Process {
 }
 
 impl Process {
-    /// A process that has just started. `base` is the beginning of time.
-    pub fn new(role: Role, size: &Size, base: Instant) -> io::Result<Process> {
+    /// The process of this number, just started. `base` is the beginning of time.
+    pub fn new(index: usize, role: Role, size: &Size, base: Instant) -> io::Result<Process> {
         let woken: Arc<AtomicU8> = Arc::default();
         let bells = Thread::ALL.map(|thread| {
             let woken = woken.clone();
@@ -110,7 +110,7 @@ impl Process {
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
         Ok(Process {
-            edge: Edge::new(Handoff::new(members, offer), events),
+            edge: Edge::new(index, Handoff::new(members, offer), events),
             stats,
             memory,
             engine: Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock)),

@@ -1,5 +1,6 @@
 //! Every request ends, once and in time; and well, where nothing was done to it.
 
+use super::{Checked, Checker, Finding};
 use crate::cause::Cause;
 use crate::sched::mailbox::Outcome;
 use crate::sim::agenda::Nanos;
@@ -38,18 +39,19 @@ impl Ends {
     }
 
     /// A request is over for its client.
-    pub fn ended(&mut self, id: usize, how: Result<Outcome, Cause>) -> Result<(), String> {
+    pub fn ended(&mut self, id: usize, how: Result<Outcome, Cause>) -> Checked {
+        let wrong = |what: String| Err(Finding::about(Checker::Ends, id, what));
         let entry = &mut self.entries[id];
         if std::mem::replace(&mut entry.ended, true) {
-            return Err(format!("request {id} ended twice"));
+            return wrong(format!("request {id} ended twice"));
         }
         self.open -= 1;
         match how {
             Err(cause) if entry.must_succeed => {
-                Err(format!("request {id} failed ({cause}), and nothing was done to it"))
+                wrong(format!("request {id} failed ({cause}), and nothing was done to it"))
             }
             Err(cause) if !HAPPENS.contains(&cause) => {
-                Err(format!("request {id} failed ({cause}), which nothing that was done explains"))
+                wrong(format!("request {id} failed ({cause}), which nothing that was done explains"))
             }
             _ => Ok(()),
         }
@@ -61,10 +63,10 @@ impl Ends {
     }
 
     /// Whether one should be over.
-    pub fn overdue(&self, now: Nanos) -> Result<(), String> {
+    pub fn overdue(&self, now: Nanos) -> Checked {
         let late = |entry: &Entry| !entry.ended && entry.until < now;
         match self.entries.iter().position(late) {
-            Some(id) => Err(format!("request {id} has not ended in time")),
+            Some(id) => Err(Finding::about(Checker::Ends, id, format!("request {id} has not ended in time"))),
             None => Ok(()),
         }
     }

@@ -2,6 +2,7 @@
 //! whenever its mover has moved. What changed must be in pages that were named to a source for a transfer that
 //! was still open when the mover's turn began.
 
+use super::{Checked, Checker, Finding};
 use crate::ids::{Generation, PageId, SlotId};
 use crate::sim::process::{Process, WORKER};
 use crate::transfer::transport::Memory;
@@ -30,12 +31,15 @@ impl Shadow {
     }
 
     /// After it.
-    pub fn compare(&self, index: usize, process: &Process) -> Result<(), String> {
+    pub fn compare(&self, index: usize, process: &Process) -> Checked {
         let page_words = (process.memory.layout.page_stride / 8) as usize;
         let changed = self.words.iter().zip(words(&process.memory)).enumerate();
         let changed = changed.filter(|(_, (before, now))| *before != now).map(|(at, _)| at / page_words);
         match changed.map(|page| PageId(page as u32)).find(|page| !self.granted.contains(page)) {
-            Some(page) => Err(format!("process {index}: page {page} was written and not granted")),
+            Some(page) => {
+                let what = format!("process {index}: page {page} was written and not granted");
+                Err(Finding::new(Checker::Shadow, what))
+            }
             None => Ok(()),
         }
     }

@@ -3,13 +3,14 @@
 use super::{Cluster, Conn, Happening, RESENT};
 use crate::limits::NET_HOST_SILENCE_MAX;
 use crate::sim::agenda::Nanos;
+use crate::sim::checkers::Checked;
 use crate::sim::edge::{ConnNumber, Parcel};
 use crate::sim::faults::Fault;
 use crate::sim::process::Thread;
 use crate::sim::router::{Answer, LegName};
 
 impl Cluster<'_> {
-    pub(super) fn go_wrong(&mut self, fault: Fault) -> Result<(), String> {
+    pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
         let now = self.agenda.now();
         let over = match fault {
             Fault::Crash { down: time, .. }

@@ -3,12 +3,12 @@
 use super::{Cluster, Happening, Leg, Phase, RECOVERED, SLACK};
 use crate::cluster::router::Role;
 use crate::ids::Room;
-use crate::sim::checkers::tokens;
+use crate::sim::checkers::{Checked, tokens};
 use crate::sim::edge::{Input, Job};
 use crate::sim::router::{Answer, LegName, Wish};
 
 impl Cluster<'_> {
-    pub(super) fn request(&mut self) -> Result<(), String> {
+    pub(super) fn request(&mut self) -> Checked {
         let now = self.agenda.now();
         self.begin(None, self.plan.is_calm())?;
         self.asked += 1;
@@ -20,7 +20,7 @@ impl Cluster<'_> {
     }
 
     /// A client asks; `pair` is whom it wants to be served by.
-    pub(super) fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) -> Result<(), String> {
+    pub(super) fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) -> Checked {
         let now = self.agenda.now();
         let mut order = self.workload.draw();
         let mut until = now + order.patience + SLACK;
@@ -37,7 +37,7 @@ impl Cluster<'_> {
     }
 
     /// Does what the router wants done.
-    pub(super) fn carry_out(&mut self) -> Result<(), String> {
+    pub(super) fn carry_out(&mut self) -> Checked {
         for wish in std::mem::take(&mut self.flights.wishes) {
             match wish {
                 Wish::Send { flight, room, prefill, decode } => {
@@ -105,7 +105,7 @@ impl Cluster<'_> {
         self.deliver(host, life, input);
     }
 
-    pub(super) fn reach_router(&mut self, name: LegName, answer: Answer) -> Result<(), String> {
+    pub(super) fn reach_router(&mut self, name: LegName, answer: Answer) -> Checked {
         let now = self.agenda.now();
         let Some(leg) = self.legs.get(&name) else { return Ok(()) };
         let detail = match answer {

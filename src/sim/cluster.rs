@@ -10,7 +10,7 @@ mod network;
 mod requests;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
-use super::checkers::{Checked, Checker, Finding, ends::Ends, idle, pages, shadow::Shadow};
+use super::checkers::{Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow};
 use super::dice::Dice;
 use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
@@ -30,11 +30,7 @@ use std::time::{Duration, Instant};
 const EVENTS_MAX: u64 = 20_000_000;
 /// Between two looks at what is overdue.
 const CHECK_EVERY: Nanos = SECOND;
-/// What a request may take beyond its own deadline: a host's silence, a pause, and an answer's way.
-const SLACK: Nanos = 30 * SECOND;
-/// From the last fault until the cluster must serve again: silence is noticed, links are dialled anew.
-const SETTLED: Nanos = 8 * SECOND;
-/// How long a request may take then.
+/// How long a request may take when all is well again.
 const RECOVERED: Nanos = 10 * SECOND;
 /// From the last request's end until nothing of it is held any more but rooms whose request never came.
 const CLEARED: Nanos = 10 * SECOND;
@@ -167,8 +163,8 @@ struct Leg {
 enum Phase {
     /// Requests come and end.
     Working,
-    /// All have ended; the next pair is tried from then on.
-    Recovering { from: Nanos, pair: usize },
+    /// All have ended and nothing that was done is felt any more; the next pair to be tried.
+    Recovering { pair: usize },
     /// All have ended; what is left over must go by itself.
     Idle { since: Nanos },
     /// It has.
@@ -193,8 +189,8 @@ pub struct Cluster<'a> {
     phase: Phase,
     /// From a host to another, nothing arrives.
     parted: BTreeSet<(usize, usize)>,
-    /// When the last fault is over.
-    calm_from: Nanos,
+    /// What was done to it.
+    reasons: Reasons,
     /// What happened.
     pub story: Story,
     report: Report,
@@ -231,12 +227,12 @@ impl<'a> Cluster<'a> {
             last_conn: 0,
             legs: BTreeMap::new(),
             flights: Flights::new(plan.policy, prefill, decode, base),
-            workload: Workload::new(dice.fork("workload"), plan.patience),
-            ends: Ends::default(),
+            workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
+            ends: Ends::new(plan.is_ample()),
             shadow: Shadow::default(),
             phase: Phase::Working,
             parted: BTreeSet::new(),
-            calm_from: 0,
+            reasons: Reasons::default(),
             story: Story::new(trace),
             report: Report::default(),
             asked: 0,
@@ -437,24 +433,24 @@ impl<'a> Cluster<'a> {
     fn check(&mut self) -> Checked {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
-        self.ends.overdue(now)?;
+        self.ends.overdue(now, &self.reasons)?;
         let instant = self.base + Duration::from_nanos(now);
         let hosts = &self.hosts;
         self.flights.probe(|host| hosts[host].is_up(now), instant);
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
-            Phase::Working if all && self.ends.open() == 0 && now >= self.calm_from => {
+            Phase::Working if all && self.ends.open() == 0 && now >= self.reasons.quiet_from() => {
                 self.phase = match self.plan.is_calm() {
                     true => Phase::Idle { since: now },
-                    false => Phase::Recovering { from: now + SETTLED, pair: 0 },
+                    false => Phase::Recovering { pair: 0 },
                 };
             }
-            Phase::Recovering { from, pair } if now >= from && self.ends.open() == 0 => {
+            Phase::Recovering { pair } if self.ends.open() == 0 => {
                 let (prefill, decode) = (self.plan.scale.prefill as usize, self.plan.scale.decode as usize);
                 self.phase = match pair < prefill * decode {
                     true => {
                         self.begin(Some((pair % prefill, prefill + pair / prefill)), true)?;
-                        Phase::Recovering { from, pair: pair + 1 }
+                        Phase::Recovering { pair: pair + 1 }
                     }
                     false => Phase::Idle { since: now },
                 };

@@ -59,8 +59,10 @@ pub struct Plan {
     pub delay: (Nanos, Nanos),
     /// How late a thread is, as a rule at most.
     pub lateness: Nanos,
-    /// How long a request may take.
+    /// How long a request may take,
     pub patience: Nanos,
+    /// and some of them.
+    pub haste: Nanos,
     /// What is done to it.
     pub faults: Option<Faults>,
 }
@@ -100,13 +102,21 @@ impl Plan {
             gap,
             delay: (delay / 4, delay),
             lateness: dice.pick(&[10 * MICRO, 100 * MICRO, MILLI]),
-            patience: if scale.faults {
+            patience: if scale.faults { 40 * SECOND } else { 300 * SECOND },
+            haste: if scale.faults {
                 faulty.pick(&[500 * MILLI, 5 * SECOND, 40 * SECOND])
             } else {
                 300 * SECOND
             },
             faults,
         }
+    }
+
+    /// Whether workers have places for all requests.
+    pub fn is_ample(&self) -> bool {
+        let places =
+            |size: &Size| size.slots > self.scale.requests as usize && size.commands > 4 * size.slots;
+        places(&self.prefill) && places(&self.decode)
     }
 
     /// Whether nothing is done to the cluster that could make a request fail.

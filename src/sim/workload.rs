@@ -34,13 +34,14 @@ pub struct Workload {
     stems: Vec<Vec<u32>>,
     sampler: Sampler,
     patience: Nanos,
+    haste: Nanos,
 }
 
 impl Workload {
-    /// Of requests that wait so long.
-    pub fn new(mut dice: Dice, patience: Nanos) -> Workload {
+    /// Of requests that wait as long as `patience`, one in four as long as `haste`.
+    pub fn new(mut dice: Dice, patience: Nanos, haste: Nanos) -> Workload {
         let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
-        Workload { dice, stems, sampler: Sampler::new(VOCAB as usize), patience }
+        Workload { dice, stems, sampler: Sampler::new(VOCAB as usize), patience, haste }
     }
 
     /// The next request.
@@ -64,7 +65,7 @@ impl Workload {
             sampling,
             stop_tokens,
             salt,
-            patience: self.patience,
+            patience: if dice.one_in(4) { self.haste } else { self.patience },
             expected: Vec::new(),
         };
         order.expected = self.answer(&order);

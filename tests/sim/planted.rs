@@ -31,7 +31,7 @@ const fn mistake(name: &'static str, by: Checker, saying: &'static str) -> Mista
 const MISTAKES: &[Mistake] = &[
     mistake("cancel keeps the lease", Checker::Idle, "leases of requests that are over"),
     mistake("notice of any use of a slot", Checker::Ends, "corrupt"),
-    mistake("early destination is lost", Checker::Ends, "deadline"),
+    mistake("early destination is lost", Checker::Ends, "has not ended in time"),
     mistake("page is kept before it is full", Checker::Tokens, "is right"),
     mistake("page is free while leased", Checker::Assertion, "overflow"),
     mistake("waiting chunk is dropped", Checker::Ends, "corrupt"),
@@ -41,7 +41,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("held off for an hour", Checker::Ends, "peer_lost"),
     mistake("abort is not passed on", Checker::Idle, "holds"),
     mistake("promised pages are given away", Checker::Assertion, "a promised page is not free"),
-    mistake("done is not told", Checker::Ends, "deadline"),
+    mistake("done is not told", Checker::Ends, "has not ended in time"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

@@ -3,6 +3,7 @@
 pub mod ends;
 pub mod idle;
 pub mod pages;
+pub mod reasons;
 pub mod shadow;
 pub mod tokens;
 

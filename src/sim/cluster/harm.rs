@@ -4,14 +4,17 @@ use super::{Cluster, Conn, Happening, RESENT};
 use crate::limits::NET_HOST_SILENCE_MAX;
 use crate::sim::agenda::Nanos;
 use crate::sim::checkers::Checked;
+use crate::sim::checkers::reasons::{Effect, Place};
 use crate::sim::edge::{ConnNumber, Parcel};
 use crate::sim::faults::Fault;
+use crate::sim::plan::Size;
 use crate::sim::process::Thread;
 use crate::sim::router::{Answer, LegName};
 
 impl Cluster<'_> {
     pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
         let now = self.agenda.now();
+        self.story.tell_of_fault(now, &fault);
         let over = match fault {
             Fault::Crash { down: time, .. }
             | Fault::Pause { time, .. }
@@ -20,13 +23,32 @@ impl Cluster<'_> {
             | Fault::Slow { time, .. } => now + time,
             Fault::Cut | Fault::Jump { .. } | Fault::Leave => now,
         };
-        self.calm_from = self.calm_from.max(over);
+        match fault {
+            Fault::Crash { host, .. } => self.reasons.add(Effect::Breaks, Place::Host(host), now, over),
+            Fault::Pause { host, .. } | Fault::Stall { host, thread: Thread::Ctl, .. } => {
+                self.reasons.add(Effect::Silences, Place::Host(host), now, over);
+            }
+            Fault::Stall { host, .. } => self.reasons.add(Effect::Delays, Place::Host(host), now, over),
+            // A step that has begun then goes on as slowly.
+            Fault::Slow { host, factor, .. } => {
+                let Size { config, token, .. } = self.hosts[host].size;
+                let step = config.max_prefill_tokens as Nanos * token * factor;
+                self.reasons.add(Effect::Delays, Place::Host(host), now, over + step);
+            }
+            Fault::Part { from, to, .. } => {
+                self.reasons.add(Effect::Silences, Place::Way(from, to), now, over);
+            }
+            Fault::Jump { host, by } => self.reasons.add(Effect::Skips(by), Place::Host(host), now, now),
+            Fault::Cut | Fault::Leave => {}
+        }
         match fault {
             Fault::Cut => {
                 let open = self.conns.iter().filter(|(_, conn)| conn.open == [true; 2]);
                 let open: Vec<ConnNumber> = open.map(|(&number, _)| number).collect();
                 if !open.is_empty() {
                     let number = self.dice.pick(&open);
+                    let [from, to] = self.conns[&number].hosts;
+                    self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
                     self.cut(number);
                 }
             }
@@ -60,7 +82,9 @@ impl Cluster<'_> {
             Fault::Leave => {
                 let open: Vec<usize> = self.flights.open().collect();
                 if !open.is_empty() {
-                    self.flights.gone(self.dice.pick(&open));
+                    let flight = self.dice.pick(&open);
+                    self.ends.left(flight);
+                    self.flights.gone(flight);
                     self.carry_out()?;
                 }
             }

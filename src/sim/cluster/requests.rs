@@ -1,6 +1,6 @@
 //! Requests of clients and their legs, and what is checked of their answers.
 
-use super::{Cluster, Happening, Leg, Phase, RECOVERED, SLACK};
+use super::{Cluster, Happening, Leg, Phase, RECOVERED};
 use crate::cluster::router::Role;
 use crate::ids::Room;
 use crate::sim::checkers::{Checked, tokens};
@@ -23,12 +23,11 @@ impl Cluster<'_> {
     pub(super) fn begin(&mut self, pair: Option<(usize, usize)>, must_succeed: bool) -> Checked {
         let now = self.agenda.now();
         let mut order = self.workload.draw();
-        let mut until = now + order.patience + SLACK;
         if pair.is_some() {
-            (order.patience, until) = (RECOVERED, now + RECOVERED);
+            order.patience = RECOVERED;
         }
         let room = Room(self.rooms.draw() >> 1);
-        self.ends.begun(until, must_succeed);
+        self.ends.begun(now, order.patience, must_succeed);
         self.report.requests += 1;
         let hosts = &self.hosts;
         let id = self.flights.begin(order, room, pair, |host| hosts[host].process.is_some());
@@ -41,6 +40,7 @@ impl Cluster<'_> {
         for wish in std::mem::take(&mut self.flights.wishes) {
             match wish {
                 Wish::Send { flight, room, prefill, decode } => {
+                    self.ends.placed(flight, [prefill, decode]);
                     self.open_leg(LegName { flight, role: Role::Prefill, copy: 0 }, room, prefill, prefill);
                     self.open_leg(LegName { flight, role: Role::Decode, copy: 0 }, room, decode, prefill);
                     let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
@@ -48,6 +48,7 @@ impl Cluster<'_> {
                         let (role, host) =
                             self.dice.pick(&[(Role::Prefill, prefill), (Role::Decode, decode)]);
                         self.open_leg(LegName { flight, role, copy: 1 }, room, host, prefill);
+                        self.ends.doubled(flight);
                     }
                 }
                 Wish::Cancel(name) => self.post(name, Input::Cancel(name)),
@@ -63,7 +64,7 @@ impl Cluster<'_> {
                         Err(cause) => cause.name(),
                     };
                     self.story.tell(self.agenda.now(), "request", flight, what, Some(room), 0);
-                    self.ends.ended(flight, how)?;
+                    self.ends.ended(flight, how, self.agenda.now(), &self.reasons)?;
                     match how {
                         Ok(_) => {
                             self.report.well += 1;

@@ -7,7 +7,7 @@
 
 use super::agenda::Nanos;
 use super::checkers::shadow::Grants;
-use super::checkers::{Checked, Checker, Finding, tokens};
+use super::checkers::{Checked, Checker, Finding, salts::Salts, tokens};
 use super::process::WORKER;
 use super::router::{Answer, LegName};
 use super::workload::Order;
@@ -17,6 +17,7 @@ use crate::front::handoff::{
     DestinationSession, Handoff, Link, Remote, Role as MemberRole, Source, SourceSession, prompt_of, rank,
 };
 use crate::ids::{RequestId, Room};
+use crate::kv::prefix::Salt;
 use crate::limits::{PEER_PING_EVERY, PEER_SILENCE_MAX};
 use crate::net::ConnId;
 use crate::sched::mailbox::{Event, Outcome};
@@ -137,6 +138,8 @@ struct Peering {
 struct Leg {
     name: LegName,
     slot: Slot,
+    salt: Salt,
+    prompt: Vec<u32>,
     /// What the engine must tell, and has not told.
     expected: VecDeque<u32>,
     /// What prefill answers once its KV is with the destination.
@@ -163,6 +166,7 @@ pub struct Edge {
     calling: BTreeMap<ConnNumber, (DestinationSession, ShmCursor)>,
     legs: BTreeMap<RequestId, Leg>,
     grants: Grants,
+    salts: Salts,
     next_request: u64,
     next_token: u64,
     /// When overdue things are looked for.
@@ -189,6 +193,7 @@ pub struct Turn<'a> {
 impl Edge {
     /// A process of this number, without links. `events` are its engine's.
     pub fn new(process: usize, handoff: Handoff, events: Receiver<Event>) -> Edge {
+        let page_size = handoff.worker(WORKER).layout().page_size;
         Edge {
             process,
             handoff,
@@ -200,6 +205,7 @@ impl Edge {
             calling: BTreeMap::new(),
             legs: BTreeMap::new(),
             grants: Grants::new(),
+            salts: Salts::new(page_size),
             next_request: 0,
             next_token: 0,
             next_tick: 0,
@@ -473,7 +479,12 @@ impl Edge {
             self.outbox.push(Output::Answer(name, refused));
             return;
         };
-        let max_new = if name.role == Role::Prefill { 1 } else { order.max_new };
+        let (max_new, salt) = match name.role {
+            Role::Prefill => (1, order.salt),
+            // As where no key proves sources.
+            Role::Decode => (order.max_new, order.salt.of(&address_of(source).to_string())),
+        };
+        self.salts.brought(salt, &order.prompt, &order.expected);
         let pages = worker.layout().pages_for(order.prompt.len() as u32 + max_new) as usize;
         self.next_request += 1;
         let request = Request {
@@ -482,10 +493,10 @@ impl Edge {
             room,
             slot: slot.id,
             generation: slot.generation,
-            prompt: order.prompt,
+            prompt: order.prompt.clone(),
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
-            salt: Some(order.salt),
+            salt: Some(salt),
             sampling: order.sampling,
             top_logprobs: 0,
             max_new,
@@ -495,7 +506,16 @@ impl Edge {
             stamps: Stamps::new(now),
         };
         let expected = order.expected.into_iter().take(max_new as usize).collect();
-        let leg = Leg { name, slot, expected, held: None, finished: false, muted: false };
+        let leg = Leg {
+            name,
+            slot,
+            salt,
+            prompt: order.prompt,
+            expected,
+            held: None,
+            finished: false,
+            muted: false,
+        };
         self.legs.insert(request.id, leg);
         let source = (name.role == Role::Decode).then(|| Source::Remote(address_of(source)));
         self.handoff.submit(Box::new(request), source.as_ref(), now);
@@ -524,13 +544,21 @@ impl Edge {
             Event::Expecting { worker, slot, generation, tokens, .. } => {
                 let worker_of = self.handoff.worker(worker);
                 let layout = worker_of.layout();
+                let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot, generation);
+                if let Some(leg) = self.legs.values().find(same) {
+                    self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
+                }
                 let pages = (tokens.start / layout.page_size)..layout.pages_for(tokens.end);
                 let pages = pages.map(|index| worker_of.lists().page(slot, index as usize)).collect();
                 self.grants.insert(slot, (generation, pages));
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
-            Event::Finished { request, outcome, .. } => {
+            Event::Finished { request, outcome, cached_tokens, .. } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+                // Decode tells what its source found.
+                if leg.name.role == Role::Prefill {
+                    self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached_tokens)?;
+                }
                 if std::mem::replace(&mut leg.finished, true) {
                     return wrong(leg, "a leg ended twice");
                 }

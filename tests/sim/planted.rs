@@ -41,6 +41,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("held off for an hour", Checker::Ends, "peer_lost"),
     mistake("abort is not passed on", Checker::Idle, "holds"),
     mistake("promised pages are given away", Checker::Assertion, "a promised page is not free"),
+    mistake("salt is not compared", Checker::Salts, "not of its salt"),
     mistake("done is not told", Checker::Ends, "has not ended in time"),
 ];
 

@@ -4,6 +4,7 @@ pub mod ends;
 pub mod idle;
 pub mod pages;
 pub mod reasons;
+pub mod salts;
 pub mod shadow;
 pub mod tokens;
 
@@ -18,6 +19,8 @@ pub enum Checker {
     Pages,
     /// Nobody writes where nothing was granted.
     Shadow,
+    /// Who names another salt shares nothing.
+    Salts,
     /// Who has nothing to do holds nothing.
     Idle,
     /// Each turn of an engine says what may follow the one before: nothing of a request after its end.

@@ -4,32 +4,35 @@
 use super::{Checked, Checker, Finding};
 use crate::kv::prefix::Salt;
 use crate::sim::model::mix;
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 /// Beginnings that a worker may have in its cache, in whole pages.
 #[derive(Debug)]
 pub struct Salts {
     page_size: usize,
-    beginnings: HashSet<u64>,
+    /// How many requests each was of.
+    beginnings: HashMap<u64, u32>,
 }
 
 impl Salts {
     /// An empty cache of pages of so many tokens.
     pub fn new(page_size: u32) -> Salts {
-        Salts { page_size: page_size as usize, beginnings: HashSet::new() }
+        Salts { page_size: page_size as usize, beginnings: HashMap::new() }
     }
 
     /// A request has come with this prompt, and will have this answer.
     pub fn brought(&mut self, salt: Salt, prompt: &[u32], answer: &[u32]) {
         let tokens = prompt.iter().chain(answer).copied();
-        self.beginnings.extend(beginnings(self.page_size, salt, tokens));
+        for beginning in beginnings(self.page_size, salt, tokens) {
+            *self.beginnings.entry(beginning).or_default() += 1;
+        }
     }
 
-    /// The first `tokens` of a prompt were found.
+    /// The first `tokens` of a prompt were found, that of a request that has been brought: it was not the only one.
     pub fn found(&self, request: usize, salt: Salt, prompt: &[u32], tokens: u32) -> Checked {
         let found = prompt[..tokens as usize].iter().copied();
         match beginnings(self.page_size, salt, found).last() {
-            Some(beginning) if !self.beginnings.contains(&beginning) => {
+            Some(beginning) if self.beginnings.get(&beginning).is_none_or(|&requests| requests < 2) => {
                 let what = format!("request {request} was served {tokens} tokens that are not of its salt");
                 Err(Finding::about(Checker::Salts, request, what))
             }

@@ -23,6 +23,7 @@ use crate::cluster::router::Role;
 use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
 use crate::sched::worker::Activity;
+use crate::transfer::waiter::Next;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -386,15 +387,17 @@ impl<'a> Cluster<'a> {
                 if watched {
                     self.shadow.look(process);
                 }
-                let busy = process.step_mover();
-                if watched && busy {
+                let next = process.step_mover();
+                if watched {
                     self.shadow.compare(index, process)?;
                 }
-                if busy {
+                if next != Next::Park || process.take_ring() {
                     self.wake_soon(index, thread);
-                    self.wake_peers(index);
                 }
-                busy.into()
+                if !watched {
+                    self.wake_peers();
+                }
+                next as u64
             }
             Thread::Ctl => {
                 process.attend(true);
@@ -420,14 +423,13 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// What a mover has put where a peer's looks: as a doorbell, or a NIC, has it look.
-    fn wake_peers(&mut self, index: usize) {
-        let linked = |conn: &Conn| {
-            let end = conn.hosts.iter().position(|&host| host == index)?;
-            (conn.open == [true; 2]).then_some(conn.hosts[1 - end])
-        };
-        let peers: Vec<usize> = self.conns.values().filter_map(linked).collect();
-        peers.into_iter().for_each(|peer| self.wake_soon(peer, Thread::Move));
+    /// A source's mover has rung for those of destinations that sleep.
+    fn wake_peers(&mut self) {
+        for peer in self.plan.scale.prefill as usize..self.hosts.len() {
+            if self.hosts[peer].process.as_ref().is_some_and(Process::take_ring) {
+                self.wake_soon(peer, Thread::Move);
+            }
+        }
     }
 
     fn check(&mut self) -> Checked {

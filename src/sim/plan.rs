@@ -36,6 +36,8 @@ pub struct Size {
     pub slots: usize,
     /// Room in its engine's ring of commands.
     pub commands: usize,
+    /// Turns without work that its mover takes before it parks.
+    pub spins: u32,
     /// How long the model takes for a token.
     pub token: Nanos,
 }
@@ -133,5 +135,5 @@ fn size(config: SchedConfig, scale: Scale, dice: &mut Dice, faulty: &mut Dice) -
     // Where some may be refused, also few places and a ring that is full now and then.
     let slots = if scale.faults { faulty.pick(&[3, 8, most]) } else { most };
     let commands = if scale.faults { faulty.pick(&[2, 8, slots * 4 + 64]) } else { slots * 4 + 64 };
-    Size { config, pages, slots, commands, token: dice.within(MICRO, 20 * MICRO) }
+    Size { config, pages, slots, commands, spins: dice.pick(&[1, 3]), token: dice.within(MICRO, 20 * MICRO) }
 }

@@ -42,6 +42,9 @@ const MISTAKES: &[Mistake] = &[
     mistake("abort is not passed on", Checker::Idle, "holds"),
     mistake("promised pages are given away", Checker::Assertion, "a promised page is not free"),
     mistake("salt is not compared", Checker::Salts, "not of its salt"),
+    mistake("thread parks without a last look", Checker::Ends, "has not ended in time"),
+    mistake("parked reader is not woken", Checker::Ends, "has not ended in time"),
+    mistake("sources are not told of a park", Checker::Ends, "has not ended in time"),
     mistake("done is not told", Checker::Ends, "has not ended in time"),
 ];
 

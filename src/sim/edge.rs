@@ -6,7 +6,7 @@
 //! how long they take (`cluster`).
 
 use super::agenda::Nanos;
-use super::checkers::shadow::Grants;
+use super::checkers::shadow::{Grant, Grants};
 use super::checkers::{Checked, Checker, Finding, salts::Salts, tokens};
 use super::process::WORKER;
 use super::router::{Answer, LegName};
@@ -545,12 +545,24 @@ impl Edge {
                 let worker_of = self.handoff.worker(worker);
                 let layout = worker_of.layout();
                 let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot, generation);
-                if let Some(leg) = self.legs.values().find(same) {
-                    self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
-                }
-                let pages = (tokens.start / layout.page_size)..layout.pages_for(tokens.end);
-                let pages = pages.map(|index| worker_of.lists().page(slot, index as usize)).collect();
-                self.grants.insert(slot, (generation, pages));
+                let Some(leg) = self.legs.values().find(same) else {
+                    return Err(Finding::new(
+                        Checker::Events,
+                        "pages were leased for a leg that is released",
+                    ));
+                };
+                self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
+                let first = (tokens.start / layout.page_size) as usize;
+                let pages = first..layout.pages_for(tokens.end) as usize;
+                let grant = Grant {
+                    generation,
+                    request: leg.name.flight,
+                    prompt: leg.prompt.clone(),
+                    tokens: tokens.clone(),
+                    first,
+                    pages: pages.map(|index| worker_of.lists().page(slot, index)).collect(),
+                };
+                self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {

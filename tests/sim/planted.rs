@@ -45,6 +45,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("thread parks without a last look", Checker::Ends, "has not ended in time"),
     mistake("parked reader is not woken", Checker::Ends, "has not ended in time"),
     mistake("sources are not told of a park", Checker::Ends, "has not ended in time"),
+    mistake("pages change places", Checker::Shadow, "with other KV"),
     mistake("done is not told", Checker::Ends, "has not ended in time"),
 ];
 

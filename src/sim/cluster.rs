@@ -24,7 +24,7 @@ use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
 use crate::sched::worker::Activity;
 use crate::transfer::waiter::Next;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 /// Most happenings of a run: many times what the longest of them takes.
@@ -116,6 +116,8 @@ struct Host {
     paused_until: Nanos,
     /// Each thread does.
     stalled_until: [Nanos; 3],
+    /// Its model is slow until then.
+    slow_until: Nanos,
     /// How many times later than others each thread is.
     lags: [u64; 3],
     /// How much later than the cluster's its clock is.
@@ -188,8 +190,8 @@ pub struct Cluster<'a> {
     ends: Ends,
     shadow: Shadow,
     phase: Phase,
-    /// From a host to another, nothing arrives.
-    parted: BTreeSet<(usize, usize)>,
+    /// From a host to another, nothing arrives until then.
+    parted: BTreeMap<(usize, usize), Nanos>,
     /// What was done to it.
     reasons: Reasons,
     /// What happened.
@@ -214,6 +216,7 @@ impl<'a> Cluster<'a> {
             computes_until: 0,
             paused_until: 0,
             stalled_until: [0; 3],
+            slow_until: 0,
             lags: [1; 3],
             skew: 0,
         };
@@ -232,7 +235,7 @@ impl<'a> Cluster<'a> {
             ends: Ends::new(plan.is_ample()),
             shadow: Shadow::default(),
             phase: Phase::Working,
-            parted: BTreeSet::new(),
+            parted: BTreeMap::new(),
             reasons: Reasons::default(),
             story: Story::new(trace),
             report: Report::default(),
@@ -312,7 +315,7 @@ impl<'a> Cluster<'a> {
             Happening::Fault(fault) => self.go_wrong(fault)?,
             Happening::Restart { host } => self.restart(host),
             Happening::Heal { ways } => self.heal(ways),
-            Happening::Quicken { host, life } => self.slow_down(host, life, 1),
+            Happening::Quicken { host, life } => self.quicken(host, life),
         }
         Ok(())
     }
@@ -327,6 +330,7 @@ impl<'a> Cluster<'a> {
         host.life += 1;
         host.due = [Nanos::MAX; 3];
         (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
+        host.slow_until = 0;
         for thread in Thread::ALL {
             let at = now + self.late();
             self.wake(index, thread, at);
@@ -358,8 +362,12 @@ impl<'a> Cluster<'a> {
     }
 
     fn wake_soon(&mut self, index: usize, thread: Thread) {
+        self.wake_after(index, thread, self.agenda.now());
+    }
+
+    fn wake_after(&mut self, index: usize, thread: Thread, from: Nanos) {
         let late = self.late() * self.hosts[index].lags[thread as usize];
-        self.wake(index, thread, self.agenda.now() + late.min(LAG_MAX));
+        self.wake(index, thread, from + late.min(LAG_MAX));
     }
 
     fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Checked {
@@ -368,6 +376,7 @@ impl<'a> Cluster<'a> {
         let own = now + host.skew;
         let detail = match thread {
             Thread::Engine => {
+                process.edge.hear();
                 let (activity, took) = process.step_engine(own);
                 pages::conserved(index, &process.stats, host.size.pages)?;
                 host.computes_until = now + took;
@@ -402,13 +411,20 @@ impl<'a> Cluster<'a> {
             Thread::Ctl => {
                 process.attend(true);
                 let instant = process.instant(own);
-                process.edge.turn(&mut Turn { now: instant, nanos: own, conns: &mut self.last_conn })?;
+                let computes = host.computes_until > now;
+                process.edge.turn(&mut Turn {
+                    now: instant,
+                    nanos: own,
+                    computes,
+                    conns: &mut self.last_conn,
+                })?;
                 process.attend(false);
                 let tick = process.edge.next_tick - host.skew;
                 let outputs = std::mem::take(&mut process.edge.outbox);
                 let sent = outputs.len();
                 outputs.into_iter().for_each(|output| self.dispatch(index, output));
-                self.wake(index, thread, tick);
+                let heard = self.hosts[index].computes_until;
+                self.wake(index, thread, if computes { tick.min(heard) } else { tick });
                 sent as u64
             }
         };
@@ -419,7 +435,9 @@ impl<'a> Cluster<'a> {
             .as_ref()
             .map(|process| process.take_woken().collect())
             .unwrap_or_default();
-        woken.into_iter().for_each(|thread| self.wake_soon(index, thread));
+        // What a step has done is seen when it has taken its time.
+        let from = if thread == Thread::Engine { self.hosts[index].computes_until } else { now };
+        woken.into_iter().for_each(|thread| self.wake_after(index, thread, from));
         Ok(())
     }
 

@@ -155,6 +155,8 @@ pub struct Edge {
     process: usize,
     handoff: Handoff,
     events: Receiver<Event>,
+    /// Of them, those that were told before the step that the engine computes.
+    told: VecDeque<Event>,
     /// What has come and was not taken in.
     pub inbox: VecDeque<Input>,
     /// What is to be sent.
@@ -186,6 +188,8 @@ pub struct Turn<'a> {
     pub now: Instant,
     /// The same.
     pub nanos: Nanos,
+    /// The engine's step has not taken its time yet: what it tells is to come.
+    pub computes: bool,
     /// The last connection's number.
     pub conns: &'a mut ConnNumber,
 }
@@ -198,6 +202,7 @@ impl Edge {
             process,
             handoff,
             events,
+            told: VecDeque::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
             links: BTreeMap::new(),
@@ -237,7 +242,10 @@ impl Edge {
         while let Some(input) = self.inbox.pop_front() {
             self.take(input, turn.now);
         }
-        while let Ok(event) = self.events.try_recv() {
+        if !turn.computes {
+            self.hear();
+        }
+        while let Some(event) = self.told.pop_front() {
             self.event(event, turn.now)?;
         }
         self.handoff.turn(turn.now);
@@ -250,6 +258,11 @@ impl Edge {
             self.serve(remote, turn);
         }
         Ok(())
+    }
+
+    /// What the engine has told so far was told in time.
+    pub fn hear(&mut self) {
+        self.told.extend(self.events.try_iter());
     }
 
     fn take(&mut self, input: Input, now: Instant) {

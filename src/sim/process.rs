@@ -42,8 +42,8 @@ use std::time::{Duration, Instant};
 
 /// The only worker of a process.
 pub const WORKER: WorkerId = WorkerId(0);
-/// Sessions of a worker: a few more than there are workers, so that restarts do not use them up.
-const SESSIONS: usize = 16;
+/// Sessions of a worker: twice the most workers of the other role, so that restarts do not use them up.
+const SESSIONS: usize = 32;
 /// All workers are on one.
 const HOST: HostId = HostId([7; 16]);
 

@@ -66,12 +66,19 @@ impl Cluster<'_> {
             Fault::Part { from, to, both, .. } => {
                 self.story.tell(now, "process", from, "is parted", None, to as u64);
                 let ways = [Some((from, to)), both.then_some((to, from))];
-                self.parted.extend(ways.iter().flatten());
+                for &way in ways.iter().flatten() {
+                    let until = self.parted.entry(way).or_default();
+                    *until = over.max(*until);
+                }
                 self.agenda.put(over, Happening::Heal { ways });
             }
             Fault::Slow { host, factor, .. } => {
-                let life = self.hosts[host].life;
-                self.slow_down(host, life, factor);
+                let slow = &mut self.hosts[host];
+                slow.slow_until = over.max(slow.slow_until);
+                if let Some(process) = &slow.process {
+                    process.slow_down(&slow.size, factor);
+                }
+                let life = slow.life;
                 self.agenda.put(over, Happening::Quicken { host, life });
             }
             Fault::Jump { host, by } => {
@@ -157,12 +164,14 @@ impl Cluster<'_> {
 
     /// What was lost on these ways is sent again.
     pub(super) fn heal(&mut self, ways: [Option<(usize, usize)>; 2]) {
-        for way in ways.iter().flatten() {
-            self.parted.remove(way);
-        }
         let now = self.agenda.now();
+        // One that began meanwhile may last longer.
+        self.parted.retain(|way, until| !ways.contains(&Some(*way)) || *until > now);
         for (&number, conn) in &mut self.conns {
             for end in [0, 1] {
+                if self.parted.contains_key(&(conn.hosts[1 - end], conn.hosts[end])) {
+                    continue;
+                }
                 for _ in 0..std::mem::take(&mut conn.lost[end]) {
                     let at = now + self.dice.within(0, RESENT);
                     self.agenda.put(at, Happening::Arrive { conn: number, end });
@@ -171,10 +180,12 @@ impl Cluster<'_> {
         }
     }
 
-    pub(super) fn slow_down(&mut self, index: usize, life: u32, factor: u64) {
+    /// A model is as fast as it was, unless something else slows it down.
+    pub(super) fn quicken(&mut self, index: usize, life: u32) {
         let host = &self.hosts[index];
-        if let Some(process) = host.process.as_ref().filter(|_| host.life == life) {
-            process.slow_down(&host.size, factor);
+        let meant = host.life == life && host.slow_until <= self.agenda.now();
+        if let Some(process) = host.process.as_ref().filter(|_| meant) {
+            process.slow_down(&host.size, 1);
         }
     }
 }

@@ -105,7 +105,7 @@ impl Cluster<'_> {
     pub(super) fn arrive(&mut self, number: ConnNumber, end: usize) {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let (host, life) = (conn.hosts[end], conn.lives[end]);
-        if self.parted.contains(&(conn.hosts[1 - end], host)) {
+        if self.parted.contains_key(&(conn.hosts[1 - end], host)) {
             conn.lost[end] += 1;
             return;
         }
@@ -144,7 +144,7 @@ impl Cluster<'_> {
             return;
         }
         let target = &self.hosts[to];
-        let parted = self.parted.contains(&(from, to)) || self.parted.contains(&(to, from));
+        let parted = self.parted.contains_key(&(from, to)) || self.parted.contains_key(&(to, from));
         let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
         let again = match target.process {
             _ if parted => until.min(now + DIAL_AGAIN),

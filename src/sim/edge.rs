@@ -85,8 +85,10 @@ pub enum Input {
     Accepted {
         /// The connection.
         conn: ConnNumber,
-        /// Which worker's process it is.
+        /// Which worker's process it is,
         from: usize,
+        /// and how many there were at its place before.
+        life: u32,
     },
     /// A connection that was dialled stands and is proven, or is not to be had.
     Dialled(ConnNumber, bool),
@@ -127,8 +129,8 @@ pub enum Output {
 struct Peering {
     /// Whom this process has dialled.
     dialled: Option<Source>,
-    /// Which process has dialled this one.
-    from: Option<usize>,
+    /// Which process has dialled this one, in which of its lives.
+    from: Option<(usize, u32)>,
     open: bool,
     heard: Instant,
     next_ping: Instant,
@@ -268,7 +270,7 @@ impl Edge {
     fn take(&mut self, input: Input, now: Instant) {
         match input {
             Input::Parcel(conn, parcel) => self.receive(conn, parcel, now),
-            Input::Accepted { conn, from } => self.accept(conn, from, now),
+            Input::Accepted { conn, from, life } => self.accept(conn, (from, life), now),
             Input::Dialled(conn, stands) => self.dialled(conn, stands, now),
             Input::Called(conn, token, shown) => {
                 let answer = self.called(token, shown);
@@ -304,11 +306,16 @@ impl Edge {
         }
     }
 
-    /// Of several connections of a decode worker the newest counts.
-    fn accept(&mut self, conn: ConnNumber, from: usize, now: Instant) {
-        let same = |peering: &Peering| peering.from == Some(from);
-        let older = self.links.iter().filter(|(_, peering)| same(peering)).map(|(&conn, _)| conn);
-        for older in older.collect::<Vec<_>>() {
+    /// Of several connections of a decode worker the newest counts: of one process the one it dialled last, of two the
+    /// one that was accepted last.
+    fn accept(&mut self, conn: ConnNumber, from: (usize, u32), now: Instant) {
+        let same = |peering: &Peering| peering.from.is_some_and(|(process, _)| process == from.0);
+        let older = self.links.iter().filter(|(_, peering)| same(peering));
+        let older: Vec<_> = older.map(|(&conn, peering)| (conn, peering.from)).collect();
+        for (older, whose) in older {
+            if whose == Some(from) && older > conn {
+                return self.outbox.push(Output::Parcel(conn, Parcel::Close));
+            }
             self.outbox.push(Output::Parcel(older, Parcel::Close));
             self.down(older, now);
         }
@@ -331,7 +338,7 @@ impl Edge {
         &mut self,
         conn: ConnNumber,
         dialled: Option<Source>,
-        from: Option<usize>,
+        from: Option<(usize, u32)>,
         open: bool,
         now: Instant,
     ) {

@@ -39,6 +39,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("slot is not given back", Checker::Idle, "slots"),
     mistake("room stays after its request", Checker::Idle, "open rooms"),
     mistake("held off for an hour", Checker::Ends, "peer_lost"),
+    mistake("held off for seven seconds", Checker::Ends, "peer_lost"),
     mistake("abort is not passed on", Checker::Idle, "holds"),
     mistake("promised pages are given away", Checker::Assertion, "a promised page is not free"),
     mistake("salt is not compared", Checker::Salts, "not of its salt"),

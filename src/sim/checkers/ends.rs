@@ -129,10 +129,12 @@ impl Entry {
     fn is_explained(&self, cause: Cause, now: Nanos, ample: bool, reasons: &Reasons) -> bool {
         let life = self.begun..now;
         // Legs find out by themselves that time is up, and one of them may hear it of the other.
-        let is_up = || now - self.begun + reasons.skipped(&life, &self.pairs) >= self.patience;
+        let gone = now - self.begun + reasons.skipped(&life, &self.pairs);
+        let is_up = || gone >= self.patience;
         match cause {
             Cause::ClientGone => self.left,
-            Cause::Overloaded => !ample,
+            // Who has little time left is turned away from a line in which it would not last.
+            Cause::Overloaded => !ample || gone + self.served > self.patience,
             Cause::Refused => self.doubled,
             Cause::Deadline => is_up(),
             Cause::PeerLost => reasons.may_lose(&life, &self.pairs),

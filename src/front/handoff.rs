@@ -547,9 +547,15 @@ impl Handoff {
         }
     }
 
-    /// What is to be done for links to other processes.
+    /// What is to be done for links to other processes. What a source's session needs is not, once that has gone: its
+    /// place may be another link's already, whose destination would be told of memory or queue pairs that are not its.
     pub fn poll_remote(&mut self) -> Option<Remote> {
-        self.remote.pop_front()
+        loop {
+            match self.remote.pop_front()? {
+                Remote::BindSource(conn, session) if !self.stands(conn, &session) => {}
+                remote => return Some(remote),
+            }
+        }
     }
 
     /// What destinations of this process offer.
@@ -864,3 +870,6 @@ pub fn random<const N: usize>() -> [u8; N] {
     let _ = getrandom::fill(&mut bytes);
     bytes
 }
+
+#[cfg(test)]
+mod tests;

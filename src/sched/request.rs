@@ -6,6 +6,7 @@
 use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
 use crate::kv::prefix::{Salt, Sequence};
 use crate::model::sampler::SamplingParams;
+use crate::stdx::planted::is_planted;
 use std::time::Instant;
 
 /// What the engine is asked to do.
@@ -50,7 +51,9 @@ pub struct Request {
 impl Request {
     /// Its ids so far, for the prefix cache if it uses one.
     pub fn sequence(&self) -> Option<Sequence<'_>> {
-        self.salt.map(|salt| Sequence { salt, prompt: &self.prompt, output: &self.output })
+        let salt =
+            self.salt.map(|salt| if is_planted("salt is not compared") { Salt::default() } else { salt });
+        salt.map(|salt| Sequence { salt, prompt: &self.prompt, output: &self.output })
     }
 
     /// Most tokens of its prompt that a cache can stand for: the last one is computed, for its logits.

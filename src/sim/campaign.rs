@@ -1,6 +1,7 @@
 //! Seeds one after the other, and what is said of them: `baton sim`.
 
 use super::agenda::{MILLI, SECOND};
+use super::checkers::Checker;
 use super::cluster::{Cluster, Failure, Report};
 use super::plan::{Plan, Scale};
 use crate::config::flags::SimFlags;
@@ -75,7 +76,7 @@ impl Campaign {
 
     /// What is said of a seed that fails, with the command that replays it.
     pub fn tell(&self, seed: u64, failure: &Failure) -> String {
-        let Failure { what, at, room } = failure;
+        let Failure { by, what, at, room } = failure;
         let Scale { prefill, decode, requests, faults } = self.scale;
         let calm = if faults { "" } else { " --calm" };
         let replay = format!(
@@ -83,7 +84,7 @@ impl Campaign {
         );
         let trace = room.map_or(String::new(), |room| format!(" --trace {}", room.0));
         let time = *at as f64 / MILLI as f64;
-        format!("seed {seed} fails at {time:.3} ms: {what}\nreplay: {replay}{trace}")
+        format!("seed {seed} fails at {time:.3} ms ({by:?}): {what}\nreplay: {replay}{trace}")
     }
 }
 
@@ -103,14 +104,14 @@ fn add(sum: &mut Report, report: &Report) {
 /// Runs a plan to its end, or to what is not as it must be; a panic of production is that, too. The lines are
 /// those of the room asked for.
 pub fn run(plan: &Plan, trace: Option<Room>) -> (Result<Report, Failure>, Vec<String>) {
-    let mut cluster = Cluster::new(plan, trace);
-    let result = match catch_unwind(AssertUnwindSafe(|| cluster.run())) {
-        Ok(result) => result,
-        Err(panic) => {
-            let text = panic.downcast_ref::<String>().map(String::as_str);
-            let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
-            Err(cluster.failure(format!("panic: {text}")))
-        }
-    };
-    (result, cluster.story.lines().to_vec())
+    let mut cluster = None;
+    let all = || cluster.insert(Cluster::new(plan, trace)).run();
+    let result = catch_unwind(AssertUnwindSafe(all)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or("no text");
+        let (by, what) = (Checker::Assertion, format!("panic: {text}"));
+        let at = cluster.as_ref().map_or(0, Cluster::now);
+        Err(Failure { by, what, at, room: None })
+    });
+    (result, cluster.map_or_else(Vec::new, |cluster| cluster.story.lines().to_vec()))
 }

@@ -10,7 +10,7 @@ mod network;
 mod requests;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
-use super::checkers::{ends::Ends, idle, pages, shadow::Shadow};
+use super::checkers::{Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow};
 use super::dice::Dice;
 use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
@@ -23,18 +23,15 @@ use crate::cluster::router::Role;
 use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
 use crate::sched::worker::Activity;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use crate::transfer::waiter::Next;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 /// Most happenings of a run: many times what the longest of them takes.
 const EVENTS_MAX: u64 = 20_000_000;
 /// Between two looks at what is overdue.
 const CHECK_EVERY: Nanos = SECOND;
-/// What a request may take beyond its own deadline: a host's silence, a pause, and an answer's way.
-const SLACK: Nanos = 30 * SECOND;
-/// From the last fault until the cluster must serve again: silence is noticed, links are dialled anew.
-const SETTLED: Nanos = 8 * SECOND;
-/// How long a request may take then.
+/// How long a request may take when all is well again.
 const RECOVERED: Nanos = 10 * SECOND;
 /// From the last request's end until nothing of it is held any more but rooms whose request never came.
 const CLEARED: Nanos = 10 * SECOND;
@@ -46,6 +43,8 @@ const RESENT: Nanos = 400 * MILLI;
 /// Something is not as it must be.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Failure {
+    /// Which checker says so.
+    pub by: Checker,
     /// What.
     pub what: String,
     /// When.
@@ -119,6 +118,8 @@ struct Host {
     paused_until: Nanos,
     /// Each thread does.
     stalled_until: [Nanos; 3],
+    /// Its model is slow until then.
+    slow_until: Nanos,
     /// How many times later than others each thread is.
     lags: [u64; 3],
     /// How much later than the cluster's its clock is.
@@ -167,8 +168,8 @@ struct Leg {
 enum Phase {
     /// Requests come and end.
     Working,
-    /// All have ended; the next pair is tried from then on.
-    Recovering { from: Nanos, pair: usize },
+    /// All have ended and nothing that was done is felt any more; the next pair to be tried.
+    Recovering { pair: usize },
     /// All have ended; what is left over must go by itself.
     Idle { since: Nanos },
     /// It has.
@@ -190,10 +191,10 @@ pub struct Cluster<'a> {
     ends: Ends,
     shadow: Shadow,
     phase: Phase,
-    /// From a host to another, nothing arrives.
-    parted: BTreeSet<(usize, usize)>,
-    /// When the last fault is over.
-    calm_from: Nanos,
+    /// From a host to another, nothing arrives until then.
+    parted: BTreeMap<(usize, usize), Nanos>,
+    /// What was done to it.
+    reasons: Reasons,
     /// What happened.
     pub story: Story,
     report: Report,
@@ -216,6 +217,7 @@ impl<'a> Cluster<'a> {
             computes_until: 0,
             paused_until: 0,
             stalled_until: [0; 3],
+            slow_until: 0,
             lags: [1; 3],
             skew: 0,
         };
@@ -229,12 +231,12 @@ impl<'a> Cluster<'a> {
             last_conn: 0,
             legs: BTreeMap::new(),
             flights: Flights::new(plan, base, dice.fork("router")),
-            workload: Workload::new(dice.fork("workload"), plan.patience),
-            ends: Ends::default(),
+            workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
+            ends: Ends::new(plan.is_ample()),
             shadow: Shadow::default(),
             phase: Phase::Working,
-            parted: BTreeSet::new(),
-            calm_from: 0,
+            parted: BTreeMap::new(),
+            reasons: Reasons::default(),
             story: Story::new(trace),
             report: Report::default(),
             asked: 0,
@@ -261,13 +263,13 @@ impl<'a> Cluster<'a> {
             let what = self.agenda.take();
             let went = match what {
                 Some(what) => self.happen(what),
-                None => Err("nothing is to happen any more".into()),
+                None => Err(Finding::new(Checker::Agenda, "nothing is to happen any more")),
             };
             let went = went.and_then(|()| match self.story.events() < EVENTS_MAX {
                 true => Ok(()),
-                false => Err("it goes on and on".into()),
+                false => Err(Finding::new(Checker::Agenda, "it goes on and on")),
             });
-            went.map_err(|what| self.failure(what))?;
+            went.map_err(|finding| self.failure(finding))?;
         }
         self.report.hash = self.story.hash();
         self.report.events = self.story.events();
@@ -275,13 +277,17 @@ impl<'a> Cluster<'a> {
         Ok(self.report.clone())
     }
 
-    /// What to say of a run that has panicked.
-    pub fn failure(&self, what: String) -> Failure {
-        let flight = what.strip_prefix("request ").and_then(|rest| rest.split(' ').next()?.parse().ok());
-        Failure { what, at: self.agenda.now(), room: flight.map(|flight| self.flights.room(flight)) }
+    /// How long it has run.
+    pub fn now(&self) -> Nanos {
+        self.agenda.now()
     }
 
-    fn happen(&mut self, what: Happening) -> Result<(), String> {
+    fn failure(&self, finding: Finding) -> Failure {
+        let Finding { by, request, what } = finding;
+        Failure { by, what, at: self.agenda.now(), room: request.map(|request| self.flights.room(request)) }
+    }
+
+    fn happen(&mut self, what: Happening) -> Checked {
         let now = self.agenda.now();
         match what {
             Happening::Turn { host, life, thread, at } => {
@@ -310,7 +316,7 @@ impl<'a> Cluster<'a> {
             Happening::Fault(fault) => self.go_wrong(fault)?,
             Happening::Restart { host } => self.restart(host),
             Happening::Heal { ways } => self.heal(ways),
-            Happening::Quicken { host, life } => self.slow_down(host, life, 1),
+            Happening::Quicken { host, life } => self.quicken(host, life),
         }
         Ok(())
     }
@@ -318,12 +324,14 @@ impl<'a> Cluster<'a> {
     fn start(&mut self, index: usize) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
-        let mut process = Process::new(host.role, &host.size, self.base).expect("memory for a process");
+        let mut process =
+            Process::new(index, host.role, &host.size, self.base).expect("memory for a process");
         process.edge.begin(process.instant(now + host.skew));
         host.process = Some(process);
         host.life += 1;
         host.due = [Nanos::MAX; 3];
         (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
+        host.slow_until = 0;
         for thread in Thread::ALL {
             let at = now + self.late();
             self.wake(index, thread, at);
@@ -355,16 +363,21 @@ impl<'a> Cluster<'a> {
     }
 
     fn wake_soon(&mut self, index: usize, thread: Thread) {
-        let late = self.late() * self.hosts[index].lags[thread as usize];
-        self.wake(index, thread, self.agenda.now() + late.min(LAG_MAX));
+        self.wake_after(index, thread, self.agenda.now());
     }
 
-    fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Result<(), String> {
+    fn wake_after(&mut self, index: usize, thread: Thread, from: Nanos) {
+        let late = self.late() * self.hosts[index].lags[thread as usize];
+        self.wake(index, thread, from + late.min(LAG_MAX));
+    }
+
+    fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Checked {
         let host = &mut self.hosts[index];
         let Some(process) = &mut host.process else { return Ok(()) };
         let own = now + host.skew;
         let detail = match thread {
             Thread::Engine => {
+                process.edge.hear();
                 let (activity, took) = process.step_engine(own);
                 pages::conserved(index, &process.stats, host.size.pages)?;
                 host.computes_until = now + took;
@@ -384,26 +397,35 @@ impl<'a> Cluster<'a> {
                 if watched {
                     self.shadow.look(process);
                 }
-                let busy = process.step_mover();
-                if watched && busy {
+                let next = process.step_mover();
+                if watched {
                     self.shadow.compare(index, process)?;
                 }
-                if busy {
+                if next != Next::Park || process.take_ring() {
                     self.wake_soon(index, thread);
-                    self.wake_peers(index);
                 }
-                busy.into()
+                if !watched {
+                    self.wake_peers();
+                }
+                next as u64
             }
             Thread::Ctl => {
                 process.attend(true);
                 let instant = process.instant(own);
-                process.edge.turn(&mut Turn { now: instant, nanos: own, conns: &mut self.last_conn });
+                let computes = host.computes_until > now;
+                process.edge.turn(&mut Turn {
+                    now: instant,
+                    nanos: own,
+                    computes,
+                    conns: &mut self.last_conn,
+                })?;
                 process.attend(false);
                 let tick = process.edge.next_tick - host.skew;
                 let outputs = std::mem::take(&mut process.edge.outbox);
                 let sent = outputs.len();
                 outputs.into_iter().for_each(|output| self.dispatch(index, output));
-                self.wake(index, thread, tick);
+                let heard = self.hosts[index].computes_until;
+                self.wake(index, thread, if computes { tick.min(heard) } else { tick });
                 sent as u64
             }
         };
@@ -414,40 +436,41 @@ impl<'a> Cluster<'a> {
             .as_ref()
             .map(|process| process.take_woken().collect())
             .unwrap_or_default();
-        woken.into_iter().for_each(|thread| self.wake_soon(index, thread));
+        // What a step has done is seen when it has taken its time.
+        let from = if thread == Thread::Engine { self.hosts[index].computes_until } else { now };
+        woken.into_iter().for_each(|thread| self.wake_after(index, thread, from));
         Ok(())
     }
 
-    /// What a mover has put where a peer's looks: as a doorbell, or a NIC, has it look.
-    fn wake_peers(&mut self, index: usize) {
-        let linked = |conn: &Conn| {
-            let end = conn.hosts.iter().position(|&host| host == index)?;
-            (conn.open == [true; 2]).then_some(conn.hosts[1 - end])
-        };
-        let peers: Vec<usize> = self.conns.values().filter_map(linked).collect();
-        peers.into_iter().for_each(|peer| self.wake_soon(peer, Thread::Move));
+    /// A source's mover has rung for those of destinations that sleep.
+    fn wake_peers(&mut self) {
+        for peer in self.plan.scale.prefill as usize..self.hosts.len() {
+            if self.hosts[peer].process.as_ref().is_some_and(Process::take_ring) {
+                self.wake_soon(peer, Thread::Move);
+            }
+        }
     }
 
-    fn check(&mut self) -> Result<(), String> {
+    fn check(&mut self) -> Checked {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
-        self.ends.overdue(now)?;
+        self.ends.overdue(now, &self.reasons)?;
         let hosts = &self.hosts;
         self.flights.probe(|host| hosts[host].is_up(now), now);
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
-            Phase::Working if all && self.ends.open() == 0 && now >= self.calm_from => {
+            Phase::Working if all && self.ends.open() == 0 && now >= self.reasons.quiet_from() => {
                 self.phase = match self.plan.is_calm() {
                     true => Phase::Idle { since: now },
-                    false => Phase::Recovering { from: now + SETTLED, pair: 0 },
+                    false => Phase::Recovering { pair: 0 },
                 };
             }
-            Phase::Recovering { from, pair } if now >= from && self.ends.open() == 0 => {
+            Phase::Recovering { pair } if self.ends.open() == 0 => {
                 let (prefill, decode) = (self.plan.scale.prefill as usize, self.plan.scale.decode as usize);
                 self.phase = match pair < prefill * decode {
                     true => {
                         self.begin(Some([pair % prefill, prefill + pair / prefill]), true)?;
-                        Phase::Recovering { from, pair: pair + 1 }
+                        Phase::Recovering { pair: pair + 1 }
                     }
                     false => Phase::Idle { since: now },
                 };
@@ -455,16 +478,11 @@ impl<'a> Cluster<'a> {
             Phase::Working | Phase::Recovering { .. } | Phase::Over => {}
             Phase::Idle { since } => {
                 let rooms_gone = CLEARED + EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
-                if self.flights.booked() > 0 {
-                    return Err(format!(
-                        "{} sequences are charged to workers when idle",
-                        self.flights.booked()
-                    ));
-                }
+                idle::charges_nothing(self.flights.booked())?;
                 match (self.all(idle::holds_nothing), self.all(idle::has_no_rooms)) {
                     (Ok(()), Ok(())) => self.phase = Phase::Over,
-                    (Err(what), _) if now - since > CLEARED => return Err(what),
-                    (_, Err(what)) if now - since > rooms_gone => return Err(what),
+                    (Err(held), _) if now - since > CLEARED => return Err(held),
+                    (_, Err(known)) if now - since > rooms_gone => return Err(known),
                     _ => {}
                 }
             }
@@ -473,7 +491,7 @@ impl<'a> Cluster<'a> {
     }
 
     /// Whether something is true of all processes.
-    fn all(&self, holds: impl Fn(usize, &Process) -> Result<(), String>) -> Result<(), String> {
+    fn all(&self, holds: impl Fn(usize, &Process) -> Checked) -> Checked {
         let hosts = self.hosts.iter().enumerate();
         let mut running = hosts.filter_map(|(index, host)| Some((index, host.process.as_ref()?)));
         running.try_for_each(|(index, process)| holds(index, process))

@@ -6,7 +6,8 @@
 //! how long they take (`cluster`).
 
 use super::agenda::Nanos;
-use super::checkers::shadow::Grants;
+use super::checkers::shadow::{Grant, Grants};
+use super::checkers::{Checked, Checker, Finding, salts::Salts, tokens};
 use super::process::WORKER;
 use super::router::{Answer, LegName};
 use super::workload::Order;
@@ -16,6 +17,7 @@ use crate::front::handoff::{
     DestinationSession, Handoff, Link, Remote, Role as MemberRole, Source, SourceSession, prompt_of, rank,
 };
 use crate::ids::{RequestId, Room};
+use crate::kv::prefix::Salt;
 use crate::limits::{PEER_PING_EVERY, PEER_SILENCE_MAX};
 use crate::net::ConnId;
 use crate::sched::mailbox::{Event, Outcome};
@@ -83,8 +85,10 @@ pub enum Input {
     Accepted {
         /// The connection.
         conn: ConnNumber,
-        /// Which worker's process it is.
+        /// Which worker's process it is,
         from: usize,
+        /// and how many there were at its place before.
+        life: u32,
     },
     /// A connection that was dialled stands and is proven, or is not to be had.
     Dialled(ConnNumber, bool),
@@ -125,8 +129,8 @@ pub enum Output {
 struct Peering {
     /// Whom this process has dialled.
     dialled: Option<Source>,
-    /// Which process has dialled this one.
-    from: Option<usize>,
+    /// Which process has dialled this one, in which of its lives.
+    from: Option<(usize, u32)>,
     open: bool,
     heard: Instant,
     next_ping: Instant,
@@ -135,8 +139,9 @@ struct Peering {
 #[derive(Debug)]
 struct Leg {
     name: LegName,
-    room: Room,
     slot: Slot,
+    salt: Salt,
+    prompt: Vec<u32>,
     /// What the engine must tell, and has not told.
     expected: VecDeque<u32>,
     /// What prefill answers once its KV is with the destination.
@@ -149,8 +154,11 @@ struct Leg {
 /// Everything that `ctl` owns.
 #[derive(Debug)]
 pub struct Edge {
+    process: usize,
     handoff: Handoff,
     events: Receiver<Event>,
+    /// Of them, those that were told before the step that the engine computes.
+    told: VecDeque<Event>,
     /// What has come and was not taken in.
     pub inbox: VecDeque<Input>,
     /// What is to be sent.
@@ -162,6 +170,7 @@ pub struct Edge {
     calling: BTreeMap<ConnNumber, (DestinationSession, ShmCursor)>,
     legs: BTreeMap<RequestId, Leg>,
     grants: Grants,
+    salts: Salts,
     next_request: u64,
     next_token: u64,
     /// When overdue things are looked for.
@@ -181,16 +190,21 @@ pub struct Turn<'a> {
     pub now: Instant,
     /// The same.
     pub nanos: Nanos,
+    /// The engine's step has not taken its time yet: what it tells is to come.
+    pub computes: bool,
     /// The last connection's number.
     pub conns: &'a mut ConnNumber,
 }
 
 impl Edge {
-    /// A process without links. `events` are its engine's.
-    pub fn new(handoff: Handoff, events: Receiver<Event>) -> Edge {
+    /// A process of this number, without links. `events` are its engine's.
+    pub fn new(process: usize, handoff: Handoff, events: Receiver<Event>) -> Edge {
+        let page_size = handoff.worker(WORKER).layout().page_size;
         Edge {
+            process,
             handoff,
             events,
+            told: VecDeque::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
             links: BTreeMap::new(),
@@ -198,6 +212,7 @@ impl Edge {
             calling: BTreeMap::new(),
             legs: BTreeMap::new(),
             grants: Grants::new(),
+            salts: Salts::new(page_size),
             next_request: 0,
             next_token: 0,
             next_tick: 0,
@@ -222,12 +237,18 @@ impl Edge {
     }
 
     /// One turn, in the order of `front::service`.
-    pub fn turn(&mut self, turn: &mut Turn<'_>) {
+    ///
+    /// # Errors
+    /// What the engine told and could not rightly tell.
+    pub fn turn(&mut self, turn: &mut Turn<'_>) -> Checked {
         while let Some(input) = self.inbox.pop_front() {
             self.take(input, turn.now);
         }
-        while let Ok(event) = self.events.try_recv() {
-            self.event(event, turn.now);
+        if !turn.computes {
+            self.hear();
+        }
+        while let Some(event) = self.told.pop_front() {
+            self.event(event, turn.now)?;
         }
         self.handoff.turn(turn.now);
         if turn.nanos >= self.next_tick {
@@ -238,12 +259,18 @@ impl Edge {
         while let Some(remote) = self.handoff.poll_remote() {
             self.serve(remote, turn);
         }
+        Ok(())
+    }
+
+    /// What the engine has told so far was told in time.
+    pub fn hear(&mut self) {
+        self.told.extend(self.events.try_iter());
     }
 
     fn take(&mut self, input: Input, now: Instant) {
         match input {
             Input::Parcel(conn, parcel) => self.receive(conn, parcel, now),
-            Input::Accepted { conn, from } => self.accept(conn, from, now),
+            Input::Accepted { conn, from, life } => self.accept(conn, (from, life), now),
             Input::Dialled(conn, stands) => self.dialled(conn, stands, now),
             Input::Called(conn, token, shown) => {
                 let answer = self.called(token, shown);
@@ -279,11 +306,16 @@ impl Edge {
         }
     }
 
-    /// Of several connections of a decode worker the newest counts.
-    fn accept(&mut self, conn: ConnNumber, from: usize, now: Instant) {
-        let same = |peering: &Peering| peering.from == Some(from);
-        let older = self.links.iter().filter(|(_, peering)| same(peering)).map(|(&conn, _)| conn);
-        for older in older.collect::<Vec<_>>() {
+    /// Of several connections of a decode worker the newest counts: of one process the one it dialled last, of two the
+    /// one that was accepted last.
+    fn accept(&mut self, conn: ConnNumber, from: (usize, u32), now: Instant) {
+        let same = |peering: &Peering| peering.from.is_some_and(|(process, _)| process == from.0);
+        let older = self.links.iter().filter(|(_, peering)| same(peering));
+        let older: Vec<_> = older.map(|(&conn, peering)| (conn, peering.from)).collect();
+        for (older, whose) in older {
+            if whose == Some(from) && older > conn {
+                return self.outbox.push(Output::Parcel(conn, Parcel::Close));
+            }
             self.outbox.push(Output::Parcel(older, Parcel::Close));
             self.down(older, now);
         }
@@ -306,7 +338,7 @@ impl Edge {
         &mut self,
         conn: ConnNumber,
         dialled: Option<Source>,
-        from: Option<usize>,
+        from: Option<(usize, u32)>,
         open: bool,
         now: Instant,
     ) {
@@ -467,7 +499,12 @@ impl Edge {
             self.outbox.push(Output::Answer(name, refused));
             return;
         };
-        let max_new = if name.role == Role::Prefill { 1 } else { order.max_new };
+        let (max_new, salt) = match name.role {
+            Role::Prefill => (1, order.salt),
+            // As where no key proves sources.
+            Role::Decode => (order.max_new, order.salt.of(&address_of(source).to_string())),
+        };
+        self.salts.brought(salt, &order.prompt, &order.expected);
         let pages = worker.layout().pages_for(order.prompt.len() as u32 + max_new) as usize;
         self.next_request += 1;
         let request = Request {
@@ -476,11 +513,11 @@ impl Edge {
             room,
             slot: slot.id,
             generation: slot.generation,
-            prompt: order.prompt,
+            prompt: order.prompt.clone(),
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
-            salt: Some(order.salt),
+            salt: Some(salt),
             sampling: order.sampling,
             top_logprobs: 0,
             max_new,
@@ -490,21 +527,33 @@ impl Edge {
             stamps: Stamps::new(now),
         };
         let expected = order.expected.into_iter().take(max_new as usize).collect();
-        let leg = Leg { name, room, slot, expected, held: None, finished: false, muted: false };
+        let leg = Leg {
+            name,
+            slot,
+            salt,
+            prompt: order.prompt,
+            expected,
+            held: None,
+            finished: false,
+            muted: false,
+        };
         self.legs.insert(request.id, leg);
         let source = (name.role == Role::Decode).then(|| Source::Remote(address_of(source)));
         self.handoff.submit(Box::new(request), source.as_ref(), now);
     }
 
     /// The engine tells, as to `front::generations`.
-    fn event(&mut self, event: Event, now: Instant) {
+    fn event(&mut self, event: Event, now: Instant) -> Checked {
+        let wrong = |leg: &Leg, what| Err(Finding::about(Checker::Events, leg.name.flight, what));
         match event {
             Event::Token { request, sampled, .. } => {
-                let Some(leg) = self.legs.get_mut(&request) else { return };
-                assert!(!leg.finished, "a token after the end");
+                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+                if leg.finished {
+                    return wrong(leg, "a token after the end");
+                }
                 // Also of what nobody listens to any more.
                 let right = leg.expected.pop_front();
-                assert_eq!(Some(sampled.token), right, "an engine's token in room {}", leg.room);
+                tokens::next(leg.name.flight, self.process, sampled.token, right)?;
                 match leg.name.role {
                     Role::Prefill => leg.held = Some(sampled.token),
                     Role::Decode if !leg.muted => {
@@ -516,14 +565,36 @@ impl Edge {
             Event::Expecting { worker, slot, generation, tokens, .. } => {
                 let worker_of = self.handoff.worker(worker);
                 let layout = worker_of.layout();
-                let pages = (tokens.start / layout.page_size)..layout.pages_for(tokens.end);
-                let pages = pages.map(|index| worker_of.lists().page(slot, index as usize)).collect();
-                self.grants.insert(slot, (generation, pages));
+                let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot, generation);
+                let Some(leg) = self.legs.values().find(same) else {
+                    return Err(Finding::new(
+                        Checker::Events,
+                        "pages were leased for a leg that is released",
+                    ));
+                };
+                self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
+                let first = (tokens.start / layout.page_size) as usize;
+                let pages = first..layout.pages_for(tokens.end) as usize;
+                let grant = Grant {
+                    generation,
+                    request: leg.name.flight,
+                    prompt: leg.prompt.clone(),
+                    tokens: tokens.clone(),
+                    first,
+                    pages: pages.map(|index| worker_of.lists().page(slot, index)).collect(),
+                };
+                self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
-            Event::Finished { request, outcome, .. } => {
-                let Some(leg) = self.legs.get_mut(&request) else { return };
-                assert!(!std::mem::replace(&mut leg.finished, true), "a request ended twice");
+            Event::Finished { request, outcome, cached_tokens, .. } => {
+                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+                // Decode tells what its source found.
+                if leg.name.role == Role::Prefill {
+                    self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached_tokens)?;
+                }
+                if std::mem::replace(&mut leg.finished, true) {
+                    return wrong(leg, "a leg ended twice");
+                }
                 let (slot, name, muted) = (leg.slot, leg.name, leg.muted);
                 let failure = match outcome {
                     Outcome::Failed(cause) => Some(cause),
@@ -541,12 +612,18 @@ impl Edge {
                 let slot = Slot { id: request.slot, generation: request.generation };
                 self.grants.remove(&slot.id);
                 self.handoff.released(WORKER, slot);
-                let leg = self.legs.remove(&request.id);
-                assert!(leg.is_some_and(|leg| leg.finished), "a request was released before it ended");
-                assert!(request.pages.is_empty(), "a request was released with pages");
+                match self.legs.remove(&request.id) {
+                    None => return Err(Finding::new(Checker::Events, "a leg was released twice")),
+                    Some(leg) if !leg.finished => return wrong(&leg, "a leg was released before it ended"),
+                    Some(leg) if !request.pages.is_empty() => {
+                        return wrong(&leg, "a leg was released with pages");
+                    }
+                    Some(_) => {}
+                }
             }
             Event::Flushed { .. } => {}
         }
+        Ok(())
     }
 
     /// Rooms or slots of the protocol that are not over.

@@ -48,6 +48,31 @@ fn written(before: u64, token: u32, position: u32, layer: u32) -> (u64, u64) {
     (hash, !hash)
 }
 
+/// All KV of a sequence, as it must be.
+#[derive(Debug)]
+pub struct Written(Vec<[(u64, u64); LAYERS as usize]>);
+
+impl Written {
+    /// By these tokens.
+    pub fn of(tokens: &[u32]) -> Written {
+        let mut keys = [0; LAYERS as usize];
+        let token = |(position, &token): (usize, &u32)| {
+            std::array::from_fn(|layer| {
+                let pair = written(keys[layer], token, position as u32, layer as u32);
+                keys[layer] = pair.0;
+                pair
+            })
+        };
+        Written(tokens.iter().enumerate().map(token).collect())
+    }
+
+    /// Of the token at `position`.
+    pub fn at(&self, position: u32, layer: u32, which: KeyValue) -> u64 {
+        let (key, value) = self.0[position as usize][layer as usize];
+        if which == KeyValue::Key { key } else { value }
+    }
+}
+
 /// The hash over KV, from which logits come.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold {

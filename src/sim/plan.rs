@@ -37,6 +37,8 @@ pub struct Size {
     pub slots: usize,
     /// Room in its engine's ring of commands.
     pub commands: usize,
+    /// Turns without work that its mover takes before it parks.
+    pub spins: u32,
     /// How long the model takes for a token.
     pub token: Nanos,
 }
@@ -60,8 +62,10 @@ pub struct Plan {
     pub delay: (Nanos, Nanos),
     /// How late a thread is, as a rule at most.
     pub lateness: Nanos,
-    /// How long a request may take.
+    /// How long a request may take,
     pub patience: Nanos,
+    /// and some of them.
+    pub haste: Nanos,
     /// How often it is tried again.
     pub retries: u32,
     /// What is done to it.
@@ -103,7 +107,8 @@ impl Plan {
             gap,
             delay: (delay / 4, delay),
             lateness: dice.pick(&[10 * MICRO, 100 * MICRO, MILLI]),
-            patience: if scale.faults {
+            patience: if scale.faults { 40 * SECOND } else { 300 * SECOND },
+            haste: if scale.faults {
                 faulty.pick(&[500 * MILLI, 5 * SECOND, 40 * SECOND])
             } else {
                 300 * SECOND
@@ -112,6 +117,13 @@ impl Plan {
             retries: faulty.pick(&[0, RETRIES_DEFAULT]),
             faults,
         }
+    }
+
+    /// Whether workers have places for all requests.
+    pub fn is_ample(&self) -> bool {
+        let places =
+            |size: &Size| size.slots > self.scale.requests as usize && size.commands > 4 * size.slots;
+        places(&self.prefill) && places(&self.decode)
     }
 
     /// Whether nothing is done to the cluster that could make a request fail.
@@ -128,5 +140,5 @@ fn size(config: SchedConfig, scale: Scale, dice: &mut Dice, faulty: &mut Dice) -
     // Where some may be refused, also few places and a ring that is full now and then.
     let slots = if scale.faults { faulty.pick(&[3, 8, most]) } else { most };
     let commands = if scale.faults { faulty.pick(&[2, 8, slots * 4 + 64]) } else { slots * 4 + 64 };
-    Size { config, pages, slots, commands, token: dice.within(MICRO, 20 * MICRO) }
+    Size { config, pages, slots, commands, spins: dice.pick(&[1, 3]), token: dice.within(MICRO, 20 * MICRO) }
 }

@@ -32,7 +32,7 @@ use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
-use crate::transfer::waiter::Turns;
+use crate::transfer::waiter::{Next, Round};
 use crate::wire::message::{Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
 use std::io;
@@ -42,8 +42,8 @@ use std::time::{Duration, Instant};
 
 /// The only worker of a process.
 pub const WORKER: WorkerId = WorkerId(0);
-/// Sessions of a worker: a few more than there are workers, so that restarts do not use them up.
-const SESSIONS: usize = 16;
+/// Sessions of a worker: twice the most workers of the other role, so that restarts do not use them up.
+const SESSIONS: usize = 32;
 /// All workers are on one.
 const HOST: HostId = HostId([7; 16]);
 
@@ -73,6 +73,10 @@ pub struct Process {
     pub memory: Memory,
     engine: Engine,
     mover: Mover,
+    round: Round,
+    /// What rings for the mover, from inside and from peers.
+    doorbell: EventCounter,
+    sleeps: bool,
     watch: Arc<Watch>,
     bells: [Arc<Bell>; 3],
     /// A bit for each thread that was woken.
@@ -81,17 +85,24 @@ pub struct Process {
 }
 
 impl Process {
-    /// A process that has just started. `base` is the beginning of time.
-    pub fn new(role: Role, size: &Size, base: Instant) -> io::Result<Process> {
+    /// The process of this number, just started. `base` is the beginning of time.
+    pub fn new(index: usize, role: Role, size: &Size, base: Instant) -> io::Result<Process> {
         let woken: Arc<AtomicU8> = Arc::default();
-        let bells = Thread::ALL.map(|thread| {
+        let doorbell = EventCounter::new()?;
+        let wake = |thread: Thread| {
             let woken = woken.clone();
-            let bell = Bell::new(move || {
+            move || {
                 woken.fetch_or(1 << thread as u8, Ordering::Relaxed);
-            });
-            bell.announce();
-            Arc::new(bell)
-        });
+            }
+        };
+        let (of_mover, ring) = (wake(Thread::Move), doorbell.duplicate()?);
+        let ring_mover = move || {
+            of_mover();
+            ring.signal();
+        };
+        let bells = [Bell::new(wake(Thread::Ctl)), Bell::new(wake(Thread::Engine)), Bell::new(ring_mover)]
+            .map(Arc::new);
+        [Thread::Ctl, Thread::Engine].into_iter().for_each(|thread| bells[thread as usize].announce());
         let memory = memory(size)?;
         let status = Arc::new(StatusTable::new(size.slots));
         let (commands, commands_in) = channel::bounded(size.commands);
@@ -100,7 +111,7 @@ impl Process {
         let worker = Worker::new(WORKER, Ring::new(commands, engine_bell), status.clone(), memory.clone());
         let Cores { scheduler, stats, mover, role, reports } = match role {
             Role::Prefill => prefill(size, &memory, &status, &bells),
-            Role::Decode => decode(size, &memory, &status, &bells)?,
+            Role::Decode => decode(size, &memory, &status, &bells, doorbell.duplicate()?),
         };
         let members = vec![Member { worker, role, reports: Some(reports) }];
         let offer = Offer { transports: vec![Transport::Shm], host: HOST, data: None, lanes: 1 };
@@ -110,11 +121,14 @@ impl Process {
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
         Ok(Process {
-            edge: Edge::new(Handoff::new(members, offer), events),
+            edge: Edge::new(index, Handoff::new(members, offer), events),
             stats,
             memory,
             engine: Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock)),
             mover,
+            round: Round::new(size.spins),
+            doorbell,
+            sleeps: false,
             watch,
             bells,
             woken,
@@ -136,12 +150,29 @@ impl Process {
         (activity, self.watch.now_ns.load(Ordering::Relaxed) - now)
     }
 
-    /// One turn of the mover. True when something was done.
-    pub fn step_mover(&mut self) -> bool {
-        self.bells[Thread::Move as usize].dismiss();
-        let busy = self.mover.step();
-        self.bells[Thread::Move as usize].announce();
-        busy
+    /// One step of the mover's loop, after a sleep if it has slept. What comes next; it sleeps for as long as nothing
+    /// rings, where production looks after a second by itself: a wake-up that is lost is to be seen.
+    pub fn step_mover(&mut self) -> Next {
+        let bell = &self.bells[Thread::Move as usize];
+        if std::mem::take(&mut self.sleeps) {
+            self.round.rise(&mut self.mover, bell);
+            self.doorbell.clear();
+        }
+        let next = self.round.step(&mut self.mover, bell);
+        match next {
+            Next::Turn | Next::Spin => {}
+            Next::Rise => {
+                self.round.rise(&mut self.mover, bell);
+                self.doorbell.clear();
+            }
+            Next::Park => self.sleeps = true,
+        }
+        next
+    }
+
+    /// Whether something has rung for the mover while it sleeps; asked once, since then it wakes.
+    pub fn take_ring(&self) -> bool {
+        self.sleeps && self.doorbell.clear()
     }
 
     /// `ctl` is at work, or parks.
@@ -194,7 +225,8 @@ fn decode(
     memory: &Memory,
     status: &Arc<StatusTable>,
     bells: &[Arc<Bell>; 3],
-) -> io::Result<Cores> {
+    doorbell: EventCounter,
+) -> Cores {
     let Rings { links, handle, commands, reports } =
         Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
     let right = MoverRight::for_mover_thread();
@@ -202,14 +234,13 @@ fn decode(
     let scheduler = DecodeWorker::new(WORKER, size.config, kv(memory), handle);
     let manager = DestinationManager::new(identity(size, memory), status.clone(), SESSIONS);
     let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
-    let doorbell = EventCounter::new()?;
-    Ok(Cores {
+    Cores {
         stats: scheduler.stats().clone(),
         scheduler: Box::new(scheduler),
         mover: Mover { sources: Vec::new(), destinations: vec![destination] },
         role: MemberRole::Decode { manager: Box::new(manager), mover, doorbell },
         reports,
-    })
+    }
 }
 
 fn memory(size: &Size) -> io::Result<Memory> {

@@ -1,8 +1,10 @@
-//! What happened: a hash over all of it, by which a replay proves to be one, and the lines of one room.
+//! What happened: a hash over all of it, by which a replay proves to be one, and the lines of one room
+//! and of the faults.
 
 use super::agenda::{MICRO, Nanos};
 use super::model::mix;
 use crate::ids::Room;
+use std::fmt::Debug;
 
 /// What happened so far.
 #[derive(Debug)]
@@ -39,6 +41,14 @@ impl Story {
         if self.trace.is_some() && self.trace == room {
             let time = at as f64 / (1000 * MICRO) as f64;
             self.lines.push(format!("{time:12.3} ms  {place} {index}: {what} ({detail})"));
+        }
+    }
+
+    /// Something is done to the cluster, which may concern any room.
+    pub fn tell_of_fault(&mut self, at: Nanos, fault: &impl Debug) {
+        if self.trace.is_some() {
+            let time = at as f64 / (1000 * MICRO) as f64;
+            self.lines.push(format!("{time:12.3} ms  {fault:?}"));
         }
     }
 

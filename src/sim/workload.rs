@@ -7,6 +7,7 @@ use super::model::{Fold, VOCAB};
 use super::plan::{ANSWER_MAX, PROMPT_MAX};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::{Context, Sampler, SamplingParams};
+use std::collections::VecDeque;
 
 /// One request.
 #[derive(Clone, Debug)]
@@ -44,20 +45,33 @@ impl Order {
     }
 }
 
-/// Draws requests, many of which begin alike.
+/// Conversations that may go on.
+const CONVERSATIONS: usize = 16;
+
+/// Draws requests, many of which begin alike, and some of which go on where an answer has ended.
 #[derive(Debug)]
 pub struct Workload {
     dice: Dice,
     stems: Vec<Vec<u32>>,
+    /// Prompts with their answers, the oldest first, and whose they are.
+    past: VecDeque<(Vec<u32>, Salt)>,
     sampler: Sampler,
     patience: Nanos,
+    haste: Nanos,
 }
 
 impl Workload {
-    /// Of requests that wait so long.
-    pub fn new(mut dice: Dice, patience: Nanos) -> Workload {
+    /// Of requests that wait as long as `patience`, one in four as long as `haste`.
+    pub fn new(mut dice: Dice, patience: Nanos, haste: Nanos) -> Workload {
         let stems = (0..3).map(|_| ids(&mut dice, PROMPT_MAX)).collect();
-        Workload { dice, stems, sampler: Sampler::new(VOCAB as usize), patience }
+        Workload {
+            dice,
+            stems,
+            past: VecDeque::new(),
+            sampler: Sampler::new(VOCAB as usize),
+            patience,
+            haste,
+        }
     }
 
     /// The next request.
@@ -73,8 +87,17 @@ impl Workload {
         let frequency_penalty = dice.pick(&[0.0, 1.0]);
         let sampling = SamplingParams { temperature, seed, frequency_penalty, ..SamplingParams::GREEDY };
         let stop_tokens = if dice.one_in(4) { ids(dice, 2) } else { Vec::new() };
-        let salt = Salt(if dice.one_in(5) { dice.within(1, 2).into() } else { 0 });
+        let mut salt = Salt(if dice.one_in(5) { dice.within(1, 2).into() } else { 0 });
         let max_new = dice.number(1, ANSWER_MAX);
+        if dice.one_in(3)
+            && let Some((past, whose)) = self.past.get(dice.draw() as usize % CONVERSATIONS)
+            && past.len() < PROMPT_MAX as usize
+        {
+            let said = dice.number(1, PROMPT_MAX - past.len() as u32);
+            prompt = past.clone();
+            prompt.extend(ids(dice, said));
+            salt = *whose;
+        }
         let mut order = Order {
             prompt,
             max_new,
@@ -82,10 +105,14 @@ impl Workload {
             stop_tokens,
             resumed: 0,
             salt,
-            patience: self.patience,
+            patience: if dice.one_in(4) { self.haste } else { self.patience },
             expected: Vec::new(),
         };
         order.expected = self.answer(&order);
+        self.past.push_back((order.prompt.iter().chain(&order.expected).copied().collect(), salt));
+        if self.past.len() > CONVERSATIONS {
+            self.past.pop_front();
+        }
         order
     }
 

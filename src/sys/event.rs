@@ -37,11 +37,12 @@ impl EventCounter {
         let _ = unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    /// Sets the counter to zero.
-    pub fn clear(&self) {
+    /// Sets the counter to zero. True when it was not.
+    pub fn clear(&self) -> bool {
         let mut count = [0u8; 8];
         // SAFETY: eight writable bytes.
-        let _ = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        let read = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        read > 0
     }
 }
 

@@ -5,6 +5,7 @@
 //! look once more. Not here: what a turn does.
 
 use crate::stdx::bell::Bell;
+use crate::stdx::planted::is_planted;
 use crate::stdx::seal::seal_thread;
 use crate::sys::event::{EventCounter, Interest, WaitSet};
 use std::io;
@@ -25,6 +26,78 @@ pub trait Turns {
 
     /// Has whatever brings work from outside this process wake the thread, or no longer.
     fn park(&mut self, parked: bool);
+}
+
+/// What comes after a step of a [`Round`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Next {
+    /// A turn.
+    Turn,
+    /// The same, after the shortest of pauses.
+    Spin,
+    /// Sleep until something rings, then [`Round::rise`].
+    Park,
+    /// [`Round::rise`] at once: there was something left to do.
+    Rise,
+}
+
+/// Where in its loop a thread is: turns, then none to take, then about to park. Apart from the thread and its sleep, so
+/// that a simulation goes through the same steps, and other threads between any two of them.
+#[derive(Debug)]
+pub struct Round {
+    spins: u32,
+    stage: Stage,
+}
+
+#[derive(Debug)]
+enum Stage {
+    /// Takes turns, the last so many of them without work.
+    Turning { idle: u32 },
+    /// Has none to take, and is about to say so.
+    Tired,
+    /// Has said so, and looks once more.
+    Looking,
+}
+
+impl Round {
+    /// A loop that takes `spins` turns without work before it parks.
+    pub fn new(spins: u32) -> Round {
+        Round { spins, stage: Stage::Turning { idle: 0 } }
+    }
+
+    /// A turn, or the announcement that there will be none.
+    pub fn step(&mut self, turns: &mut impl Turns, bell: &Bell) -> Next {
+        match &mut self.stage {
+            Stage::Turning { idle } => {
+                *idle = if turns.step() { 0 } else { *idle + 1 };
+                match *idle {
+                    0 => Next::Turn,
+                    idle if idle < self.spins => Next::Spin,
+                    _ => {
+                        self.stage = Stage::Tired;
+                        Next::Turn
+                    }
+                }
+            }
+            Stage::Tired => {
+                turns.park(true);
+                // Its fence comes after what sessions have said, too.
+                bell.announce();
+                self.stage = Stage::Looking;
+                Next::Turn
+            }
+            Stage::Looking if is_planted("thread parks without a last look") => Next::Park,
+            Stage::Looking if turns.step() => Next::Rise,
+            Stage::Looking => Next::Park,
+        }
+    }
+
+    /// Awake again.
+    pub fn rise(&mut self, turns: &mut impl Turns, bell: &Bell) {
+        bell.dismiss();
+        turns.park(false);
+        self.stage = Stage::Turning { idle: 0 };
+    }
 }
 
 /// Where a thread parks and what wakes it.
@@ -53,27 +126,19 @@ impl Waiter {
     /// The thread function: turns until `stop`, parked when there is nothing to do.
     pub fn run(&self, turns: &mut impl Turns, stop: &AtomicBool) {
         let _seal = seal_thread();
-        let mut idle = 0;
+        let mut round = Round::new(self.spins);
         while !stop.load(Ordering::Relaxed) {
-            if turns.step() {
-                idle = 0;
-                continue;
+            match round.step(turns, &self.bell) {
+                Next::Turn => continue,
+                Next::Spin => {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                Next::Park if !stop.load(Ordering::Relaxed) => self.set.wait(PARK_MAX),
+                Next::Park | Next::Rise => {}
             }
-            idle += 1;
-            if idle < self.spins {
-                std::hint::spin_loop();
-                continue;
-            }
-            turns.park(true);
-            // Its fence comes after what sessions have said, too.
-            self.bell.announce();
-            if !turns.step() && !stop.load(Ordering::Relaxed) {
-                self.set.wait(PARK_MAX);
-            }
-            self.bell.dismiss();
-            turns.park(false);
+            round.rise(turns, &self.bell);
             self.doorbell.clear();
-            idle = 0;
         }
     }
 }

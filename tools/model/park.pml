@@ -1,4 +1,4 @@
-/* How a mover parks and who wakes it: src/stdx/bell.rs, Waiter::run in src/transfer/waiter.rs, the word PARKED of
+/* How a mover parks and who wakes it: src/stdx/bell.rs, Round::step in src/transfer/waiter.rs, the word PARKED of
  * src/transfer/transport/shm/ring.rs.
  *
  * The listener is a mover. One ringer is a thread of its process, which rings its bell; the other is a source in another
@@ -12,8 +12,8 @@
  *   NO_RINGER_FENCE    the ringer fences between its work and its look at `parked`          Bell::ring
  *   NO_OFFER_FENCE     the source fences between its offer and its look at PARKED           Writer::write
  *   NO_LISTENER_FENCE  the listener fences between `parked` and its last look for work      Bell::announce
- *   NO_LAST_LOOK       the listener looks once more before it waits                         Waiter::run
- *   NO_PARK_FIRST      sessions say that they park before that fence, not behind it         Waiter::run
+ *   NO_LAST_LOOK       the listener looks once more before it waits                         Round::step
+ *   NO_PARK_FIRST      sessions say that they park before that fence, not behind it         Round::step
  *   NO_LASTING_WAKE    a wake-up just before the wait begins ends it too (eventfd)          Waiter::new
  *   NO_CLEAR_FIRST     the doorbell is cleared before that look, not between it and the wait Waiter::run
  */

@@ -1,55 +1,110 @@
-//! Every request ends, once and in time; and well, where nothing was done to it.
+//! Every request ends, once and in time; and well, unless something that was done to it explains how it failed.
 
+use super::reasons::Reasons;
+use super::{Checked, Checker, Finding};
 use crate::cause::Cause;
 use crate::sched::mailbox::Outcome;
-use crate::sim::agenda::Nanos;
+use crate::sim::agenda::{MILLI, Nanos, SECOND};
 
-/// What requests may end with where processes die, links break, and places are few.
-const HAPPENS: &[Cause] = &[
-    Cause::ClientGone,
-    Cause::Refused,
-    Cause::Overloaded,
-    Cause::PeerLost,
-    Cause::Deadline,
-    Cause::OtherLeg,
-    Cause::Flushed,
-];
+/// How long a request takes at most where nothing goes wrong, and how much longer for each that came before it and has
+/// not ended.
+const SERVED: (Nanos, Nanos) = (10 * SECOND, 50 * MILLI);
+/// From the end of a request's time until its client has heard of that.
+const ANSWERED: Nanos = 2 * SECOND;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Entry {
-    until: Nanos,
-    ended: bool,
-    /// Nothing is done to it that could make it fail.
+    begun: Nanos,
+    patience: Nanos,
+    /// How long it may take in calm.
+    served: Nanos,
+    over: bool,
+    /// The workers it was sent to.
+    pairs: Vec<[usize; 2]>,
+    /// One of its legs was sent twice.
+    doubled: bool,
+    /// Its client went away.
+    left: bool,
+    /// Nobody else is in its way, either.
     must_succeed: bool,
 }
 
+impl Entry {
+    /// Until when it has to be over.
+    fn due(&self, reasons: &Reasons) -> Nanos {
+        self.begun.max(reasons.quiet_from()) + self.served.min(self.patience + ANSWERED)
+    }
+}
+
 /// All requests so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Ends {
     entries: Vec<Entry>,
     open: usize,
+    /// Workers have places for all requests.
+    ample: bool,
 }
 
 impl Ends {
-    /// The next request has begun, and has to be over by `until`.
-    pub fn begun(&mut self, until: Nanos, must_succeed: bool) {
-        self.entries.push(Entry { until, ended: false, must_succeed });
+    /// No requests. `ample` says whether workers have places for all of them.
+    pub fn new(ample: bool) -> Ends {
+        Ends { entries: Vec::new(), open: 0, ample }
+    }
+
+    /// The next request has begun, and waits so long.
+    pub fn begun(&mut self, begun: Nanos, patience: Nanos, must_succeed: bool) {
+        let served = SERVED.0 + SERVED.1 * self.open as Nanos;
+        self.entries.push(Entry {
+            begun,
+            patience,
+            served,
+            over: false,
+            pairs: Vec::new(),
+            doubled: false,
+            left: false,
+            must_succeed,
+        });
         self.open += 1;
     }
 
+    /// A request was sent to these workers.
+    pub fn placed(&mut self, id: usize, pair: [usize; 2]) {
+        self.entries[id].pairs.push(pair);
+    }
+
+    /// One of its legs was sent twice: a room that is open is refused to the newcomer.
+    pub fn doubled(&mut self, id: usize) {
+        self.entries[id].doubled = true;
+    }
+
+    /// Its client goes away.
+    pub fn left(&mut self, id: usize) {
+        self.entries[id].left = true;
+    }
+
     /// A request is over for its client.
-    pub fn ended(&mut self, id: usize, how: Result<Outcome, Cause>) -> Result<(), String> {
+    pub fn ended(
+        &mut self,
+        id: usize,
+        how: Result<Outcome, Cause>,
+        now: Nanos,
+        reasons: &Reasons,
+    ) -> Checked {
+        let wrong = |what: String| Err(Finding::about(Checker::Ends, id, what));
         let entry = &mut self.entries[id];
-        if std::mem::replace(&mut entry.ended, true) {
-            return Err(format!("request {id} ended twice"));
+        if std::mem::replace(&mut entry.over, true) {
+            return wrong(format!("request {id} ended twice"));
         }
         self.open -= 1;
+        if entry.due(reasons) < now {
+            return wrong(format!("request {id} ended too late"));
+        }
         match how {
-            Err(cause) if entry.must_succeed => {
-                Err(format!("request {id} failed ({cause}), and nothing was done to it"))
+            Err(cause) if entry.must_succeed && !entry.left && entry.begun >= reasons.quiet_from() => {
+                wrong(format!("request {id} failed ({cause}), and nothing was done to it"))
             }
-            Err(cause) if !HAPPENS.contains(&cause) => {
-                Err(format!("request {id} failed ({cause}), which nothing that was done explains"))
+            Err(cause) if !entry.is_explained(cause, now, self.ample, reasons) => {
+                wrong(format!("request {id} failed ({cause}), which nothing that was done to it explains"))
             }
             _ => Ok(()),
         }
@@ -61,11 +116,37 @@ impl Ends {
     }
 
     /// Whether one should be over.
-    pub fn overdue(&self, now: Nanos) -> Result<(), String> {
-        let late = |entry: &Entry| !entry.ended && entry.until < now;
+    pub fn overdue(&self, now: Nanos, reasons: &Reasons) -> Checked {
+        let late = |entry: &Entry| !entry.over && entry.due(reasons) < now;
         match self.entries.iter().position(late) {
-            Some(id) => Err(format!("request {id} has not ended in time")),
+            Some(id) => Err(Finding::about(Checker::Ends, id, format!("request {id} has not ended in time"))),
             None => Ok(()),
+        }
+    }
+}
+
+impl Entry {
+    fn is_explained(&self, cause: Cause, now: Nanos, ample: bool, reasons: &Reasons) -> bool {
+        let life = self.begun..now;
+        // Legs find out by themselves that time is up, and one of them may hear it of the other.
+        let gone = now - self.begun + reasons.skipped(&life, &self.pairs);
+        let is_up = || gone >= self.patience;
+        match cause {
+            Cause::ClientGone => self.left,
+            // Who has little time left is turned away from a line in which it would not last.
+            Cause::Overloaded => !ample || gone + self.served > self.patience,
+            Cause::Refused => self.doubled,
+            Cause::Deadline => is_up(),
+            Cause::PeerLost => reasons.may_lose(&life, &self.pairs),
+            Cause::OtherLeg => self.doubled || is_up() || reasons.may_lose(&life, &self.pairs),
+            Cause::Mismatch
+            | Cause::Corrupt
+            | Cause::Draining
+            | Cause::Internal
+            | Cause::Incompatible
+            | Cause::Denied
+            | Cause::Unreachable
+            | Cause::Flushed => false,
         }
     }
 }

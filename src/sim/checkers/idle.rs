@@ -1,14 +1,18 @@
 //! When nothing runs nothing is held: no page, lease, slot or place in a queue, and later no room.
 
+use super::{Checked, Checker, Finding};
 use crate::sched::stats::WorkerStats;
 use crate::sim::process::{Process, WORKER};
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A process for which nothing is under way.
-pub fn holds_nothing(index: usize, process: &Process) -> Result<(), String> {
+pub fn holds_nothing(index: usize, process: &Process) -> Checked {
     let left = |what: &str, count: usize| match count {
         0 => Ok(()),
-        count => Err(format!("process {index} is idle and holds {count} {what}")),
+        count => {
+            let what = format!("process {index} is idle and holds {count} {what}");
+            Err(Finding::new(Checker::Idle, what))
+        }
     };
     let WorkerStats { bootstrapping, waiting, transferring, arrived, running, ending, .. } = &*process.stats;
     for (what, queue) in [
@@ -29,9 +33,22 @@ pub fn holds_nothing(index: usize, process: &Process) -> Result<(), String> {
 }
 
 /// Nor does it know of a room; one whose request never came is kept for a while.
-pub fn has_no_rooms(index: usize, process: &Process) -> Result<(), String> {
+pub fn has_no_rooms(index: usize, process: &Process) -> Checked {
     match process.edge.open_rooms() {
         0 => Ok(()),
-        count => Err(format!("process {index} is idle and knows {count} open rooms")),
+        count => {
+            let what = format!("process {index} is idle and knows {count} open rooms");
+            Err(Finding::new(Checker::Idle, what))
+        }
+    }
+}
+
+/// Nor does the router charge a worker with anything.
+pub fn charges_nothing(booked: u32) -> Checked {
+    match booked {
+        0 => Ok(()),
+        booked => {
+            Err(Finding::new(Checker::Idle, format!("the router charges workers with {booked} sequences")))
+        }
     }
 }

@@ -1,12 +1,15 @@
 //! `free + cached + in use + leased = total` after each turn of an engine.
 
+use super::{Checked, Checker, Finding};
 use crate::sched::stats::WorkerStats;
 
 /// A worker's counts, against the pages of its pool.
-pub fn conserved(process: usize, stats: &WorkerStats, total: u32) -> Result<(), String> {
+pub fn conserved(process: usize, stats: &WorkerStats, total: u32) -> Checked {
     let counts = stats.pages();
     match counts.total() == total {
         true => Ok(()),
-        false => Err(format!("process {process}: {counts:?} are not {total} pages")),
+        false => {
+            Err(Finding::new(Checker::Pages, format!("process {process}: {counts:?} are not {total} pages")))
+        }
     }
 }

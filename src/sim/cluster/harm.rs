@@ -3,14 +3,18 @@
 use super::{Cluster, Conn, Happening, RESENT};
 use crate::limits::NET_HOST_SILENCE_MAX;
 use crate::sim::agenda::Nanos;
+use crate::sim::checkers::Checked;
+use crate::sim::checkers::reasons::{Effect, Place};
 use crate::sim::edge::{ConnNumber, Parcel};
 use crate::sim::faults::Fault;
+use crate::sim::plan::Size;
 use crate::sim::process::Thread;
 use crate::sim::router::{Answer, LegName};
 
 impl Cluster<'_> {
-    pub(super) fn go_wrong(&mut self, fault: Fault) -> Result<(), String> {
+    pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
         let now = self.agenda.now();
+        self.story.tell_of_fault(now, &fault);
         let over = match fault {
             Fault::Crash { down: time, .. }
             | Fault::Pause { time, .. }
@@ -19,13 +23,32 @@ impl Cluster<'_> {
             | Fault::Slow { time, .. } => now + time,
             Fault::Cut | Fault::Jump { .. } | Fault::Leave => now,
         };
-        self.calm_from = self.calm_from.max(over);
+        match fault {
+            Fault::Crash { host, .. } => self.reasons.add(Effect::Breaks, Place::Host(host), now, over),
+            Fault::Pause { host, .. } | Fault::Stall { host, thread: Thread::Ctl, .. } => {
+                self.reasons.add(Effect::Silences, Place::Host(host), now, over);
+            }
+            Fault::Stall { host, .. } => self.reasons.add(Effect::Delays, Place::Host(host), now, over),
+            // A step that has begun then goes on as slowly.
+            Fault::Slow { host, factor, .. } => {
+                let Size { config, token, .. } = self.hosts[host].size;
+                let step = config.max_prefill_tokens as Nanos * token * factor;
+                self.reasons.add(Effect::Delays, Place::Host(host), now, over + step);
+            }
+            Fault::Part { from, to, .. } => {
+                self.reasons.add(Effect::Silences, Place::Way(from, to), now, over);
+            }
+            Fault::Jump { host, by } => self.reasons.add(Effect::Skips(by), Place::Host(host), now, now),
+            Fault::Cut | Fault::Leave => {}
+        }
         match fault {
             Fault::Cut => {
                 let open = self.conns.iter().filter(|(_, conn)| conn.open == [true; 2]);
                 let open: Vec<ConnNumber> = open.map(|(&number, _)| number).collect();
                 if !open.is_empty() {
                     let number = self.dice.pick(&open);
+                    let [from, to] = self.conns[&number].hosts;
+                    self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
                     self.cut(number);
                 }
             }
@@ -43,12 +66,19 @@ impl Cluster<'_> {
             Fault::Part { from, to, both, .. } => {
                 self.story.tell(now, "process", from, "is parted", None, to as u64);
                 let ways = [Some((from, to)), both.then_some((to, from))];
-                self.parted.extend(ways.iter().flatten());
+                for &way in ways.iter().flatten() {
+                    let until = self.parted.entry(way).or_default();
+                    *until = over.max(*until);
+                }
                 self.agenda.put(over, Happening::Heal { ways });
             }
             Fault::Slow { host, factor, .. } => {
-                let life = self.hosts[host].life;
-                self.slow_down(host, life, factor);
+                let slow = &mut self.hosts[host];
+                slow.slow_until = over.max(slow.slow_until);
+                if let Some(process) = &slow.process {
+                    process.slow_down(&slow.size, factor);
+                }
+                let life = slow.life;
                 self.agenda.put(over, Happening::Quicken { host, life });
             }
             Fault::Jump { host, by } => {
@@ -59,7 +89,9 @@ impl Cluster<'_> {
             Fault::Leave => {
                 let open: Vec<usize> = self.flights.open().collect();
                 if !open.is_empty() {
-                    self.flights.gone(self.dice.pick(&open));
+                    let flight = self.dice.pick(&open);
+                    self.ends.left(flight);
+                    self.flights.gone(flight);
                     self.carry_out()?;
                 }
             }
@@ -132,12 +164,14 @@ impl Cluster<'_> {
 
     /// What was lost on these ways is sent again.
     pub(super) fn heal(&mut self, ways: [Option<(usize, usize)>; 2]) {
-        for way in ways.iter().flatten() {
-            self.parted.remove(way);
-        }
         let now = self.agenda.now();
+        // One that began meanwhile may last longer.
+        self.parted.retain(|way, until| !ways.contains(&Some(*way)) || *until > now);
         for (&number, conn) in &mut self.conns {
             for end in [0, 1] {
+                if self.parted.contains_key(&(conn.hosts[1 - end], conn.hosts[end])) {
+                    continue;
+                }
                 for _ in 0..std::mem::take(&mut conn.lost[end]) {
                     let at = now + self.dice.within(0, RESENT);
                     self.agenda.put(at, Happening::Arrive { conn: number, end });
@@ -146,10 +180,12 @@ impl Cluster<'_> {
         }
     }
 
-    pub(super) fn slow_down(&mut self, index: usize, life: u32, factor: u64) {
+    /// A model is as fast as it was, unless something else slows it down.
+    pub(super) fn quicken(&mut self, index: usize, life: u32) {
         let host = &self.hosts[index];
-        if let Some(process) = host.process.as_ref().filter(|_| host.life == life) {
-            process.slow_down(&host.size, factor);
+        let meant = host.life == life && host.slow_until <= self.agenda.now();
+        if let Some(process) = host.process.as_ref().filter(|_| meant) {
+            process.slow_down(&host.size, 1);
         }
     }
 }

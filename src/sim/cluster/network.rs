@@ -105,7 +105,7 @@ impl Cluster<'_> {
     pub(super) fn arrive(&mut self, number: ConnNumber, end: usize) {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let (host, life) = (conn.hosts[end], conn.lives[end]);
-        if self.parted.contains(&(conn.hosts[1 - end], host)) {
+        if self.parted.contains_key(&(conn.hosts[1 - end], host)) {
             conn.lost[end] += 1;
             return;
         }
@@ -144,16 +144,18 @@ impl Cluster<'_> {
             return;
         }
         let target = &self.hosts[to];
-        let parted = self.parted.contains(&(from, to)) || self.parted.contains(&(to, from));
+        let parted = self.parted.contains_key(&(from, to)) || self.parted.contains_key(&(to, from));
         let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
+        // Who is slow to take part does not prove itself.
+        let still = target.paused_until.max(target.stalled_until[Thread::Ctl as usize]);
         let again = match target.process {
             _ if parted => until.min(now + DIAL_AGAIN),
             // Its kernel takes the connection, and somebody may answer in time.
-            Some(_) => target.paused_until.min(now + proof),
+            Some(_) => still.min(now + proof),
             None => 0,
         };
         let stands = match again > now {
-            true if parted || target.paused_until == again => {
+            true if parted || still == again => {
                 return self.agenda.put(again, Happening::Reach { conn: number, until });
             }
             true => {
@@ -166,7 +168,8 @@ impl Cluster<'_> {
         if stands {
             conn.lives[1] = life;
             conn.open = [true; 2];
-            self.deliver(to, life, Input::Accepted { conn: number, from });
+            let dialler = conn.lives[0];
+            self.deliver(to, life, Input::Accepted { conn: number, from, life: dialler });
         } else {
             self.conns.remove(&number);
         }

@@ -1,15 +1,15 @@
 //! Requests of clients and their legs, and what is checked of their answers.
 
-use super::{Cluster, Happening, Leg, Phase, RECOVERED, SLACK};
+use super::{Cluster, Happening, Leg, Phase, RECOVERED};
 use crate::cluster::router::Role;
 use crate::ids::Room;
-use crate::sim::checkers::tokens;
+use crate::sim::checkers::{Checked, tokens};
 use crate::sim::edge::{Input, Job};
 use crate::sim::router::{Answer, LegName, Wish};
 use crate::sim::workload::Order;
 
 impl Cluster<'_> {
-    pub(super) fn request(&mut self) -> Result<(), String> {
+    pub(super) fn request(&mut self) -> Checked {
         let now = self.agenda.now();
         self.begin(None, self.plan.is_calm())?;
         self.asked += 1;
@@ -21,14 +21,13 @@ impl Cluster<'_> {
     }
 
     /// A client asks; `pair` is whom it wants to be served by.
-    pub(super) fn begin(&mut self, pair: Option<[usize; 2]>, must_succeed: bool) -> Result<(), String> {
+    pub(super) fn begin(&mut self, pair: Option<[usize; 2]>, must_succeed: bool) -> Checked {
         let now = self.agenda.now();
         let mut order = self.workload.draw();
-        let mut until = now + order.patience + SLACK;
         if pair.is_some() {
-            (order.patience, until) = (RECOVERED, now + RECOVERED);
+            order.patience = RECOVERED;
         }
-        self.ends.begun(until, must_succeed);
+        self.ends.begun(now, order.patience, must_succeed);
         self.report.requests += 1;
         let hosts = &self.hosts;
         let id = self.flights.begin(order, pair, |host| hosts[host].process.is_some(), now);
@@ -37,10 +36,11 @@ impl Cluster<'_> {
     }
 
     /// Does what the router wants done.
-    pub(super) fn carry_out(&mut self) -> Result<(), String> {
+    pub(super) fn carry_out(&mut self) -> Checked {
         for wish in std::mem::take(&mut self.flights.wishes) {
             match wish {
                 Wish::Send { flight, attempt, room, prefill, decode, order } => {
+                    self.ends.placed(flight, [prefill, decode]);
                     let name = |role, copy| LegName { flight, attempt, role, copy };
                     if attempt > 1 {
                         let answered = order.resumed.into();
@@ -55,6 +55,7 @@ impl Cluster<'_> {
                         let (role, host) =
                             self.dice.pick(&[(Role::Prefill, prefill), (Role::Decode, decode)]);
                         self.open_leg(name(role, 1), room, host, prefill, &order);
+                        self.ends.doubled(flight);
                     }
                 }
                 Wish::Cancel(name) => self.post(name, Input::Cancel(name)),
@@ -71,7 +72,7 @@ impl Cluster<'_> {
                         Err(cause) => cause.name(),
                     };
                     self.story.tell(self.agenda.now(), "request", flight, what, Some(room), 0);
-                    self.ends.ended(flight, how)?;
+                    self.ends.ended(flight, how, self.agenda.now(), &self.reasons)?;
                     match how {
                         Ok(_) => {
                             self.report.well += 1;
@@ -113,7 +114,7 @@ impl Cluster<'_> {
         self.deliver(host, life, input);
     }
 
-    pub(super) fn reach_router(&mut self, name: LegName, answer: Answer) -> Result<(), String> {
+    pub(super) fn reach_router(&mut self, name: LegName, answer: Answer) -> Checked {
         let now = self.agenda.now();
         let Some(leg) = self.legs.get(&name) else { return Ok(()) };
         let detail = match answer {

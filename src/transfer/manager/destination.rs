@@ -661,7 +661,11 @@ where
         let stood = matches!(entry.stage, Stage::Ready { .. });
         let session = entry.session;
         // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
-        let hold_off = DIAL_HOLD_OFF * if is_planted("held off for an hour") { 3600 } else { 1 };
+        let hold_off = match () {
+            () if is_planted("held off for an hour") => DIAL_HOLD_OFF * 3600,
+            () if is_planted("held off for seven seconds") => DIAL_HOLD_OFF * 7,
+            () => DIAL_HOLD_OFF,
+        };
         let until = if stood { now } else { now + hold_off };
         entry.stage = Stage::Down { until, cause };
         match stood {

@@ -87,6 +87,7 @@ impl DestinationMover {
 
     /// Has the sessions' sources ring, or no longer.
     pub fn park(&mut self, parked: bool) {
+        let parked = parked && !is_planted("sources are not told of a park");
         for half in self.sessions.iter_mut().flatten() {
             half.park(parked);
         }

@@ -11,6 +11,7 @@ mod ring;
 use crate::cause::Cause;
 use crate::ids::{Generation, Room, SlotId};
 use crate::kv::region::{PeerRegion, Region};
+use crate::stdx::planted::is_planted;
 use crate::sys::event::EventCounter;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::copy::{Pull, store_fence};
@@ -301,7 +302,7 @@ impl ShmDestination {
                 share(bytes, task, tasks),
                 // Looked at a second time, so checked a second time: the peer may have written in between.
                 |index| page(index).unwrap_or_default(),
-                |index| memory.lists.page(slot, index),
+                |index| memory.lists.page(slot, index ^ usize::from(is_planted("pages change places"))),
             );
             for run in runs {
                 copies += 1;

@@ -7,6 +7,7 @@
 //! other. Not here: what an entry says, and whether it is true.
 
 use crate::kv::region::{PeerRegion, Region};
+use crate::stdx::planted::is_planted;
 use crate::stdx::sync::{Ordering, fence};
 use crate::transfer::transport::{Full, Lost};
 use bytemuck::Pod;
@@ -60,7 +61,7 @@ impl<const ENTRIES: u64> Writer<ENTRIES> {
         // Between the entry and the look, as the reader's is between its word and its last look at the ring:
         // one of the two sees the other.
         fence(Ordering::SeqCst);
-        Ok(self.cursor.load_word(PARKED, Ordering::Relaxed) != 0)
+        Ok(self.cursor.load_word(PARKED, Ordering::Relaxed) != 0 && !is_planted("parked reader is not woken"))
     }
 }
 

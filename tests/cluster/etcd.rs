@@ -5,7 +5,7 @@ use crate::keys::KeyFile;
 use crate::members::{await_workers, free_port, listed, router, serves};
 use crate::process::{PATIENCE, Process, post};
 use crate::{prefill, start};
-use baton::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL};
+use baton::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL, REGISTRY_RETRY};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -220,13 +220,18 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
     etcd.kill();
     etcd.forget_everything();
     serves_for(REGISTRY_RENEWAL, 3);
+    // The router reads the empty etcd while one worker has not entered itself again.
+    writer.pause();
     etcd.restart();
+    thread::sleep(REGISTRY_RENEWAL + REGISTRY_RETRY);
+    writer.go_on();
     let begun = Instant::now();
     while etcd.entries() < 2 {
         assert!(begun.elapsed() < PATIENCE, "the entries never come back");
         thread::sleep(Duration::from_millis(20));
     }
     let took = begun.elapsed();
+    await_workers(&old, 2);
     serves_for(REGISTRY_ENTRY_LIFE + REGISTRY_RENEWAL, 4);
     assert_eq!(old.times_said("worker leaves"), 0, "nobody was dropped meanwhile");
     let new = router(0, &flags);

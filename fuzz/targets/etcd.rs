@@ -18,7 +18,7 @@ pub fn run(data: &[u8]) {
 }
 
 fn follow(whole: &[u8], lines: &[u8], step: usize, now: Instant) -> (Vec<Change>, bool) {
-    let mut view = View::new(None, now);
+    let mut view = View::new(Vec::new(), now);
     assert!(view.poll(now).is_some_and(|request| !request.is_stream));
     let mut is_good = view.answered(200, whole, now).is_ok();
     if is_good {

@@ -70,8 +70,9 @@ fn await_end(url: &WorkerUrl) -> Result<(), DrainError> {
         match ask(url, Method::Get, "/health", None) {
             Ok((200, body)) if body != DRAINING.as_bytes() => return Ok(()),
             Ok(_) => {}
-            // It may end while it answers.
+            // It may end while it answers, and be busy ending.
             Err(error) if is_end(error.kind()) => return Ok(()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
             Err(error) => return Err(DrainError::Unreachable(error.to_string())),
         }
         thread::sleep(LOOK_EVERY);

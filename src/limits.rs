@@ -333,7 +333,7 @@ pub const ERROR_CODE_MAX: usize = 64;
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 
 const _: () = assert!(DRAIN_NOTICE_TIME.as_secs() > 2 * ROUTER_PROBE_INTERVAL.as_secs());
-/// How long an entry in a registry lasts without being renewed: three renewals may be lost.
+/// How long an entry in a registry lasts without being renewed: two renewals may be lost.
 pub const REGISTRY_ENTRY_LIFE: Duration = Duration::from_secs(6);
 /// Between two renewals.
 pub const REGISTRY_RENEWAL: Duration = Duration::from_secs(2);

@@ -124,6 +124,8 @@ pub struct Terms<'a> {
     pub now: Instant,
     /// A number drawn for this step.
     pub chance: u64,
+    /// When the client waits no longer, if it has said.
+    pub deadline: Option<Instant>,
     /// How many tries there are.
     pub retries: &'a mut Retries,
 }
@@ -313,6 +315,7 @@ impl Flight {
             return self.end(Next::Fail(cause));
         }
         let until = self.failing.map_or(terms.now + RETRY_TIME_MAX, |(until, _)| until);
+        let until = terms.deadline.map_or(until, |deadline| until.min(deadline));
         match terms.retries.grant(self.waits, terms.now, until, terms.chance) {
             Some(at) => self.pause(at, until, cause),
             None => self.end(Next::Fail(cause)),
@@ -354,16 +357,20 @@ mod tests {
         flight: Flight,
         retries: Retries,
         now: Instant,
+        deadline: Option<Instant>,
     }
 
     impl Rig {
         fn new(most: u32) -> Rig {
             let now = Instant::now();
-            Rig { flight: Flight::default(), retries: Retries::new(most, now), now }
+            Rig { flight: Flight::default(), retries: Retries::new(most, now), now, deadline: None }
         }
 
         fn terms(&mut self) -> (&mut Flight, Terms<'_>) {
-            (&mut self.flight, Terms { now: self.now, chance: 0, retries: &mut self.retries })
+            (
+                &mut self.flight,
+                Terms { now: self.now, chance: 0, deadline: self.deadline, retries: &mut self.retries },
+            )
         }
 
         fn take(&mut self, news: News) -> Next {
@@ -490,6 +497,13 @@ mod tests {
             rig.now = at.max(rig.now + Duration::from_millis(100));
         }
         assert!(rig.now > begun + RETRY_TIME_MAX / 2 && rig.now < begun + RETRY_TIME_MAX * 2);
+        let mut rig = Rig::new(1);
+        rig.deadline = Some(rig.now + RETRY_TIME_MAX / 10);
+        assert!(matches!(rig.sent().take(News::Lost(Role::Decode, Cause::PeerLost)), Next::Again(_)));
+        while let Next::Again(at) = rig.nobody(true) {
+            rig.now = at;
+        }
+        assert!(Some(rig.now) <= rig.deadline, "no longer than its client");
         let mut rig = Rig::new(1);
         assert!(matches!(rig.sent().take(News::Failed(Role::Decode, Cause::Overloaded)), Next::Again(_)));
         assert_eq!(rig.nobody(false), Next::Fail(Cause::Overloaded), "all have said no");

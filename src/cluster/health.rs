@@ -36,6 +36,11 @@ impl Health {
         self.up
     }
 
+    /// Whether as many probes in a row have failed as make it down.
+    pub fn is_silent(&self) -> bool {
+        self.failures >= ROUTER_PROBE_FAILURES
+    }
+
     /// Whether a probe is to begin now; it ends with [`Health::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> bool {
         self.next_probe.take_if(|due| *due <= now).is_some()

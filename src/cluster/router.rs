@@ -83,13 +83,18 @@ pub enum NoWorker {
         may_come: bool,
     },
     /// No two that can be used fit each other.
-    Fitting,
+    Fitting {
+        /// Whether one that cannot be reached now would do.
+        may_come: bool,
+    },
 }
 
 impl NoWorker {
     /// Whether somebody may do who cannot be reached now.
     pub fn may_come(self) -> bool {
-        matches!(self, NoWorker::Of { may_come: true, .. } | NoWorker::Fitting)
+        match self {
+            NoWorker::Of { may_come, .. } | NoWorker::Fitting { may_come } => may_come,
+        }
     }
 }
 
@@ -97,7 +102,7 @@ impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
-            NoWorker::Fitting => {
+            NoWorker::Fitting { .. } => {
                 f.write_str("no decode worker that can be reached fits a prefill worker that can be reached")
             }
         }
@@ -226,9 +231,14 @@ impl Router {
         }
         let decode = || self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number));
         let can_pair = |prefill: &Member| decode().any(|decode| self.fit(prefill, decode));
-        let prefill = self.pick(Role::Prefill, avoid, now, can_pair).map_err(|_| NoWorker::Fitting)?;
+        let unfit = |_| {
+            let willing = |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
+            let fits = |one: &Member| willing(Role::Decode).any(|other| self.fit(one, other));
+            NoWorker::Fitting { may_come: willing(Role::Prefill).any(fits) }
+        };
+        let prefill = self.pick(Role::Prefill, avoid, now, can_pair).map_err(unfit)?;
         let fits = |decode: &Member| self.fit(&self.members[prefill], decode);
-        let decode = self.pick(Role::Decode, avoid, now, fits).map_err(|_| NoWorker::Fitting)?;
+        let decode = self.pick(Role::Decode, avoid, now, fits).map_err(unfit)?;
         Ok(Pair { prefill: self.book(prefill, weight), decode: self.book(decode, weight) })
     }
 
@@ -255,13 +265,15 @@ impl Router {
         Booking { worker, weight: 0 }
     }
 
-    /// A usable worker, whatever its role: of prefill workers, where there are any, the one that is here longest.
+    /// A usable worker, whatever its role: of prefill workers, where there are any, the one that is here longest; one
+    /// that has failed the request only where there is no other.
     ///
     /// # Errors
     /// None is usable.
-    pub fn first(&self) -> Result<WorkerNumber, NoWorker> {
+    pub fn first(&self, avoid: &Avoid) -> Result<WorkerNumber, NoWorker> {
         let usable = self.members.iter().filter(|member| member.load.usable);
-        let first = usable.min_by_key(|member| (member.role, member.number));
+        let first =
+            usable.min_by_key(|member| (avoid.failed.contains(&member.number), member.role, member.number));
         first.map(|member| member.number).ok_or(NoWorker::Of { role: Role::Prefill, may_come: true })
     }
 
@@ -278,8 +290,9 @@ impl Router {
 
     /// The next worker that is to be probed now; what comes of it is told by [`Router::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> Option<WorkerNumber> {
-        let mut here = self.members.iter_mut().filter(|member| !member.is_leaving);
-        here.find_map(|member| member.health.begin_probe(now).then_some(member.number))
+        // Clients wait for some of those that leave.
+        let mut asked = self.members.iter_mut().filter(|member| !member.is_leaving || member.load.booked > 0);
+        asked.find_map(|member| member.health.begin_probe(now).then_some(member.number))
     }
 
     /// A worker's next probe is due now: there is reason to think that it has changed.
@@ -292,6 +305,11 @@ impl Router {
     /// A probe has ended.
     pub fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) -> Option<Change> {
         self.turn(worker, |health| health.probed(is_well, now))
+    }
+
+    /// Whether a worker has failed as many probes in a row as make it down.
+    pub fn is_silent(&self, worker: WorkerNumber) -> bool {
+        self.member(worker).is_some_and(|member| member.health.is_silent())
     }
 
     /// A worker did not take a connection.
@@ -343,6 +361,10 @@ impl Router {
 
     fn member(&self, worker: WorkerNumber) -> Option<&Member> {
         self.place(worker).map(|place| &self.members[place])
+    }
+
+    fn here(&self, role: Role) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(move |member| member.role == role && !member.is_leaving)
     }
 
     fn usable(&self, role: Role) -> impl Iterator<Item = &Member> {
@@ -401,10 +423,10 @@ impl Router {
     ) -> Option<Change> {
         let place = self.place(worker)?;
         let member = &mut self.members[place];
+        let change = step(&mut member.health);
         if member.is_leaving {
             return None;
         }
-        let change = step(&mut member.health);
         member.load.usable = member.health.is_up();
         change
     }
@@ -480,13 +502,16 @@ mod tests {
             Err(NoWorker::Of { role: Role::Decode, may_come: true })
         );
         assert_eq!(booked(&router), [0, 0]);
-        assert_eq!(router.first(), Ok(WorkerNumber(0)));
+        assert_eq!(router.first(&Avoid::default()), Ok(WorkerNumber(0)));
         router.refused(WorkerNumber(0));
         assert_eq!(
             router.choose(1, &Avoid::default(), Instant::now()),
             Err(NoWorker::Of { role: Role::Prefill, may_come: true })
         );
-        assert_eq!(router.first(), Err(NoWorker::Of { role: Role::Prefill, may_come: true }));
+        assert_eq!(
+            router.first(&Avoid::default()),
+            Err(NoWorker::Of { role: Role::Prefill, may_come: true })
+        );
     }
 
     #[test]
@@ -571,7 +596,10 @@ mod tests {
             "the other has nobody left"
         );
         router.refused(WorkerNumber(1));
-        assert_eq!(router.choose(1, &Avoid::default(), Instant::now()), Err(NoWorker::Fitting));
+        assert_eq!(
+            router.choose(1, &Avoid::default(), Instant::now()),
+            Err(NoWorker::Fitting { may_come: true })
+        );
         assert!(!router.is_ready());
     }
 
@@ -646,6 +674,9 @@ mod tests {
         assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (1, 2));
         router.refused(new);
         assert!(!router.is_ready());
-        assert_eq!(router.choose(1, &Avoid::default(), Instant::now()), Err(NoWorker::Fitting));
+        assert_eq!(
+            router.choose(1, &Avoid::default(), Instant::now()),
+            Err(NoWorker::Fitting { may_come: true })
+        );
     }
 }

@@ -156,11 +156,15 @@ impl Resolver<'_> {
                     .into(),
             });
         }
+        let takes_anybody = insecure || flags.front.host.is_loopback();
+        let front = self.front(flags.front, FRONT_PORT)?;
         Ok(RouterConfig {
             etcd,
             cluster_keys,
-            takes_anybody: insecure || flags.front.host.is_loopback(),
-            front: self.front(flags.front, FRONT_PORT)?,
+            takes_anybody,
+            // Who needs keys for clients is reached by others than this host, if only through a proxy.
+            takes_strangers: insecure || (takes_anybody && front.api_keys.is_empty()),
+            front,
             prefill,
             decode,
             policy,

@@ -108,6 +108,8 @@ pub struct RouterConfig {
     pub cluster_keys: Vec<Secret>,
     /// Whether anybody may change it where there is no key: on loopback, or by `--insecure`.
     pub takes_anybody: bool,
+    /// Whether workers may enter themselves then, who show no client's key.
+    pub takes_strangers: bool,
     /// The log.
     pub log: LogConfig,
 }

@@ -407,7 +407,7 @@ impl Generations {
         let Some(live) = self.live.get_mut(&id) else { return };
         let request = &live.request;
         let echoed = if request.echo { echoes(prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
-        let mut prompted: Vec<Prompted> = ids
+        let prompted: Vec<Prompted> = ids
             .into_iter()
             .enumerate()
             .map(|(index, ids)| Prompted {
@@ -425,30 +425,34 @@ impl Generations {
         live.exchange = Some(exchange);
         live.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
         let samples = request.samples;
-        for (index, prompted) in prompted.drain(..).enumerate() {
-            for sample in 0..samples {
-                let choice = index * samples + sample;
-                let given = match self.resume(id, choice, &prompted.ids, way) {
-                    Ok(Some(given)) => given,
-                    Ok(None) => continue,
-                    Err(error) => return self.fail(id, &error, Cause::Refused, way),
-                };
-                if let Err(error) = self.place(id, choice, sample, &given, way.now) {
-                    return self.fail(id, &error, Cause::Overloaded, way);
-                }
+        let mut out = Vec::new();
+        let mut open = Vec::new();
+        // All of them before anything leaves: what opens a choice is told of those alone that nothing was told of.
+        for choice in 0..prompted.len() * samples {
+            match self.resume(id, choice, &prompted[choice / samples].ids, &mut out) {
+                Ok(given) => open.extend(given.map(|given| (choice, given))),
+                Err(error) => return self.fail(id, &error, Cause::Refused, way),
+            }
+        }
+        if let Some(live) = self.live.get_mut(&id).filter(|_| !out.is_empty()) {
+            live.stream(&out, way);
+        }
+        for (choice, given) in open {
+            if let Err(error) = self.place(id, choice, choice % samples, &given, way.now) {
+                return self.fail(id, &error, Cause::Overloaded, way);
             }
         }
         self.close_if_over(id, way);
     }
 
     /// What a choice is computed from: its prompt, and behind it what its client has of the answer. `None`: its client
-    /// has all of it.
+    /// has all of it. Appends to `out` the end of one of which only that is missing.
     fn resume(
         &mut self,
         id: u64,
         choice: usize,
         prompt: &Arc<[u32]>,
-        way: &mut Way<'_>,
+        out: &mut Vec<u8>,
     ) -> Result<Option<Given>, ApiError> {
         let given = Given { ids: prompt.clone(), resumed: 0 };
         let Some(live) = self.live.get_mut(&id) else { return Ok(None) };
@@ -471,16 +475,11 @@ impl Generations {
                 format!("has more than the {most} ids that there may be"),
             ));
         }
-        let mut out = Vec::new();
-        exchange.resume(choice, told, most, &self.text.tokenizer, &mut out);
-        let given = (!exchange.has_ended(choice)).then(|| Given {
+        exchange.resume(choice, told, most, &self.text.tokenizer, out);
+        Ok((!exchange.has_ended(choice)).then(|| Given {
             ids: prompt.iter().chain(&told.ids).copied().collect(),
             resumed: told.ids.len() as u32,
-        });
-        if !out.is_empty() {
-            live.stream(&out, way);
-        }
-        Ok(given)
+        }))
     }
 
     fn fits(&self, request: &GenerateRequest, param: &str, prompt: usize) -> Result<(), ApiError> {

@@ -203,6 +203,7 @@ impl Routes {
             }
             (Post, "/flush_cache") => generations.flush(conn, way.now),
             (Post, "/drain") => {
+                no_page(request)?;
                 self.drain();
                 json(conn, &Draining::with(generations.running()), way)
             }
@@ -355,6 +356,17 @@ pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
         Ok(())
     } else {
         Err(ApiError::new(401, "invalid_api_key", "this server asks for an API key as a bearer token"))
+    }
+}
+
+/// Refuses what a browser sends for a page: a page of anybody's can have it send a POST to whatever its host reaches, and
+/// none has any business with what changes a process.
+pub fn no_page(request: &Request) -> Result<(), ApiError> {
+    match request.head.headers.get("origin") {
+        None => Ok(()),
+        Some(_) => {
+            Err(ApiError::new(403, "not_trusted", "this is not taken from a page, which sends an Origin"))
+        }
     }
 }
 

@@ -36,7 +36,11 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
     let mut fleet = Fleet::new(config.policy, names).with_key(config.front.api_keys.first().cloned());
-    let trust = Trust { keys: config.cluster_keys.clone(), anybody: config.takes_anybody };
+    let trust = Trust {
+        keys: config.cluster_keys.clone(),
+        anybody: config.takes_anybody,
+        strangers: config.takes_strangers,
+    };
     let mut workers = Workers::new(trust, random(), now);
     for (seat, port, address) in targets {
         let named = workers.name(seat, port, address, &mut fleet, &mut reactor, now);

@@ -241,7 +241,9 @@ impl Flights {
             Ok(pair) => pair,
             Err(none) => {
                 let chance = self.dice.draw();
-                let terms = Terms { now: instant, chance, retries: &mut self.retries };
+                let deadline = self.base + Duration::from_nanos(flight.begun + flight.order.patience);
+                let terms =
+                    Terms { now: instant, chance, deadline: Some(deadline), retries: &mut self.retries };
                 let next = flight.core.nobody(none.may_come(), &terms);
                 return self.carry_out(id, next, takes, now);
             }
@@ -263,7 +265,8 @@ impl Flights {
 
     fn happen(&mut self, id: usize, news: News, takes: impl Fn(usize) -> bool, now: Nanos) {
         let chance = self.dice.draw();
-        let terms = &mut Terms { now: self.instant(now), chance, retries: &mut self.retries };
+        let deadline = Some(self.deadline(id));
+        let terms = &mut Terms { now: self.instant(now), chance, deadline, retries: &mut self.retries };
         let core = &mut self.flights[id].core;
         let next = core.take(news, terms);
         let instant = self.base + Duration::from_nanos(now);
@@ -327,7 +330,8 @@ impl Flights {
     /// A whole answer: what prefill still does is left alone.
     fn land(&mut self, id: usize, outcome: Outcome, now: Nanos) {
         let chance = self.dice.draw();
-        let terms = &mut Terms { now: self.instant(now), chance, retries: &mut self.retries };
+        let deadline = Some(self.deadline(id));
+        let terms = &mut Terms { now: self.instant(now), chance, deadline, retries: &mut self.retries };
         let next = self.flights[id].core.take(News::Landed, terms);
         assert_eq!(next, Next::Land, "decode answers what was sent");
         self.close(id, Role::Prefill, false);
@@ -356,6 +360,10 @@ impl Flights {
         if cancel {
             self.wishes.push(Wish::Cancel(LegName { flight: id, attempt: flight.attempt, role, copy: 0 }));
         }
+    }
+
+    fn deadline(&self, id: usize) -> Instant {
+        self.instant(self.flights[id].begun + self.flights[id].order.patience)
     }
 
     fn instant(&self, now: Nanos) -> Instant {

@@ -230,3 +230,56 @@ fn a_stream_leaves_a_decode_worker_that_stands_still() {
     let mut fleet = slow.fleet;
     fleet.check_idle();
 }
+
+/// What its client does not want any more goes on nowhere.
+#[test]
+fn a_stream_that_is_aborted_ends() {
+    let slow = Slow::start("shm");
+    let address = slow.fleet.router.address;
+    let mut stream = open(address, &cases()[0]);
+    stream.await_events(3);
+    assert_eq!(slow.fleet.router.post("/abort_request", r#"{"rid":"one"}"#).0, 200);
+    let answer = stream.end();
+    assert!(answer.contains(r#""code":"aborted""#) && !answer.contains("[DONE]"), "{answer}");
+    assert_eq!(slow.fleet.router.metric("baton_router_retries_total{", ""), 0.0);
+    let mut fleet = slow.fleet;
+    fleet.check_idle();
+}
+
+/// A worker that has entered itself is dropped for want of renewals about when it is found to stand still.
+#[test]
+fn a_stream_leaves_a_worker_that_entered_itself_and_stands_still() {
+    let dummy = Dummy::slow();
+    let router = Process::start(&["router", "--port", "0"]);
+    let registry = format!("http://{}", router.address);
+    let worker = |role: &str, more: &[&str]| {
+        let common = ["--transfer", "tcp", "--max-running-requests", "4", "--registry", &registry];
+        dummy.start(role, &[more, &common].concat())
+    };
+    let prefill = vec![worker("prefill", &["--bootstrap-port", "0"])];
+    let decode = (0..DECODE).map(|_| worker("decode", &[])).collect();
+    let begun = Instant::now();
+    let is_up = |line: &str| line.starts_with("smg_worker_health{") && line.ends_with(" 1");
+    while router.get("/metrics").1.lines().filter(|line| is_up(line)).count() < 1 + DECODE {
+        assert!(begun.elapsed() < PATIENCE, "the router never sees all its workers");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let address = router.address;
+    let mut slow = Slow { dummy, transfer: "tcp", fleet: Fleet { prefill, decode, router } };
+    let case = &cases()[0];
+    let expected = events(&open(address, case).end());
+    for _ in 0..3 {
+        let mut stream = open(address, case);
+        stream.await_events(4);
+        let victim = slow.busy();
+        slow.fleet.decode[victim].pause();
+        check_same(&stream.end(), &expected, &case.1);
+        slow.fleet.decode[victim].go_on();
+        let begun = Instant::now();
+        while slow.fleet.router.get("/metrics").1.lines().filter(|line| is_up(line)).count() < 1 + DECODE {
+            assert!(begun.elapsed() < PATIENCE, "it never comes back");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    slow.fleet.check_idle();
+}

@@ -220,10 +220,14 @@ pub fn get(address: SocketAddr, path: &str) -> (u16, String) {
 }
 
 pub fn post(address: SocketAddr, path: &str, body: &str) -> (u16, String) {
+    post_with(address, path, "", body)
+}
+
+/// `fields` are whole header lines.
+pub fn post_with(address: SocketAddr, path: &str, fields: &str, body: &str) -> (u16, String) {
     let length = body.len();
-    let head =
-        format!("POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n");
-    exchange(address, &(head + body))
+    let head = format!("POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{fields}");
+    exchange(address, &format!("{head}content-length: {length}\r\n\r\n{body}"))
 }
 
 /// One request on a connection of its own; the body as it came, without chunk sizes.

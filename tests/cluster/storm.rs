@@ -8,7 +8,7 @@
 use crate::dummy::Dummy;
 use crate::fleet::Fleet;
 use crate::network::{self, Network};
-use crate::process::{PATIENCE, Process, post};
+use crate::process::{PATIENCE, Process, post, post_with};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -148,10 +148,15 @@ struct Tally {
 /// Asks one case after the other until told to stop.
 fn ask(router: SocketAddr, cases: &[Case], next: &AtomicUsize, stop: &AtomicBool, tally: &Mutex<Tally>) {
     while !stop.load(Ordering::Relaxed) {
-        let case = &cases[next.fetch_add(1, Ordering::Relaxed) % cases.len()];
+        let number = next.fetch_add(1, Ordering::Relaxed);
+        let case = &cases[number % cases.len()];
         let begun = Instant::now();
-        let answer = post(router, "/v1/completions", &case.body.to_string());
+        let name = format!("x-request-id: storm-{number}\r\n");
+        let answer = post_with(router, "/v1/completions", &name, &case.body.to_string());
         let took = begun.elapsed();
+        if took > LONGEST / 2 {
+            eprintln!("STORM request storm-{number} took {took:.1?}");
+        }
         let mut tally = tally.lock().unwrap();
         tally.longest = tally.longest.max(took);
         match text(&answer) {
@@ -294,7 +299,10 @@ fn requests_end_well_whatever_happens_to_their_workers() {
     assert_eq!(tally.wrong, [""; 0]);
     assert!(failed * 100 <= tally.well, "more than one in a hundred failed: {:?}", tally.failures);
     assert!(tally.longest < LONGEST, "a client waited {:?}", tally.longest);
+    assert!(retried > 0.0, "nothing went wrong");
     storm.fleet.check_idle();
+    assert_eq!(storm.fleet.router.metric("smg_worker_requests_active{", ""), 0.0, "charged to workers");
+    assert!(storm.fleet.router.get("/v1/loads").1.contains("\"num_running_reqs\":0"), "held by the router");
 }
 
 /// Tells clients to stop.

@@ -280,12 +280,19 @@ fn a_clients_key_is_no_workers() {
     let worker = Worker::start();
     assert_eq!(add(&router, json!({"url": url(&worker), "worker_type": "decode"})).0, 401);
     assert_eq!(ask(&router, "GET", "/workers", "", "").0, 401);
+    let (status, told) = enter(&router, &entry(&worker, "decode", 1));
     assert_eq!(
-        enter(&router, &entry(&worker, "decode", 1)).0,
-        200,
-        "workers have none, and this is loopback"
+        (status, &told["error"]["code"]),
+        (403, &"not_trusted".into()),
+        "it would be shown the clients' key"
     );
-    let (status, listed) = ask(&router, "GET", "/workers", "authorization: Bearer k\r\n", "");
+    let key = "authorization: Bearer k\r\n";
+    let seat = json!({"url": url(&worker), "worker_type": "decode"}).to_string();
+    let page = "authorization: Bearer k\r\norigin: http://elsewhere.test\r\n";
+    assert_eq!(ask(&router, "POST", "/workers", page, &seat).0, 403, "no page adds a worker");
+    assert_eq!(ask(&router, "POST", "/drain", page, "").0, 403, "nor drains");
+    assert!(ask(&router, "POST", "/workers", key, &seat).0 < 300);
+    let (status, listed) = ask(&router, "GET", "/workers", key, "");
     assert_eq!((status, &listed["total"]), (200, &1.into()));
     let mut client: Client = router.connect();
     client.ask("GET", "/registry", "", "");

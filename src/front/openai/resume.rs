@@ -106,9 +106,10 @@ impl Resume {
         self.created.is_some()
     }
 
-    /// Whether all that was told of has ended.
-    pub fn has_ended(&self) -> bool {
-        self.choices.iter().all(|told| told.as_ref().is_some_and(|told| told.end.is_some()))
+    /// Whether all choices, of which there are so many, have ended.
+    pub fn has_ended(&self, choices: usize) -> bool {
+        let ended = |told: &Option<Told>| told.as_ref().is_some_and(|told| told.end.is_some());
+        self.choices.len() >= choices && self.choices.iter().all(ended)
     }
 
     /// Takes note of an event that has left.

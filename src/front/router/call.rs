@@ -11,7 +11,7 @@ use crate::front::http::{HttpError, Limits, Method, REQUEST_TIMEOUT, sse};
 use crate::front::openai::ApiError;
 use crate::front::openai::info::DRAINING;
 use crate::front::router::failure::Failure;
-use crate::limits::{ROUTER_ANSWER_MAX, ROUTER_PIECE};
+use crate::limits::{REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_PIECE};
 use crate::net::{ConnId, Reactor, SendError};
 use std::fmt;
 use std::sync::Arc;
@@ -55,13 +55,18 @@ impl Order {
     /// nothing is; what is no number is left to the worker to refuse.
     pub fn after(&self, waited: Duration) -> Option<Order> {
         let mut order = self.clone();
-        if let Some((_, value)) = order.headers.iter_mut().find(|(name, _)| *name == REQUEST_TIMEOUT)
-            && let Ok(patience) = value.parse::<u64>()
-        {
-            let left = patience.checked_sub(waited.as_millis() as u64).filter(|&left| left > 0)?;
-            *value = left.to_string();
+        if let Some(patience) = self.patience() {
+            let left = patience.checked_sub(waited).filter(|left| left.as_millis() > 0)?;
+            let fields = order.headers.iter_mut().filter(|(name, _)| *name == REQUEST_TIMEOUT);
+            fields.for_each(|(_, value)| *value = left.as_millis().to_string());
         }
         Some(order)
+    }
+
+    /// How long its client waits, if it has said.
+    pub fn patience(&self) -> Option<Duration> {
+        let (_, value) = self.headers.iter().find(|(name, _)| *name == REQUEST_TIMEOUT)?;
+        Some(Duration::from_millis(value.parse().ok()?).min(REQUEST_TIME_MAX))
     }
 }
 

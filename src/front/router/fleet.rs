@@ -311,7 +311,9 @@ impl Fleet {
                 }
                 self.probed(worker, false, now);
             }
-            Owner::Probe => self.probed(worker, answer.is_success(), now),
+            Owner::Probe if answer.is_success() => self.probed(worker, true, now),
+            // It says itself that it stands still.
+            Owner::Probe => self.unwell(reactor, worker, now),
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
         }
     }
@@ -319,24 +321,30 @@ impl Fleet {
     fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
+        let begun = call.is_begun();
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
                 self.introduced(reactor, worker, Err(lost.to_string()), now);
             }
-            Owner::Introduction | Owner::Probe => {
-                let is_usable = |router: &Router| router.load(worker).is_some_and(|load| load.usable);
-                let was_usable = is_usable(&self.router);
-                self.probed(worker, false, now);
-                if was_usable && !is_usable(&self.router) {
-                    self.give_up(reactor, worker, now);
-                }
+            Owner::Introduction | Owner::Probe => self.unwell(reactor, worker, now),
+            _ => {
+                let what = if begun { What::Lost(lost) } else { What::Refused };
+                self.news.push_back(News { owner, conn, what });
             }
-            _ => self.news.push_back(News { owner, conn, what: What::Lost(lost) }),
         }
     }
 
-    /// A worker answers no probe: it stands still, and so does all that it was asked.
+    /// A probe has failed. With as many in a row as make a worker down, it stands still, and so does all that it was
+    /// asked, whatever was thought of it before.
+    fn unwell(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        self.probed(worker, false, now);
+        if self.router.is_silent(worker) {
+            self.give_up(reactor, worker, now);
+        }
+    }
+
+    /// What waits for a worker waits for nothing.
     fn give_up(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
         let is_waiting = |call: &Call| {
             call.booking.worker() == worker && matches!(call.owner, Owner::Lead(_) | Owner::Prefill(_))

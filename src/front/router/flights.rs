@@ -65,6 +65,13 @@ pub enum Load {
     Any,
 }
 
+impl Load {
+    /// How many answers there will be, side by side.
+    fn choices(&self) -> usize {
+        if let Load::Routed(body) = self { body.choices() as usize } else { 1 }
+    }
+}
+
 /// A request to be served.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -279,13 +286,14 @@ impl Flights {
             Load::Decode(_) => {
                 router.choose_one(Role::Decode, 0, avoid, way.now).map(|decode| (decode, None))
             }
-            Load::Any => router.first().map(|worker| (router.visit(worker), None)),
+            Load::Any => router.first(avoid).map(|worker| (router.visit(worker), None)),
         };
         let (lead, prefill) = match booked {
             Ok(booked) => booked,
             Err(none) => {
                 flight.last.get_or_insert_with(|| WorkerAnswer::error(&unavailable(none.to_string())));
-                let next = flight.core.nobody(none.may_come(), &terms(&mut self.retries, way));
+                let deadline = flight.deadline();
+                let next = flight.core.nobody(none.may_come(), &terms(&mut self.retries, deadline, way));
                 return self.carry_out(client, flight, next, way);
             }
         };
@@ -332,8 +340,13 @@ impl Flights {
             Passed::Failed { bytes, cause, error } => {
                 let media = crate::front::connections::JSON.to_owned();
                 let status = cause.http_status();
-                flight.last = Some(WorkerAnswer { status, media, retry_after: None, body: error });
-                (bytes, Some(News::Failed(Role::Decode, cause)))
+                let told = WorkerAnswer { status, media, retry_after: None, body: error };
+                let news = match Failure::of(&told).news(Role::Decode) {
+                    News::Failed(role, _) => News::Failed(role, cause),
+                    news => news,
+                };
+                flight.last = Some(told);
+                (bytes, Some(news))
             }
             Passed::Broken => {
                 let why = "the worker's answer is no stream of events".to_owned();
@@ -358,7 +371,8 @@ impl Flights {
         }
         way.connections.stream(way.reactor, client, &bytes);
         let passes = News::Passes { resumable: is_stream && flight.relay.is_resumable() };
-        let next = flight.core.take(passes, &mut terms(&mut self.retries, way));
+        let deadline = flight.deadline();
+        let next = flight.core.take(passes, &mut terms(&mut self.retries, deadline, way));
         if let (Next::Calm, Some(lead)) = (next, flight.lead) {
             way.fleet.set_deadline(lead, flight.begun + REQUEST_TIME_MAX);
         }
@@ -399,7 +413,8 @@ impl Flights {
 
     /// Something has happened to a flight.
     fn take(&mut self, client: ConnId, mut flight: Flight, news: News, way: &mut Way<'_>) {
-        let next = flight.core.take(news, &mut terms(&mut self.retries, way));
+        let deadline = flight.deadline();
+        let next = flight.core.take(news, &mut terms(&mut self.retries, deadline, way));
         if matches!(next, Next::Again(_) | Next::Fail(_)) {
             flight.core.accused().for_each(|worker| way.fleet.router().accuse(worker, way.now));
         }
@@ -438,7 +453,7 @@ impl Flights {
     /// Sends the request on all connections at once, under a fresh room.
     fn send(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
         let room = Room(random() >> 1);
-        flight.relay.turn();
+        flight.relay.turn(flight.request.load.choices());
         let Some(order) = flight.request.order.after(way.now.duration_since(flight.begun)) else {
             let why = "the client's time was up before there was an answer".to_owned();
             flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Deadline, why)));
@@ -511,6 +526,11 @@ impl Flights {
 }
 
 impl Flight {
+    /// When its client waits no longer, if it has said.
+    fn deadline(&self) -> Option<Instant> {
+        Some(self.begun + self.request.order.patience()?)
+    }
+
     /// Whether it is one of those that metrics are about: requests for text.
     fn is_counted(&self) -> bool {
         matches!(self.request.load, Load::Routed(_))
@@ -581,8 +601,8 @@ impl Flight {
     }
 }
 
-fn terms<'a>(retries: &'a mut Retries, way: &Way<'_>) -> Terms<'a> {
-    Terms { now: way.now, chance: random(), retries }
+fn terms<'a>(retries: &'a mut Retries, deadline: Option<Instant>, way: &Way<'_>) -> Terms<'a> {
+    Terms { now: way.now, chance: random(), deadline, retries }
 }
 
 /// 503, to be tried again once workers have been probed.

@@ -14,7 +14,7 @@ use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
 use crate::front::router::flights::{self, Flights, Way, unavailable};
 use crate::front::router::workers::Workers;
-use crate::front::routes::authorise;
+use crate::front::routes::{authorise, no_page};
 use crate::net::ConnId;
 use crate::obs::metrics::{EngineType, RoutedMetrics};
 use crate::obs::registry::Registry;
@@ -177,6 +177,9 @@ impl Paths {
         let is_open = matches!(course, Course::Alive | Course::Health | Course::Readiness | Course::Registry);
         if !is_open {
             authorise(&self.keys, request)?;
+        }
+        if matches!(course, Course::Drain | Course::Workers | Course::Registry) {
+            no_page(request)?;
         }
         if self.draining && matches!(course, Course::Pair | Course::Trial | Course::Readiness) {
             return Err(ApiError::draining("the router is draining"));

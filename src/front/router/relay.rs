@@ -53,12 +53,23 @@ pub struct Relay {
     has: Resume,
     /// Nothing but a mark says that this worker goes on where the last one ended.
     must_mark: bool,
+    /// An event behind all choices has passed: the usage.
+    tail: bool,
+    /// How far what waits was searched for an event's end.
+    searched: usize,
     done: bool,
 }
 
 impl Default for Relay {
     fn default() -> Relay {
-        Relay { form: Form::Unknown, has: Resume::default(), must_mark: false, done: false }
+        Relay {
+            form: Form::Unknown,
+            has: Resume::default(),
+            must_mark: false,
+            tail: false,
+            searched: 0,
+            done: false,
+        }
     }
 }
 
@@ -80,10 +91,11 @@ impl Relay {
 
     /// A worker begins. Behind another one it must say by its marks that it goes on where that one ended; unless only
     /// the end of the stream is missing.
-    pub fn turn(&mut self) {
+    pub fn turn(&mut self, choices: usize) {
         let has_begun = self.has.has_begun();
         self.form = if has_begun { Form::Marked } else { Form::Unknown };
-        self.must_mark = has_begun && !self.has.has_ended();
+        self.must_mark = has_begun && !self.has.has_ended(choices);
+        self.searched = 0;
     }
 
     /// Takes what can be passed on from what has come.
@@ -99,10 +111,11 @@ impl Relay {
             return Passed::Bytes(std::mem::take(body));
         }
         let mut bytes = Vec::with_capacity(body.len());
-        let mut used = 0;
-        while let Some(len) = body[used..].windows(2).position(|pair| pair == b"\n\n") {
-            let event = &body[used..used + len + 2];
+        let (mut used, mut from) = (0, std::mem::take(&mut self.searched));
+        while let Some(len) = body[from..].windows(2).position(|pair| pair == b"\n\n") {
+            let event = &body[used..from + len + 2];
             used += event.len();
+            from = used;
             match self.event(event, &mut bytes) {
                 Ok(None) => {}
                 Ok(Some(cause)) => {
@@ -114,6 +127,7 @@ impl Relay {
             }
         }
         body.drain(..used);
+        self.searched = body.len().saturating_sub(1);
         if body.len() > SSE_EVENT_MAX { Passed::Broken } else { Passed::Bytes(bytes) }
     }
 
@@ -135,7 +149,10 @@ impl Relay {
             return Err(());
         }
         self.done = event == DONE;
-        bytes.extend_from_slice(event);
+        // The worker before this one has told it.
+        if self.done || !std::mem::replace(&mut self.tail, true) {
+            bytes.extend_from_slice(event);
+        }
         Ok(None)
     }
 }
@@ -197,12 +214,32 @@ mod tests {
         assert_eq!(passed, expected);
         // An event that was cut off is forgotten with the worker that sent half of it.
         assert_eq!(take(&mut relay, &mut body, &SECOND[..20]), bytes(""));
-        relay.turn();
+        relay.turn(1);
         body.clear();
         let stranger = &SECOND[SECOND.find('d').unwrap()..];
         assert_eq!(take(&mut relay.clone(), &mut Vec::new(), "data: 1\n\n"), Passed::Broken, "{stranger}");
         assert_eq!(take(&mut relay, &mut body, SECOND), bytes("data: {\"a\":2}\n\n"));
         assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5, 6]);
+    }
+
+    #[test]
+    fn the_usage_is_told_once() {
+        let (mut relay, mut body) = (Relay::default(), Vec::new());
+        let last = ": {\"created\":7,\"choice\":0,\"ids\":[4],\"end\":\"stop\"}\ndata: {\"a\":1}\n\n";
+        let usage = "data: {\"usage\":1}\n\n";
+        assert_eq!(
+            take(&mut relay, &mut body, &[last, usage].concat()),
+            bytes("data: {\"a\":1}\n\ndata: {\"usage\":1}\n\n")
+        );
+        relay.turn(2);
+        assert_eq!(
+            take(&mut relay.clone(), &mut Vec::new(), usage),
+            Passed::Broken,
+            "one choice has not begun"
+        );
+        relay.turn(1);
+        let rest = [usage, "data: [DONE]\n\n"].concat();
+        assert_eq!(take(&mut relay, &mut body, &rest), bytes("data: [DONE]\n\n"));
     }
 
     #[test]

@@ -54,8 +54,10 @@ impl Fleet {
         answer: Result<WorkerAnswer, String>,
         now: Instant,
     ) {
-        let told = answer.as_ref().map(|answer| introduction::kind(&answer.body));
-        if let Some((other, why)) = self.router.introduced(worker, told.unwrap_or_default()) {
+        let told = answer.as_ref().ok().filter(|answer| answer.is_success());
+        let told = told.map(|answer| introduction::kind(&answer.body));
+        // Who does not tell now is what it told before.
+        if let Some((other, why)) = told.and_then(|kind| self.router.introduced(worker, kind)) {
             let (worker, other) = (self.url(worker), self.url(other));
             event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
         }
@@ -105,8 +107,8 @@ impl Fleet {
         self.tell(worker, change, &"probe");
         let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
-        // Who answers there next may be somebody else.
-        target.introduced &= is_well;
+        // Who answers there next may be somebody else, unless it is only late.
+        target.introduced &= is_well || is_usable;
         if is_well {
             target.told_down = false;
         } else if !is_usable && !std::mem::replace(&mut target.told_down, true) {

@@ -29,13 +29,6 @@ pub struct Avoid {
     pub unwilling: Vec<WorkerNumber>,
 }
 
-impl Avoid {
-    /// Whether everybody will do.
-    pub fn is_empty(&self) -> bool {
-        self.failed.is_empty() && self.unwilling.is_empty()
-    }
-}
-
 /// What happens to a flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum News {
@@ -162,11 +155,6 @@ impl Flight {
     /// Who may be to blame for its last failure.
     pub fn accused(&self) -> impl Iterator<Item = WorkerNumber> {
         self.accused.into_iter().flatten()
-    }
-
-    /// Whether the client has heard nothing yet.
-    pub fn is_unanswered(&self) -> bool {
-        !self.begun
     }
 
     /// Whether this try was sent and has not come to anything.
@@ -400,7 +388,7 @@ mod tests {
     #[test]
     fn a_request_is_sent_when_all_connections_stand_and_lands() {
         let mut rig = Rig::new(RETRIES_DEFAULT);
-        assert!(rig.sent().flight.is_unanswered());
+        assert!(rig.sent().flight.is_waiting());
         assert_eq!(rig.take(passes(true)), Next::On);
         assert_eq!(rig.take(News::Lost(Role::Prefill, Cause::PeerLost)), Next::On, "decode has all of it");
         assert_eq!(rig.take(News::Landed), Next::Land);

@@ -4,7 +4,6 @@
 //! again. A request fails for a reason only if it was at that place in that time. What merely takes longer is no
 //! reason but for whose time is up; nor is a silence that is shorter than what peers put up with.
 
-use crate::cause::Cause;
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
 use crate::sim::agenda::{Nanos, SECOND};
 use std::ops::Range;
@@ -112,10 +111,5 @@ impl Reasons {
         let skips = self.0.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));
         let skips = skips.filter(|reason| pairs.iter().any(|&pair| reason.place.concerns(pair)));
         skips.map(|reason| if let Effect::Skips(by) = reason.effect { by } else { 0 }).sum()
-    }
-
-    /// Causes of what a lost peer does to a request.
-    pub fn of_loss(cause: Cause) -> bool {
-        matches!(cause, Cause::PeerLost | Cause::OtherLeg)
     }
 }

@@ -3,7 +3,7 @@
 //! worker elsewhere. What each costs its sender is the connection; hand-offs of the others go on.
 
 use crate::keys::KeyFile;
-use crate::process::{PATIENCE, Process, post};
+use crate::process::{Process, post};
 use crate::stranger::{Framed, Stranger, bytes_of, connect, hello, registry, until_closed};
 use crate::{body, choices, dual, prefill, start, with_room};
 use baton::cause::Cause;
@@ -69,15 +69,6 @@ impl Pair {
     }
 }
 
-#[track_caller]
-fn await_times(process: &Process, words: &str, times: usize) {
-    let begun = Instant::now();
-    while process.times_said(words) < times {
-        assert!(begun.elapsed() < PATIENCE, "it does not say {words:?} {times} times");
-        thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// What opened a link once opens none again: the other side's Hello is another.
 #[test]
 fn a_replayed_handshake_proves_nothing() {
@@ -90,7 +81,7 @@ fn a_replayed_handshake_proves_nothing() {
         let mut again = connect(pair.control);
         again.write_all(&recorded).unwrap();
         until_closed(&mut again);
-        await_times(&pair.prefill, WRONG_PROOF, times);
+        pair.prefill.await_times(WRONG_PROOF, times);
         pair.check_works();
     }
     pair.check_unharmed(1);
@@ -107,11 +98,11 @@ fn a_replayed_message_ends_the_link_that_it_came_on() {
     let sealed = one.sent[before..].to_vec();
     one.stream.write_all(&sealed).unwrap();
     until_closed(&mut one.stream);
-    await_times(&pair.prefill, seal, 1);
+    pair.prefill.await_times(seal, 1);
     let mut other = Stranger::dial_with(pair.control, 8, ring(KEY));
     other.stream.write_all(&sealed).unwrap();
     until_closed(&mut other.stream);
-    await_times(&pair.prefill, seal, 2);
+    pair.prefill.await_times(seal, 2);
     pair.check_works();
     pair.check_unharmed(2);
 }
@@ -137,7 +128,7 @@ fn a_reflected_proof_proves_nothing() {
         let (mut framed, _) = handshake(own);
         framed.say(&[&proof_of_other]);
         until_closed(&mut framed.stream);
-        await_times(&pair.prefill, WRONG_PROOF, times + 1);
+        pair.prefill.await_times(WRONG_PROOF, times + 1);
     }
     pair.check_works();
     pair.check_unharmed(0);
@@ -162,7 +153,7 @@ fn a_truncated_handshake_or_message_opens_nothing() {
     (message[0], message[2 + 6]) = (0, 0);
     genuine.stream.write_all(&message).unwrap();
     until_closed(&mut genuine.stream);
-    await_times(&pair.prefill, "seal is missing or wrong", 1);
+    pair.prefill.await_times("seal is missing or wrong", 1);
     pair.check_works();
     pair.check_unharmed(1);
 }
@@ -181,13 +172,13 @@ fn a_forged_proof_proves_nothing() {
         let tag = if times == 1 { [0x5a; 32] } else { other.proof(Side::Dialer, &hellos) };
         framed.say(&[&bytes_of(&Message::Proof(Proof { tag }))]);
         until_closed(&mut framed.stream);
-        await_times(&pair.prefill, WRONG_PROOF, times);
+        pair.prefill.await_times(WRONG_PROOF, times);
     }
     let mut framed = Framed::dial(pair.control);
     framed.say(&[&ours]);
     framed.say(&[&bytes_of(&BYE)]);
     until_closed(&mut framed.stream);
-    await_times(&pair.prefill, "peer has no cluster key, this worker has one", 1);
+    pair.prefill.await_times("peer has no cluster key, this worker has one", 1);
     pair.check_works();
     pair.check_unharmed(0);
 }
@@ -199,7 +190,7 @@ fn a_proof_is_of_one_identity_and_incarnation() {
     for (times, alter) in [(1, alter_id as fn(&mut [u8])), (2, alter_incarnation), (3, alter_nonce)] {
         let mut peer = Stranger::dial_altered(pair.control, 7, ring(KEY), alter);
         until_closed(&mut peer.stream);
-        await_times(&pair.prefill, WRONG_PROOF, times);
+        pair.prefill.await_times(WRONG_PROOF, times);
     }
     pair.check_works();
     pair.check_unharmed(0);
@@ -233,7 +224,7 @@ fn a_peer_with_another_key_is_told_by_the_keys_names() {
     let mut peer = Stranger::dial_with(pair.control, 7, ring(KEY + 1));
     until_closed(&mut peer.stream);
     let name = ring(KEY + 1).ids()[0];
-    await_times(&pair.prefill, &format!("it proves key {name}, which is not here"), 1);
+    pair.prefill.await_times(&format!("it proves key {name}, which is not here"), 1);
     pair.check_works();
     pair.check_unharmed(0);
     let (one, two) = (KeyFile::new(b'1'), KeyFile::new(b'2'));
@@ -248,8 +239,8 @@ fn a_peer_with_another_key_is_told_by_the_keys_names() {
     let last = with("decode", &[&two]);
     let (status, text) = last.post("/v1/completions", &with_room(body(1, 20, 4), &old, 2));
     assert!(status == 502 && text.contains("incompatible"), "{status} {text}");
-    await_times(&last, &format!("it proves key {one_name}, which is not here"), 1);
-    await_times(&old, &format!("it does not have key {one_name}, which is proven here"), 1);
+    last.await_times(&format!("it proves key {one_name}, which is not here"), 1);
+    old.await_times(&format!("it does not have key {one_name}, which is proven here"), 1);
     for worker in [&old, &new] {
         assert!(worker.has_said(&one_name.to_string()) && worker.has_said(&two_name.to_string()));
     }
@@ -469,7 +460,7 @@ fn a_client_cannot_send_a_worker_elsewhere() {
     let (status, text) =
         asking(&pair.decode, "127.0.0.1", registry(Some("192.0.2.1"), 80).port(), 200).join().unwrap();
     assert_eq!(status, 502, "{text}");
-    await_times(&pair.decode, "the registry's control_host 192.0.2.1 lies in no network", 1);
+    pair.decode.await_times("the registry's control_host 192.0.2.1 lies in no network", 1);
     // Another service on this host is asked one question, and gets nothing of the request.
     let service = TcpListener::bind("127.0.0.1:0").unwrap();
     let asked = asking(&pair.decode, "127.0.0.1", service.local_addr().unwrap().port(), 300);
@@ -487,7 +478,7 @@ fn a_client_cannot_send_a_worker_elsewhere() {
 fn strangers_are_few_and_the_oldest_go_first() {
     let mut pair = Pair::start();
     let mut crowd: Vec<_> = (0..200).map(|_| connect(pair.control)).collect();
-    await_times(&pair.prefill, "too many others have not proven themselves either", 200 - 64);
+    pair.prefill.await_times("too many others have not proven themselves either", 200 - 64);
     // A worker that comes last is let in at once.
     let peer = Stranger::dial_with(pair.control, 7, ring(KEY));
     assert!(peer.link.peer().is_some());
@@ -507,14 +498,14 @@ fn a_router_never_pairs_what_does_not_fit() {
     let more = ["--prefill", &url(&reader), &port, "--decode", &url(&narrow)];
     let route = |more: &[&str]| Process::start(&[&["router", "--port", "0"], more].concat());
     let alone = route(&more);
-    await_times(&alone, "worker is up", 2);
-    await_times(&alone, "two workers are never paired", 1);
+    alone.await_times("worker is up", 2);
+    alone.await_times("two workers are never paired", 1);
     assert!(alone.has_said("kv differs: "));
     assert_eq!(alone.get("/readiness").0, 503);
     let (status, text) = alone.post("/v1/completions", &body(1, 20, 4).to_string());
     assert!(status == 503 && text.contains("fits a prefill worker"), "{status} {text}");
     let both = route(&[&more[..], &["--decode", &url(&wide)]].concat());
-    await_times(&both, "worker is up", 3);
+    both.await_times("worker is up", 3);
     for salt in 0..6 {
         choices(&both.post("/v1/completions", &body(salt, 20, 4).to_string()));
     }

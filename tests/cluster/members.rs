@@ -125,7 +125,8 @@ fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() 
     // Their entries were there within one life; on a slow machine probes may take longer.
     assert!(took < 4 * REGISTRY_ENTRY_LIFE, "{took:?}");
     for worker in [&reader, &writer] {
-        assert!(worker.has_said("registry is away") && worker.times_said("registry answers") >= 2);
+        worker.await_times("registry is away", 1);
+        worker.await_times("registry answers", 2);
     }
 }
 

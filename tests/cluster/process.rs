@@ -111,6 +111,16 @@ impl Process {
         }
     }
 
+    /// Waits until it has said so in its log that often.
+    #[track_caller]
+    pub fn await_times(&self, words: &str, times: usize) {
+        let begun = Instant::now();
+        while self.times_said(words) < times {
+            assert!(begun.elapsed() < PATIENCE, "it does not say {words:?} {times} times");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
     /// It runs, and none of its threads has panicked.
     #[track_caller]
     pub fn check_alive(&mut self) {

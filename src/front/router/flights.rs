@@ -18,7 +18,7 @@ use crate::front::router::failure::{self, Failure};
 use crate::front::router::fleet::{Fleet, What};
 use crate::front::router::relay::{Passed, Relay};
 use crate::ids::Room;
-use crate::limits::{REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_PROBE_INTERVAL};
+use crate::limits::{REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_GRACE, ROUTER_PROBE_INTERVAL};
 use crate::net::{CloseReason, ConnId, Reactor};
 use crate::obs::log::{self, event};
 use crate::obs::metrics::RouterMetrics;
@@ -374,7 +374,7 @@ impl Flights {
         let deadline = flight.deadline();
         let next = flight.core.take(passes, &mut terms(&mut self.retries, deadline, way));
         if let (Next::Calm, Some(lead)) = (next, flight.lead) {
-            way.fleet.set_deadline(lead, flight.begun + REQUEST_TIME_MAX);
+            way.fleet.set_deadline(lead, flight.until());
         }
         news
     }
@@ -526,6 +526,11 @@ impl Flights {
 }
 
 impl Flight {
+    /// When its legs are given up: a worker keeps the client's time itself, unless it stands still.
+    fn until(&self) -> Instant {
+        self.deadline().map_or(self.begun + REQUEST_TIME_MAX, |deadline| deadline + ROUTER_GRACE)
+    }
+
     /// When its client waits no longer, if it has said.
     fn deadline(&self) -> Option<Instant> {
         Some(self.begun + self.request.order.patience()?)
@@ -544,7 +549,7 @@ impl Flight {
         prefill: Option<Booking>,
         way: &mut Way<'_>,
     ) -> Result<u32, CloseReason> {
-        let until = self.begun + REQUEST_TIME_MAX;
+        let until = self.until();
         let prefill = prefill.map(|booking| (Owner::Prefill(client), booking));
         let mut result = Ok(0);
         for (owner, booking) in prefill.into_iter().chain([(Owner::Lead(client), lead)]) {

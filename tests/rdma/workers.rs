@@ -27,8 +27,9 @@ pub fn ids(answer: (u16, String)) -> Value {
 }
 
 fn pair(rdma: &[&str]) -> Fleet {
+    // A second try would hide what became of the first one.
     let prefill = start("prefill", &[rdma, &["--bootstrap-port", "0", "--control-port", "0"]].concat());
-    Fleet::new(vec![prefill], vec![start("decode", &rdma[..2])])
+    Fleet::with(vec![prefill], vec![start("decode", &rdma[..2])], &["--disable-retries"])
 }
 
 /// Each is a tenant of its own, so that no cache has any of it.

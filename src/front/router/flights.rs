@@ -371,8 +371,9 @@ impl Flights {
         }
         way.connections.stream(way.reactor, client, &bytes);
         let passes = News::Passes { resumable: is_stream && flight.relay.is_resumable() };
-        let deadline = flight.deadline();
-        let next = flight.core.take(passes, &mut terms(&mut self.retries, deadline, way));
+        // Nothing is drawn or looked up for what goes well, piece by piece.
+        let terms = &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
+        let next = flight.core.take(passes, terms);
         if let (Next::Calm, Some(lead)) = (next, flight.lead) {
             way.fleet.set_deadline(lead, flight.until());
         }

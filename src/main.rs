@@ -12,6 +12,7 @@ use baton::front::drain::End;
 use baton::model::forward::cpu::available_kernels;
 use baton::obs::log;
 use baton::role;
+use baton::say;
 use baton::sim::campaign::Campaign;
 use std::process::ExitCode;
 
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
     match config::parse(std::env::args_os(), &surroundings) {
         Err(error) => ExitCode::from(error.report()),
         Ok(Invocation::Print(json)) => {
-            println!("{json}");
+            say!("{json}");
             ExitCode::SUCCESS
         }
         Ok(Invocation::Drain { config, warnings }) => {
@@ -100,7 +101,7 @@ fn run_doctor(flags: &DoctorFlags, surroundings: &Surroundings) -> ExitCode {
         findings.push(transfer::between(&here, peer, Survey::ask(peer).map(|(theirs, _)| theirs)));
     }
     for finding in &findings {
-        println!("{finding}");
+        say!("{finding}");
     }
     let worst = findings.iter().map(|finding| finding.verdict).max();
     if worst == Some(Verdict::Bad) { ExitCode::FAILURE } else { ExitCode::SUCCESS }

@@ -7,4 +7,5 @@
 pub mod exposition;
 pub mod log;
 pub mod metrics;
+pub mod output;
 pub mod registry;

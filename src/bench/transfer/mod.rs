@@ -22,6 +22,7 @@ pub use survey::Survey;
 
 use crate::config::resolved::{LogConfig, LogLevel};
 use crate::obs::log;
+use crate::say;
 use report::Figures;
 use std::fmt;
 use std::fs::OpenOptions;
@@ -60,7 +61,7 @@ pub fn run(plan: &Plan) -> Result<(), BenchError> {
 fn listen(address: SocketAddr, until_eof: bool) -> Result<(), BenchError> {
     let failed = |error: io::Error| BenchError(format!("--listen {address}: {error}"));
     let listener = TcpListener::bind(address).map_err(failed)?;
-    println!("listening on {}", listener.local_addr().map_err(failed)?);
+    say!("listening on {}", listener.local_addr().map_err(failed)?);
     if until_eof {
         // Whoever started this process has ended, one way or another.
         std::thread::spawn(|| {
@@ -132,7 +133,7 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
     let mut shown = Progress::new(rows.len());
     let (mut done, mut failures) = (Vec::new(), 0);
     if !plan.json {
-        println!("{}", report::heading());
+        say!("{}", report::heading());
     }
     for row in rows {
         shown.begin(row);
@@ -150,7 +151,7 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
         }
     }
     if !plan.json && done.iter().any(Figures::tells_wake_ups) {
-        println!("{}", report::OF_WAKE_UPS);
+        say!("{}", report::OF_WAKE_UPS);
     }
     if let Some(path) = plan.report.as_deref().filter(|_| !done.is_empty()) {
         std::fs::write(path, page::page(&done)).map_err(|error| unwritten(path, error))?;
@@ -163,11 +164,11 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
 
 fn print(plan: &Plan, figures: &Figures) {
     if plan.json {
-        println!("{}", figures.json());
+        say!("{}", figures.json());
     } else {
-        println!("{figures}");
+        say!("{figures}");
         if figures.clock_error > 0 {
-            println!("{:<20} times are right within {:.1} us", "", figures.clock_error as f64 / 1e3);
+            say!("{:<20} times are right within {:.1} us", "", figures.clock_error as f64 / 1e3);
         }
     }
 }

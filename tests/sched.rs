@@ -32,6 +32,8 @@ fn random_setup(rng: &mut Rng) -> Setup {
     let least = 96 / setup.config.page_size;
     setup.prefill_pages = least + rng.within(0, least);
     setup.decode_pages = least + rng.within(0, least);
+    setup.config.reserve = [0, 3, 512][rng.within(0, 2) as usize];
+    setup.tier_pages = least * [0, 1, 4][rng.within(0, 2) as usize];
     setup
 }
 
@@ -81,7 +83,7 @@ fn play(rig: &mut Rig, wanted: &[Wanted], rng: &mut Rng) -> Vec<RequestId> {
 
 #[test]
 fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
-    let (mut cached, mut given_up) = (0, 0);
+    let (mut cached, mut given_up, mut retracted) = (0, 0, 0);
     for seed in 0..40 {
         let rng = &mut Rng::new(seed * 1000);
         let wanted: Vec<_> = (0..rng.within(1, 14)).map(|_| random_wanted(rng)).collect();
@@ -96,9 +98,34 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
             cached += rig.cached.values().sum::<u32>();
             let free = rig.stats(FIRST).pages().free;
             given_up += u32::from(free == 0);
+            let last = if split { DECODE } else { FIRST };
+            retracted += rig.stats(last).retracted_total.load(Relaxed);
         }
     }
     assert!(cached > 1000 && given_up > 0, "{cached} tokens were cached, {given_up} caches were full");
+    assert!(retracted > 20, "{retracted} requests gave up their pages");
+}
+
+/// Where nobody is left to read prompts, decode does, beside what is handed over to it.
+#[test]
+fn who_comes_alone_is_read_by_decode_and_generates_the_same() {
+    for seed in 0..20 {
+        let rng = &mut Rng::new(seed * 77);
+        let wanted: Vec<_> = (0..12).map(|_| random_wanted(rng)).collect();
+        let mut rig = Rig::split(&random_setup(rng));
+        let mut ids = Vec::new();
+        for (index, wanted) in wanted.iter().enumerate() {
+            ids.push(if index % 2 == 0 { rig.submit_alone(wanted) } else { rig.submit(wanted).decode });
+            (0..rng.within(0, 5)).for_each(|_| _ = rig.turn());
+        }
+        let gone = rig.submit_alone(&wanted[0]);
+        (0..rng.within(0, 9)).for_each(|_| _ = rig.turn());
+        rig.abort(gone);
+        rig.finish();
+        for (id, wanted) in ids.iter().zip(&wanted) {
+            assert_eq!(rig.told[id], alone(wanted), "seed {seed}");
+        }
+    }
 }
 
 /// What one request has left, the next one with the same beginning neither computes nor gets sent.
@@ -220,12 +247,84 @@ fn a_request_may_end_with_its_first_token() {
 fn end_one_at_every_turn(split: bool, end: impl Fn(&mut Rig, &Legs)) {
     let mut setup = Setup::new();
     setup.config.max_running = 2;
+    end_one_at_every_turn_of(&setup, split, end);
+}
+
+/// The same where requests give up their pages to each other.
+fn end_one_of_those_retracted(split: bool, tier_pages: u32) {
+    let mut setup = Setup::new();
+    (setup.config.reserve, setup.decode_pages, setup.tier_pages) = (0, 13, tier_pages);
+    setup.config.max_running = 3;
+    end_one_at_every_turn_of(&setup, split, |rig, legs| rig.abort(legs.decode));
+    let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+    // None begins as another does.
+    (13..17).for_each(|length| _ = rig.submit(&Wanted::new(length, 12)));
+    rig.finish();
+    let worker = if split { DECODE } else { FIRST };
+    let recomputed = rig.stats(worker).recomputed_tokens_total.load(Relaxed);
+    assert!(rig.stats(worker).retracted_total.load(Relaxed) > 0);
+    assert_eq!(recomputed == 0, tier_pages > 0, "{recomputed} tokens were computed again");
+}
+
+#[test]
+fn an_abort_of_a_request_that_gave_up_its_pages_leaks_nothing() {
+    for split in [true, false] {
+        end_one_of_those_retracted(split, 0);
+        end_one_of_those_retracted(split, 50);
+    }
+}
+
+/// Who has generated least leaves, and comes back before a newcomer that would fit.
+#[test]
+fn who_gave_up_its_pages_comes_before_newcomers() {
+    for tier_pages in [0, 64] {
+        let mut setup = Setup::new();
+        (setup.config.reserve, setup.decode_pages, setup.tier_pages) = (0, 16, tier_pages);
+        setup.config.prefix_cache = false;
+        let mut rig = Rig::split(&setup);
+        // 4 pages each at first, 8 in the end.
+        let wanted = |seed: u32| {
+            let mut wanted = Wanted::new(15, 17);
+            wanted.prompt.iter_mut().for_each(|id| *id = (*id + seed) % VOCAB);
+            wanted
+        };
+        let all: Vec<_> = (0..3).map(wanted).collect();
+        let first = rig.submit(&all[0]).decode;
+        while rig.told[&first].tokens.len() < 3 {
+            rig.turn();
+        }
+        let others = [rig.submit(&all[1]).decode, rig.submit(&all[2]).decode];
+        let retracted = |rig: &Rig| rig.stats(DECODE).retracted.load(Relaxed);
+        while retracted(&rig) == 0 {
+            rig.turn();
+        }
+        let tokens = |rig: &Rig, id| rig.told[&id].tokens.len();
+        let stands = others.map(|id| tokens(&rig, id));
+        assert!(tokens(&rig, first) > stands[0].max(stands[1]));
+        // It would fit at once: 2 pages.
+        let newcomer = rig.submit(&Wanted::new(4, 4)).decode;
+        let mut waited = 0;
+        while retracted(&rig) > 0 {
+            assert_eq!(tokens(&rig, newcomer), 0, "it was let in before those that wait for pages");
+            rig.turn();
+            waited += 1;
+        }
+        assert!(waited > 3);
+        rig.finish();
+        for (id, wanted) in [first, others[0], others[1]].iter().zip(&all) {
+            assert_eq!(rig.told[id], alone(wanted), "{tier_pages}");
+        }
+        assert_eq!(rig.told[&newcomer], alone(&Wanted::new(4, 4)));
+    }
+}
+
+fn end_one_at_every_turn_of(setup: &Setup, split: bool, end: impl Fn(&mut Rig, &Legs)) {
     let wanted = [Wanted::new(40, 6), Wanted::new(9, 12), Wanted::new(21, 8), Wanted::new(13, 3)];
     let expected: Vec<_> = wanted.iter().map(alone).collect();
     let mut ended_early = 0;
     for k in 0..40 {
         for victim in 0..wanted.len() {
-            let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            let mut rig = if split { Rig::split(setup) } else { Rig::mixed(setup) };
             let legs: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted)).collect();
             (0..k).for_each(|_| {
                 rig.mover.iter_mut().for_each(|mover| mover.speed = 1);

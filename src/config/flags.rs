@@ -9,8 +9,8 @@ use super::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
 };
 use crate::limits::{
-    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX, RETRIES_DEFAULT,
-    RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
+    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX, RESERVED_TOKENS,
+    RETRIES_DEFAULT, RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::{IpAddr, SocketAddr};
@@ -107,6 +107,8 @@ pub struct ServeFlags {
     #[command(flatten)]
     pub(super) prefill: ChunkFlags,
     #[command(flatten)]
+    pub(super) retraction: RetractionFlags,
+    #[command(flatten)]
     pub(super) process: ProcessFlags,
 }
 
@@ -130,6 +132,10 @@ pub struct PrefillFlags {
 pub struct DecodeFlags {
     #[command(flatten)]
     pub(super) worker: WorkerFlags,
+    #[command(flatten)]
+    pub(super) recompute: ChunkFlags,
+    #[command(flatten)]
+    pub(super) retraction: RetractionFlags,
     #[command(flatten)]
     pub(super) handoff: HandoffFlags,
     #[command(flatten)]
@@ -338,6 +344,19 @@ pub(super) struct ChunkFlags {
 }
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "KV cache")]
+pub(super) struct RetractionFlags {
+    /// Tokens that a request may still generate of which KV pages are kept free for it. More are found as it goes on; where
+    /// there are none, the request that has generated least gives its pages up and continues later, with the same output
+    #[arg(long, visible_alias = "disaggregation-num-reserved-decode-tokens", value_name = "TOKENS", default_value_t = RESERVED_TOKENS, value_parser = value_parser!(u32).range(..=i64::from(CONTEXT_MAX)))]
+    pub(super) num_reserved_decode_tokens: u32,
+    /// Memory of each decode worker for the KV of such requests; what it does not take is computed again [default: a
+    /// quarter of --kv-memory; taken when first used]
+    #[arg(long, value_name = "SIZE")]
+    pub(super) swap_memory: Option<ByteSize>,
+}
+
+#[derive(Args, Debug)]
 #[command(next_help_heading = "Cores")]
 pub(super) struct CoreFlags {
     /// Logical CPUs to run and pin threads on, such as 0-3,8 [default: all that are allowed, pinned
@@ -427,6 +446,9 @@ pub(super) struct DestinationFlags {
     /// Networks in which a bootstrap_host named by a request may lie [default: loopback]
     #[arg(long, value_name = "CIDR[,CIDR]", value_delimiter = ',')]
     pub(super) bootstrap_allow: Vec<Cidr>,
+    /// Read the prompts of requests that name no prefill worker, too: a router sends such where none is left
+    #[arg(long)]
+    pub(super) local_prefill: bool,
 }
 
 #[derive(Args, Debug)]
@@ -442,10 +464,10 @@ pub(super) struct RoutingFlags {
     #[arg(long, value_enum, default_value_t)]
     pub(super) policy: Policy,
     /// Times a request is sent to another pair of workers when one fails, since its client last got something
-    #[arg(long, value_name = "N", default_value_t = RETRIES_DEFAULT, value_parser = clap::value_parser!(u32).range(0..=100))]
+    #[arg(long, value_name = "N", default_value_t = RETRIES_DEFAULT, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=100))]
     pub(super) retry_max_retries: u32,
     /// Send no request to a second pair of workers
-    #[arg(long)]
+    #[arg(long, conflicts_with = "retry_max_retries")]
     pub(super) disable_retries: bool,
     /// Take workers from this etcd, too, as etcd://HOST:PORT,HOST:PORT: all routers over it see the same ones
     #[arg(long, value_name = "REGISTRY")]

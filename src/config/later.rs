@@ -10,7 +10,6 @@ const CACHES: &str = "all workers cache prefixes unless told --disable-radix-cac
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
 const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
-const ALL_RESERVED: &str = "a request's KV is reserved to its longest answer";
 const NO_TLS: &str = "there is no TLS yet; put a proxy that has it before the port";
 const OWN_TEXTS: &str = "tokenizer and chat template are MODEL's own";
 
@@ -51,8 +50,9 @@ const NAMES: &[(&str, &str)] = &[
     ("--disaggregation-decode-enable-radix-cache", CACHES),
     ("--decode-allocation", "decode memory is always allocated early"),
     ("--disaggregation-decode-allocation-policy", "decode memory is always allocated early"),
-    ("--num-reserved-decode-tokens", ALL_RESERVED),
-    ("--disaggregation-num-reserved-decode-tokens", ALL_RESERVED),
+    ("--swap-space", "use --swap-memory, which takes a unit"),
+    ("--preemption-mode", "whether KV is kept or computed again follows from what takes less time"),
+    ("--schedule-conservativeness", "use --num-reserved-decode-tokens"),
     ("--verify-kv", "KV is not checksummed yet"),
     ("--disaggregation-enable-kv-checksum", "KV is not checksummed yet"),
     ("--speculative-algorithm", NO_SPECULATION),

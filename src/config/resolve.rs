@@ -3,13 +3,14 @@
 use super::error::ConfigError;
 use super::flags::{
     BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DrainFlags, FrontFlags, HandoffFlags,
-    LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RouterFlags, RoutingFlags, ServeFlags, WorkerFlags,
+    LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags, RouterFlags, RoutingFlags,
+    ServeFlags, WorkerFlags,
 };
 use super::registry::RegistryAddress;
 use super::resolved::{
     BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, DrainConfig, FrontConfig,
-    HandoffConfig, KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RouterConfig,
-    ServeConfig, Transfer, WorkerConfig, WorkerLayout,
+    HandoffConfig, KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RetractionConfig,
+    RouterConfig, ServeConfig, Transfer, WorkerConfig, WorkerLayout,
 };
 use super::secret::{Secret, read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
@@ -79,7 +80,8 @@ impl Resolver<'_> {
         let (mut worker, layout) = (self.worker(flags.worker, FRONT_PORT)?, layout(&flags.layout)?);
         let fake = matches!(layout, WorkerLayout::Split { transfer: Transfer::Fake, .. });
         worker.kv.prefix_cache &= !fake;
-        Ok(ServeConfig { worker, layout, chunks: chunks(&flags.prefill)?, log: self.log(&flags.process)? })
+        let (chunks, retraction) = (chunks(&flags.prefill)?, retraction(&flags.retraction, &worker.kv)?);
+        Ok(ServeConfig { worker, layout, chunks, retraction, log: self.log(&flags.process)? })
     }
 
     fn prefill(&mut self, flags: PrefillFlags) -> Result<PrefillConfig, ConfigError> {
@@ -116,10 +118,13 @@ impl Resolver<'_> {
         // Nothing comes, so there is nothing that a second prompt could go on from.
         worker.kv.prefix_cache &= flags.handoff.transfer != Transfer::Fake;
         let config = DecodeConfig {
+            chunks: chunks(&flags.recompute)?,
+            retraction: retraction(&flags.retraction, &worker.kv)?,
             worker,
             handoff: self.handoff(flags.handoff, host, listens_for_peers)?,
             data_port: flags.destination.data_port,
             bootstrap_allow,
+            local_prefill: flags.destination.local_prefill,
             log: self.log(&flags.process)?,
         };
         distinct_ports(&[("--port", config.worker.front.port), ("--data-port", config.data_port)])?;
@@ -384,6 +389,14 @@ fn chunks(flags: &ChunkFlags) -> Result<ChunkConfig, ConfigError> {
         return Err(value("--chunked-prefill-size", chunk, limit));
     }
     Ok(ChunkConfig { max_prefill_tokens: max, chunked_prefill_size: chunk, chunk_ms: flags.chunk_ms })
+}
+
+fn retraction(flags: &RetractionFlags, kv: &KvConfig) -> Result<RetractionConfig, ConfigError> {
+    let memory = flags.swap_memory.unwrap_or(ByteSize(kv.memory.0 / 4));
+    if memory.0 > KV_MEMORY_MAX {
+        return Err(value("--swap-memory", memory, format!("must be at most {}", ByteSize(KV_MEMORY_MAX))));
+    }
+    Ok(RetractionConfig { reserved_tokens: flags.num_reserved_decode_tokens, memory })
 }
 
 /// `URL [PORT]` groups arrive as one flat list; a port is what no URL can be, a bare number.

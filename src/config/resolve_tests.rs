@@ -88,6 +88,19 @@ fn a_pair_on_one_host_needs_no_port() {
 }
 
 #[test]
+fn memory_for_retracted_requests_follows_the_pool() {
+    let of = |line: &str| match run(line).0 {
+        Command::Decode(config) => (config.retraction.reserved_tokens, config.retraction.memory.0),
+        _ => panic!(),
+    };
+    assert_eq!(of("decode m --kv-memory 2GiB"), (512, 512 << 20));
+    let line = "decode m --disaggregation-num-reserved-decode-tokens 0 --swap-memory 0";
+    assert_eq!(of(line), (0, 0));
+    let error = refusal("serve m --swap-memory 100TiB");
+    assert!(error.contains("--swap-memory"), "{error}");
+}
+
+#[test]
 fn chunk_bounds_follow_each_other() {
     let chunks = |line: &str| match run(line).0 {
         Command::Serve(config) => (config.chunks.max_prefill_tokens, config.chunks.chunked_prefill_size),
@@ -190,7 +203,7 @@ fn what_comes_later_is_refused_by_name() {
         ("serve m --tensor-parallel-size=2", "--tensor-parallel-size"),
         ("serve m --tp 2", "--tp"),
         ("serve m --enable-prefix-caching", "--enable-prefix-caching"),
-        ("decode m --num-reserved-decode-tokens 512", "--num-reserved-decode-tokens"),
+        ("decode m --swap-space 4", "--swap-space"),
         ("decode m --transfer cuda_ipc", "--transfer cuda_ipc"),
         ("serve m --transfer=cuda_ipc", "--transfer cuda_ipc"),
         ("router --prefill http://a:1 --decode http://b:1 --policy cache_aware", "--policy cache_aware"),

@@ -51,6 +51,8 @@ pub struct ServeConfig {
     pub layout: WorkerLayout,
     /// Bounds on prompt tokens of a turn.
     pub chunks: ChunkConfig,
+    /// When pages run out.
+    pub retraction: RetractionConfig,
     /// The log.
     pub log: LogConfig,
 }
@@ -79,12 +81,18 @@ pub struct PrefillConfig {
 pub struct DecodeConfig {
     /// What every worker has.
     pub worker: WorkerConfig,
+    /// Bounds on tokens of a turn that are computed again.
+    pub chunks: ChunkConfig,
+    /// When pages run out.
+    pub retraction: RetractionConfig,
     /// How it deals with its peers.
     pub handoff: HandoffConfig,
     /// The port where KV arrives over tcp; 0: a free one.
     pub data_port: u16,
     /// Networks in which a `bootstrap_host` may lie.
     pub bootstrap_allow: Vec<Cidr>,
+    /// Whether prompts are read here where a request names no prefill worker.
+    pub local_prefill: bool,
     /// The log.
     pub log: LogConfig,
 }
@@ -184,6 +192,15 @@ pub struct KvConfig {
     pub dtype: KvDtype,
     /// Kept for prompts that begin the same.
     pub prefix_cache: bool,
+}
+
+/// What running requests are promised, and what becomes of those that gave up their pages.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RetractionConfig {
+    /// Tokens ahead of what a request has for which pages are kept free.
+    pub reserved_tokens: u32,
+    /// Bytes for KV beside the pool.
+    pub memory: ByteSize,
 }
 
 /// Bounds on the prompt tokens of one turn.

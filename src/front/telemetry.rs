@@ -62,6 +62,7 @@ impl Telemetry {
         }
         let running = sum(|stats| &stats.running);
         let waiting = sum(|stats| &stats.waiting) + sum(|stats| &stats.bootstrapping);
+        let waiting = waiting + sum(|stats| &stats.retracted);
         let moving = sum(|stats| &stats.transferring) + sum(|stats| &stats.arrived);
         let uncached =
             self.workers.iter().map(|worker| worker.stats.waiting_tokens.load(Ordering::Relaxed)).sum();
@@ -98,7 +99,8 @@ impl Watched {
     fn refresh(&self) {
         let stats = &*self.stats;
         let count = |figure: &AtomicU32| get(figure) as usize;
-        let mut depths = Depths { running: count(&stats.running), ..Depths::default() };
+        let (running, retracted) = (count(&stats.running), count(&stats.retracted));
+        let mut depths = Depths { running, retracted, ..Depths::default() };
         match self.role {
             EngineType::Prefill => {
                 depths.bootstrap = count(&stats.bootstrapping);
@@ -123,12 +125,15 @@ impl Watched {
         self.metrics.set_tally(&self.tally);
         let total = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let (computed, found) = (total(&stats.prompt_tokens_total), total(&stats.prefix_found_total));
-        // What decode found, prefill has counted.
-        let read = if self.role == EngineType::Decode { 0 } else { computed + found };
+        // What decode found, prefill has counted; what it computed, nobody else.
+        let read = if self.role == EngineType::Decode { computed } else { computed + found };
         self.metrics.prompt_tokens.raise_to(read);
         self.metrics.prefix_asked.raise_to(total(&stats.prefix_asked_total));
         self.metrics.prefix_found.raise_to(found);
-        self.metrics.generation_tokens.raise_to(stats.generated_tokens_total.load(Ordering::Relaxed));
+        self.metrics.generation_tokens.raise_to(total(&stats.generated_tokens_total));
+        self.metrics.swapped.set(get(&stats.swapped).into());
+        self.metrics.retractions.raise_to(total(&stats.retracted_total));
+        self.metrics.recomputed.raise_to(total(&stats.recomputed_tokens_total));
     }
 }
 

@@ -136,9 +136,13 @@ impl PagePool {
         debug_assert!(pages.is_empty());
         pages.extend(self.cached_pages(sequence, tokens));
         pages.iter().for_each(|&page| self.add_user(page));
-        if let Some(tree) = &self.prefixes {
-            self.lookups.asked += u64::from(tokens);
-            self.lookups.found += (pages.len() * tree.page_size()) as u64;
+    }
+
+    /// Of so many tokens that a new request could have had from the cache it had these.
+    pub fn count_lookup(&mut self, asked: u32, found: u32) {
+        if self.prefixes.is_some() {
+            self.lookups.asked += u64::from(asked);
+            self.lookups.found += u64::from(found);
         }
     }
 

@@ -115,6 +115,20 @@ impl Region {
             self.word(offset + 8 * i).store(word, Ordering::Relaxed);
         }
     }
+
+    /// Copies `bytes` bytes of another region. Both ranges are in the hands of the caller alone: pages of one request
+    /// that no transfer knows. Panics where one leaves its region: offsets are our own arithmetic.
+    pub fn copy_from(&self, to: usize, source: &Region, from: usize, bytes: usize) {
+        let within = |start: usize, len: usize| start.checked_add(bytes).is_some_and(|end| end <= len);
+        assert!(within(to, self.len()) && within(from, source.len()), "a copy leaves its region");
+        assert!(self.base() != source.base(), "a copy is between two regions");
+        // SAFETY: both ranges lie in their mappings, which are two; nobody else touches them meanwhile, as the caller
+        // says.
+        unsafe {
+            let from = source.base().as_ptr().add(from);
+            from.copy_to_nonoverlapping(self.base().as_ptr().add(to), bytes);
+        }
+    }
 }
 
 // SAFETY: the mapping stays where it is as long as the region; no reference into it is ever formed.

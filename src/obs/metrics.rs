@@ -68,6 +68,8 @@ pub struct Depths {
     pub prealloc: usize,
     /// Decode: waiting for KV.
     pub transfer: usize,
+    /// Waiting for pages again that they gave up.
+    pub retracted: usize,
 }
 
 /// How many pages of a worker's pool are in which state. The sum is the pool.
@@ -123,6 +125,13 @@ pub struct WorkerMetrics {
     inflight: Arc<Gauge>,
     prealloc: Arc<Gauge>,
     transfer: Arc<Gauge>,
+    retracted: Arc<Gauge>,
+    /// Pages of the host tier that hold KV.
+    pub swapped: Arc<Gauge>,
+    /// Times that a running request gave its pages up.
+    pub retractions: Arc<Counter>,
+    /// Tokens whose KV was dropped for that and computed again.
+    pub recomputed: Arc<Counter>,
     pages: Arc<GaugeGroup<4>>,
     token_usage: Arc<Gauge>,
     /// Prompt tokens, computed or found in the prefix cache.
@@ -195,6 +204,22 @@ impl WorkerMetrics {
             transfer: r.gauge(
                 &["sglang:num_decode_transfer_queue_reqs"],
                 "Decode: requests waiting for KV.",
+                l,
+            ),
+            retracted: r.gauge(
+                &["sglang:num_retracted_reqs"],
+                "Requests that ran, gave up their pages to others, and wait for new ones.",
+                l,
+            ),
+            swapped: r.gauge(&["baton_swapped_pages"], "Pages of KV kept for those in --swap-memory.", l),
+            retractions: r.counter(
+                &["vllm:num_preemptions_total"],
+                "Times that a running request gave its pages up.",
+                l,
+            ),
+            recomputed: r.counter(
+                &["baton_recomputed_tokens_total"],
+                "Tokens whose KV was dropped when pages were given up, and computed again.",
                 l,
             ),
             pages: r.states(
@@ -309,8 +334,8 @@ impl WorkerMetrics {
 
     /// Sets where requests are.
     pub fn set_depths(&self, depths: Depths) {
-        let Depths { running, queued, bootstrap, inflight, prealloc, transfer } = depths;
-        let waiting = queued + bootstrap + inflight + prealloc + transfer;
+        let Depths { running, queued, bootstrap, inflight, prealloc, transfer, retracted } = depths;
+        let waiting = queued + bootstrap + inflight + prealloc + transfer + retracted;
         for (gauge, count) in [
             (&self.running, running),
             (&self.queued, queued),
@@ -319,6 +344,7 @@ impl WorkerMetrics {
             (&self.inflight, inflight),
             (&self.prealloc, prealloc),
             (&self.transfer, transfer),
+            (&self.retracted, retracted),
         ] {
             gauge.set(count as f64);
         }

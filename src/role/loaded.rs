@@ -4,8 +4,9 @@
 
 use super::RoleError;
 use crate::cluster::entry::Likeness;
-use crate::config::resolved::{self, ChunkConfig, WorkerConfig};
+use crate::config::resolved::{self, ChunkConfig, RetractionConfig, WorkerConfig};
 use crate::kv::layout::{KvDtype, KvLayout};
+use crate::limits::RESERVED_TOKENS;
 use crate::model::config::ModelConfig;
 use crate::model::forward::cpu::{CpuModel, CpuOptions};
 use crate::model::open::{LoadFormat, ModelFiles};
@@ -32,6 +33,8 @@ pub struct Loaded {
     pub layout: KvLayout,
     /// Pages of each worker.
     pub pages: u32,
+    /// Pages of the host tier of each decode or mixed worker.
+    pub tier_pages: u32,
     /// Requests that a worker holds at most, queued ones included.
     pub slots: usize,
     /// By which peers know the same model.
@@ -53,10 +56,11 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Opens the files, checks and repacks the weights. `chunks` is of roles that read prompts.
+    /// Opens the files, checks and repacks the weights. `retraction` is of roles that decode.
     pub fn open(
         worker: &WorkerConfig,
-        chunks: Option<ChunkConfig>,
+        chunks: ChunkConfig,
+        retraction: Option<RetractionConfig>,
         transports: Vec<Transport>,
     ) -> Result<Loaded, RoleError> {
         let format = match worker.model.load_format {
@@ -78,14 +82,18 @@ impl Loaded {
         }
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
-            max_prefill_tokens: chunks.map_or(1, |chunks| chunks.max_prefill_tokens),
-            chunked_prefill_size: chunks.map_or(1, |chunks| chunks.chunked_prefill_size),
-            chunk_ms: chunks.map_or(0, |chunks| chunks.chunk_ms),
+            max_prefill_tokens: chunks.max_prefill_tokens,
+            chunked_prefill_size: chunks.chunked_prefill_size,
+            chunk_ms: chunks.chunk_ms,
             page_size: worker.kv.page_size,
             context: context as u32,
             prefix_cache: worker.kv.prefix_cache,
             vocab: model.vocab as u32,
+            reserve: retraction.map_or(RESERVED_TOKENS, |retraction| retraction.reserved_tokens),
         };
+        let tier_bytes = retraction.map_or(0, |retraction| retraction.memory.0);
+        // A page's number is below the one that ends a chain.
+        let tier_pages = u32::try_from(tier_bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1);
         let pinned = worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
         let options = CpuOptions {
             threads: worker.cores.threads,
@@ -129,6 +137,7 @@ impl Loaded {
             sched,
             layout,
             pages,
+            tier_pages,
             slots,
             fingerprint,
             transports,

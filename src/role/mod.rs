@@ -104,7 +104,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
         WorkerLayout::Split { .. } => vec![Transport::Shm],
     };
     ports::check(config.worker.front.host, &[http_port(&config.worker)])?;
-    let loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
+    let loaded = Loaded::open(&config.worker, config.chunks, Some(config.retraction), transports)?;
     let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
@@ -139,7 +139,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let control = Port::new("--control-port", config.control_port);
     let registry = Port::new("--bootstrap-port", config.bootstrap_port);
     ports::check(host, &[http_port(&config.worker), control, registry])?;
-    let mut loaded = Loaded::open(&config.worker, Some(config.chunks), transports)?;
+    let mut loaded = Loaded::open(&config.worker, config.chunks, None, transports)?;
     loaded.nics = nics;
     loaded.split = config.data_threads == DataThreads::Split;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
@@ -159,7 +159,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let keys = keyring(&config.handoff)?;
     let mode = Mode {
         bootstrap_port: Some(bootstrap_port),
-        handoff: Some(handoff_info(&loaded, &keys)),
+        handoff: Some(handoff_info(&loaded, &keys, false)),
         ..About::mode_of(EngineType::Prefill)
     };
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
@@ -200,7 +200,7 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let data_port = config.handoff.transfer.takes_tcp().then_some(data_port);
     let ports: Vec<Port> = [http_port(&config.worker)].into_iter().chain(data_port).collect();
     ports::check(config.worker.front.host, &ports)?;
-    let mut loaded = Loaded::open(&config.worker, None, transports)?;
+    let mut loaded = Loaded::open(&config.worker, config.chunks, Some(config.retraction), transports)?;
     loaded.nics = nics;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let data = data_port.map(|port| listen_for_lanes(config, port, &mut reactor)).transpose()?;
@@ -212,10 +212,11 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     let fake_bootstrap = config.handoff.fake_bootstrap || fake_by_default;
     let proven = !config.handoff.cluster_keys.is_empty();
     let worker = process.add_decode(&loaded)?;
-    let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default, proven };
+    let reads_alone = config.local_prefill;
+    let placement = Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, reads_alone };
     let kind = kind(&loaded.fingerprint, &loaded.layout);
     let keys = keyring(&config.handoff)?;
-    let handoff = Some(handoff_info(&loaded, &keys));
+    let handoff = Some(handoff_info(&loaded, &keys, reads_alone));
     let mode = Mode { handoff, ..About::mode_of(EngineType::Decode) };
     let bell = ctl.clone();
     let mut running = process.start(loaded, &config.worker, placement, mode, reactor, ctl)?;
@@ -346,7 +347,7 @@ fn keyring(handoff: &HandoffConfig) -> Result<Keyring, RoleError> {
 }
 
 /// What peers must have in common with this worker, for routers.
-fn handoff_info(loaded: &Loaded, keys: &Keyring) -> HandoffInfo {
+fn handoff_info(loaded: &Loaded, keys: &Keyring, local_prefill: bool) -> HandoffInfo {
     let short = |hash: &[u8; 32]| hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     let (own, layout) = (&loaded.fingerprint, &loaded.layout);
     let KvLayout { layers, model_kv_heads: heads, head_dim, .. } = layout;
@@ -360,5 +361,6 @@ fn handoff_info(loaded: &Loaded, keys: &Keyring) -> HandoffInfo {
         template: short(&own.template),
         kv: format!("{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}", layout.dtype.name()),
         cluster_keys: keys.map(|id| id.to_string()).collect(),
+        local_prefill,
     }
 }

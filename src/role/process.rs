@@ -17,6 +17,7 @@ use crate::front::worker::{Ring, Worker};
 use crate::ids::WorkerId;
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
+use crate::kv::tier::Tier;
 use crate::limits::{SESSIONS_MAX, TOKENISE_QUEUE_MAX};
 use crate::model::config::{Architecture, ModelConfig};
 use crate::net::Reactor;
@@ -181,7 +182,7 @@ impl Process {
     /// A worker that reads prompts and generates.
     pub fn add_mixed(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
         let (id, memory, _, worker) = self.worker(loaded)?;
-        let mixed = MixedWorker::new(id, loaded.sched, kv_memory(&memory), loaded.slots);
+        let mixed = MixedWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, loaded.slots);
         self.watch(EngineType::Unified, id, mixed.stats().clone(), &memory);
         self.workers.push(Box::new(mixed));
         self.members.push(Member { worker, role: Role::Mixed, reports: None });
@@ -221,7 +222,7 @@ impl Process {
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
         self.mover.destinations.push(DestinationMover::new(links, memory.clone(), SESSIONS_MAX, right));
-        let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), handle);
+        let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, handle);
         self.watch(EngineType::Decode, id, decode.stats().clone(), &memory);
         self.workers.push(Box::new(decode));
         let manager = DestinationManager::new(loaded.identity(&memory), status, SESSIONS_MAX);
@@ -360,6 +361,12 @@ fn event_ring(slots: usize) -> usize {
 
 fn kv_memory(memory: &Memory) -> KvMemory {
     KvMemory { region: memory.region.clone(), layout: memory.layout, pages: memory.pages }
+}
+
+/// Where a worker keeps the KV of requests that gave up their pages.
+fn tier(loaded: &Loaded) -> Result<Tier, RoleError> {
+    Tier::new(loaded.tier_pages, &loaded.layout)
+        .map_err(|error| RoleError::Io("cannot map memory for KV beside the pool", error))
 }
 
 fn about(

@@ -1,34 +1,116 @@
 //! The arithmetic of admission (design, section 8), in whole pages. Pure; the one place that decides.
 //!
-//! There is no retraction yet. So a request that runs must never find the pool empty: it is promised all it
-//! may ever take, prompt and `max_new`, when it is admitted. In the terms of section 8: `ratio` is 1, the
-//! reserve of a request is all of `max_new − generated` without a cap, R (what retraction would free) is 0,
-//! and nothing is retracted; the largest single need is then part of the sum. A prefill worker sees
-//! `max_new` = 1. The page that section 8 adds for alignment is not needed where prompts start on pages.
+//! A request gets its pages for what it has, prompt and output, and is promised a *reserve* ahead of that, not all that
+//! it may ever take: most answers end long before their `max_new`. Who then finds the pool empty is retracted
+//! ([`super::retraction`]), so two things are kept free besides: what the longest of the running requests needs when all
+//! others have been retracted, and, of newcomers, what those take who were. A prefill worker sees `max_new` = 1.
 
-use crate::kv::pool::Reusable;
+use crate::kv::pool::{PageCounts, Reusable};
+use crate::limits::FORESEEN_TOKENS_MAX;
 use crate::sched::config::SchedConfig;
 use crate::sched::request::Request;
 
-/// What may still be given away: pages free or evictable and not promised to requests already admitted.
-pub const fn allocatable(free: u32, evictable: u32, promised: u32) -> u32 {
-    (free + evictable).saturating_sub(promised)
+/// What a request wants of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Claim {
+    /// Pages that it has.
+    pub held: u32,
+    /// Pages of all its tokens and its reserve: what it is promised.
+    pub soon: u32,
+    /// Pages when it is as long as is foreseen.
+    pub end: u32,
 }
 
-/// Pages that a request takes in the end: prompt and everything it may generate.
-pub const fn need(page_size: u32, prompt: u32, max_new: u32) -> u32 {
-    prompt.saturating_add(max_new).div_ceil(page_size)
+impl Claim {
+    /// Of a request as long as it is now.
+    pub fn of(config: &SchedConfig, request: &Request) -> Claim {
+        let tokens = (request.prompt.len() + request.output.len()) as u32;
+        let left = request.max_new.saturating_sub(request.output.len() as u32);
+        // One that nothing but its length ends will take it all.
+        let ahead = if request.ignore_eos { left } else { left.min(config.reserve) };
+        let pages = |ahead: u32| tokens.saturating_add(ahead).div_ceil(config.page_size);
+        let soon = pages(ahead);
+        let end = pages(left.min(FORESEEN_TOKENS_MAX)).max(soon);
+        Claim { held: request.pages.len() as u32, soon, end }
+    }
+
+    /// What it is promised and does not have.
+    pub fn owed(&self) -> u32 {
+        self.soon.saturating_sub(self.held)
+    }
 }
 
-/// What a request takes of [`allocatable`] when it is admitted: all it needs but what the prefix cache has of it, and of
-/// that the pages that nobody holds, since they are evictable no longer.
+/// What all requests of a worker want of its pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Claims {
+    owed: u32,
+    /// Pages of those that cannot be retracted.
+    settled: u32,
+    longest: u32,
+    retracted: u32,
+}
+
+impl Claims {
+    /// Of one that keeps what it has: its KV is on its way or being computed, or it waits for a place.
+    pub fn settle(&mut self, claim: Claim) {
+        self.owed += claim.owed();
+        self.settled += claim.held;
+    }
+
+    /// Of one that runs.
+    pub fn run(&mut self, claim: Claim) {
+        self.owed += claim.owed();
+        self.longest = self.longest.max(claim.end);
+    }
+
+    /// Of one that was retracted.
+    pub fn retract(&mut self, claim: Claim) {
+        self.retracted += claim.soon;
+    }
+
+    /// What those may take who were retracted.
+    pub fn room_for_retracted(&self, counts: PageCounts) -> Room {
+        // Pages that a running one shares count once, and not where somebody else holds them too.
+        let freed = counts.in_use.saturating_sub(self.settled);
+        let kept = self.owed.max(self.longest.saturating_sub(freed));
+        // They were let in: what they need in the end was looked at then.
+        Room { pages: (counts.free + counts.cached).saturating_sub(kept), freed: u32::MAX }
+    }
+
+    /// What newcomers may take.
+    pub fn room_for_newcomers(&self, counts: PageCounts) -> Room {
+        let Room { pages, .. } = self.room_for_retracted(counts);
+        let freed = counts.in_use.saturating_sub(self.settled);
+        Room { pages: pages.saturating_sub(self.retracted), freed }
+    }
+}
+
+/// Pages that may be given away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Room {
+    /// Free or evictable, and nobody else's.
+    pub pages: u32,
+    /// What retracting all that run would free.
+    freed: u32,
+}
+
+impl Room {
+    /// What must be there for a request to be let in: what it is promised, and what it takes in the end beyond that which
+    /// could be freed for it.
+    pub fn need(&self, claim: Claim) -> u32 {
+        claim.soon.max(claim.end.saturating_sub(self.freed))
+    }
+
+    /// Somebody was let in, whose taking left so many pages fewer.
+    pub fn take(&mut self, pages: u32) {
+        self.pages = self.pages.saturating_sub(pages);
+    }
+}
+
+/// What a request that needs so many pages takes of a [`Room`]: all but what the prefix cache has of them, and of that
+/// the pages that nobody holds, since they are evictable no longer.
 pub const fn charge(need: u32, reusable: Reusable) -> u32 {
     (need + reusable.idle).saturating_sub(reusable.pages)
-}
-
-/// Of an admitted request's need, what it does not hold yet. It is charged to all who come later.
-pub const fn promised(need: u32, held: u32) -> u32 {
-    need.saturating_sub(held)
 }
 
 /// Whether an empty pool of `pages` pages could hold the request. What could not is refused at arrival.
@@ -38,53 +120,64 @@ pub fn fits_empty(config: &SchedConfig, pages: u32, request: &Request) -> bool {
     prompt > 0
         && request.max_new > 0
         && tokens <= config.context as usize
-        && need(config.page_size, prompt as u32, request.max_new) <= pages
+        && tokens.div_ceil(config.page_size as usize) <= pages as usize
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+
+    fn claim(held: u32, soon: u32, end: u32) -> Claim {
+        Claim { held, soon, end }
+    }
+
+    fn counts(free: u32, in_use: u32) -> PageCounts {
+        PageCounts { free, cached: 2, in_use, leased: 0 }
+    }
 
     #[test]
-    fn needs_are_whole_pages() {
-        assert_eq!(need(16, 16, 1), 2);
-        assert_eq!(need(16, 15, 1), 1);
-        assert_eq!(need(16, u32::MAX, u32::MAX), u32::MAX / 16 + 1);
-        assert_eq!(allocatable(3, 2, 9), 0);
+    fn what_was_promised_is_not_given_away() {
+        let mut claims = Claims::default();
+        assert_eq!(claims.room_for_newcomers(counts(8, 0)).pages, 10);
+        claims.settle(claim(4, 7, 20));
+        assert_eq!(claims.room_for_newcomers(counts(8, 4)).pages, 10 - 3);
+        claims.run(claim(5, 6, 6));
+        assert_eq!(claims.room_for_newcomers(counts(8, 9)).pages, 10 - 3 - 1);
+    }
+
+    #[test]
+    fn the_longest_that_runs_could_end_alone() {
+        let mut claims = Claims::default();
+        claims.run(claim(5, 6, 12));
+        claims.run(claim(3, 4, 4));
+        // All eight come free, four more are needed.
+        assert_eq!(claims.room_for_newcomers(counts(8, 8)).pages, 10 - 4);
+        claims.settle(claim(0, 9, 9));
+        assert_eq!(claims.room_for_newcomers(counts(8, 8)).pages, 0, "what is owed is more than that");
+    }
+
+    #[test]
+    fn newcomers_leave_what_retracted_ones_take() {
+        let mut claims = Claims::default();
+        claims.retract(claim(0, 6, 9));
+        assert_eq!(claims.room_for_newcomers(counts(8, 0)).pages, 4);
+        assert_eq!(claims.room_for_retracted(counts(8, 0)).pages, 10);
+    }
+
+    #[test]
+    fn who_could_not_end_is_not_let_in() {
+        let mut claims = Claims::default();
+        claims.settle(claim(3, 3, 3));
+        claims.run(claim(5, 5, 5));
+        let room = claims.room_for_newcomers(counts(8, 8));
+        assert_eq!((room.need(claim(0, 2, 4)), room.need(claim(0, 2, 15))), (2, 10));
+        let room = claims.room_for_retracted(counts(8, 8));
+        assert_eq!(room.need(claim(0, 2, 15)), 2);
     }
 
     #[test]
     fn who_takes_idle_pages_of_the_cache_pays_for_them() {
         let charge = |pages, idle| charge(10, Reusable { pages, idle });
         assert_eq!((charge(0, 0), charge(4, 0), charge(4, 3), charge(4, 4)), (10, 6, 9, 10));
-    }
-
-    proptest! {
-        /// Whatever arrives and however far each has come: who was admitted gets every page it asks for.
-        #[test]
-        fn a_promise_is_kept(
-            total in 1u32..100,
-            requests in prop::collection::vec((1u32..200, 1u32..200, 0u32..400), 1..40),
-        ) {
-            let page_size = 16;
-            let mut free = total;
-            let mut live: Vec<(u32, u32)> = Vec::new();
-            for (prompt, max_new, progress) in requests {
-                let owed = live.iter().map(|&(need, held)| promised(need, held)).sum();
-                let wanted = need(page_size, prompt, max_new);
-                if wanted <= allocatable(free, 0, owed) {
-                    let held = prompt.div_ceil(page_size);
-                    free -= held;
-                    live.push((wanted, held));
-                }
-                for (need, held) in &mut live {
-                    let grown = (*held + progress / page_size).min(*need);
-                    prop_assert!(grown - *held <= free, "a running request found the pool empty");
-                    free -= grown - *held;
-                    *held = grown;
-                }
-            }
-        }
     }
 }

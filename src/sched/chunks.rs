@@ -1,20 +1,27 @@
 //! Which part of which prompts is computed next.
 //!
-//! Owns: the waiting line of prompts, the one prompt whose chunks have begun, the measured speed.
-//! Invariants: that one continues first; a chunk that is not the last ends on a page; a prompt gets all its
-//! pages with its first chunk, which begins behind what the prefix cache has of it; a chunk is bounded in tokens
-//! and, as far as the past foretells, in time.
+//! Owns: the waiting line of prompts, those whose chunks have begun, the measured speed.
+//! Invariants: those continue first, one after the other; a chunk that is not the last ends on a page; a prompt gets all
+//! its pages with its first chunk, which begins behind what the prefix cache has of it; a chunk is bounded in tokens
+//! and, as far as the past foretells, in time. What was retracted and dropped is computed again in the same way: as a
+//! prompt that has its pages and wants no logits, since the token behind it is known.
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
-use crate::limits::{PREFIX_LOOKUPS_PER_TURN, UNMEASURED_CHUNK_TOKENS};
+use crate::limits::{PACE_TOKENS, PREFIX_LOOKUPS_PER_TURN, UNMEASURED_CHUNK_TOKENS};
 use crate::model::forward::batch::{Batch, Logits};
 use crate::model::forward::{KvPool, StepEnd};
+use crate::sched::admission::Room;
 use crate::sched::config::SchedConfig;
 use crate::sched::line::Line;
 use crate::sched::mail::Mail;
-use crate::sched::slots::{Held, Slots};
+use crate::sched::mailbox::Outcome;
+use crate::sched::pace::Pace;
+use crate::sched::running::accept;
+use crate::sched::slots::Slots;
+use crate::sched::stats::WorkerStats;
 use crate::sched::worker::Turn;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -25,8 +32,19 @@ pub struct Chunk {
     pub slot: SlotId,
     /// Which tokens.
     pub tokens: Range<u32>,
-    /// Ends with the prompt's last token, whose logits are wanted.
+    /// What is to be in place is, behind it. A prompt's last token is in it, whose logits are wanted.
     pub last: bool,
+}
+
+/// What a request is after a chunk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Computed {
+    /// To be computed further.
+    Part,
+    /// In place, with a token to go on from.
+    Whole,
+    /// At its end with its first token.
+    Over(Outcome),
 }
 
 /// Prompts that wait, and those of the current step.
@@ -34,7 +52,7 @@ pub struct Chunk {
 pub struct Chunks {
     config: SchedConfig,
     line: Line,
-    begun: Option<SlotId>,
+    begun: VecDeque<SlotId>,
     picked: Vec<Chunk>,
     pace: Pace,
 }
@@ -42,8 +60,8 @@ pub struct Chunks {
 /// What a pick may take.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowance {
-    /// Pages that are not promised.
-    pub pages: u32,
+    /// Pages.
+    pub room: Room,
     /// Prompts that may begin.
     pub prompts: usize,
 }
@@ -54,9 +72,9 @@ impl Chunks {
         Chunks {
             config,
             line: Line::new(slots),
-            begun: None,
+            begun: VecDeque::with_capacity(slots),
             picked: Vec::with_capacity(config.max_running),
-            pace: Pace::default(),
+            pace: Pace::new(PACE_TOKENS),
         }
     }
 
@@ -65,12 +83,25 @@ impl Chunks {
         self.line.join(slot);
     }
 
+    /// Whether nothing is to be computed.
+    pub fn is_empty(&self) -> bool {
+        self.line.is_empty() && self.begun.is_empty()
+    }
+
+    /// How many have begun.
+    pub fn begun(&self) -> usize {
+        self.begun.len()
+    }
+
+    /// One that has its pages is to be computed as far as it is not.
+    pub fn go_on(&mut self, slot: SlotId) {
+        self.begun.push_back(slot);
+    }
+
     /// A request is over.
     pub fn leave(&mut self, slot: SlotId) {
         self.line.leave(slot);
-        if self.begun == Some(slot) {
-            self.begun = None;
-        }
+        self.begun.retain(|&begun| begun != slot);
     }
 
     /// The parts of the step that ran last; empty when none did.
@@ -80,42 +111,56 @@ impl Chunks {
 
     /// How long `tokens` take at the measured speed.
     pub fn estimate(&self, tokens: u64) -> Option<Duration> {
-        self.pace.estimate(tokens)
+        self.pace.estimate(tokens as f64)
     }
 
-    /// Fills the turn's batch. `need` gives the pages that a request is promised when it begins.
+    /// Fills the turn's batch.
     pub fn pick<S>(
         &mut self,
         slots: &mut Slots<S>,
         pool: &mut PagePool,
         turn: &mut Turn<'_>,
         allowance: Allowance,
-        need: impl Fn(u32, u32) -> u32,
     ) {
         self.picked.clear();
         turn.batch.clear();
-        let mut left = self.pace.tokens_in(self.config.chunk_ms).min(self.config.chunk_tokens());
-        left = left.max(self.config.page_size);
-        if let Some(slot) = self.begun {
-            left -= self.add(slot, slots, turn.batch, left);
-        }
-        let Allowance { mut pages, mut prompts } = allowance;
-        let need = |held: &Held<S>| need(held.prompt_tokens(), held.request.max_new);
-        let mut lookups = PREFIX_LOOKUPS_PER_TURN;
-        while self.begun.is_none()
-            && prompts > 0
-            && self.picked.len() < self.config.max_running
-            && left >= self.config.page_size
+        let mut left = self.tokens_in_time().min(self.config.chunk_tokens()).max(self.config.page_size);
+        let mut at = 0;
+        while let Some(&slot) = self.begun.get(at)
+            && self.has_place(left)
         {
-            let fits = |slot| slots[slot].fits(need(&slots[slot]), pages, pool, &mut lookups);
+            left -= self.add(slot, slots, turn.batch, left);
+            at += 1;
+        }
+        let Allowance { mut room, mut prompts } = allowance;
+        let mut lookups = PREFIX_LOOKUPS_PER_TURN;
+        while at == self.begun.len() && prompts > 0 && self.has_place(left) {
+            let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
             let Some(slot) = self.line.next(fits) else { break };
             prompts -= 1;
             let held = &mut slots[slot];
-            let (tokens, taken) = held.take_prompt_pages(need(held), pool, self.config.page_size);
-            pages -= taken;
+            let (tokens, taken) = held.take_pages(&self.config, pool);
+            room.take(taken);
             (held.computed, held.cached) = (tokens, tokens);
             held.request.stamps.admitted = Some(turn.now);
+            self.begun.push_back(slot);
             left -= self.add(slot, slots, turn.batch, left);
+            at += 1;
+        }
+    }
+
+    /// Whether a chunk more fits the batch, of which `left` tokens are left.
+    fn has_place(&self, left: u32) -> bool {
+        self.picked.len() < self.config.max_running && left >= self.config.page_size
+    }
+
+    fn tokens_in_time(&self) -> u32 {
+        match self.config.chunk_ms {
+            0 => u32::MAX,
+            ms => {
+                let tokens = self.pace.amount_in(Duration::from_millis(ms.into()));
+                tokens.map_or(UNMEASURED_CHUNK_TOKENS, |tokens| tokens.round() as u32)
+            }
         }
     }
 
@@ -133,95 +178,65 @@ impl Chunks {
             return false;
         }
         let end = (turn.clock)();
-        self.pace.measure(turn.batch.tokens().len(), end.saturating_duration_since(begin));
+        self.pace.measure(turn.batch.tokens().len() as f64, end.saturating_duration_since(begin));
         for chunk in &self.picked {
             let held = &mut slots[chunk.slot];
             held.computed = chunk.tokens.end;
             if chunk.last {
-                held.request.stamps.filled = Some(end);
+                self.begun.retain(|&begun| begun != chunk.slot);
+                held.request.stamps.filled.get_or_insert(end);
             }
         }
         true
     }
 
-    /// Adds the next chunk of at most `left` tokens (a page or more) of a prompt; how many it took.
+    /// Takes in what a chunk has computed, at a worker that generates: its full pages go into the prefix cache, and a
+    /// prompt that is whole gets its first token from the next of the step's `logits`.
+    pub fn finish<S>(
+        &self,
+        chunk: &Chunk,
+        logits: &mut usize,
+        slots: &mut Slots<S>,
+        pool: &mut PagePool,
+        stats: &WorkerStats,
+        turn: &mut Turn<'_>,
+    ) -> Computed {
+        let held = &mut slots[chunk.slot];
+        held.keep(pool);
+        let tokens = chunk.tokens.end - chunk.tokens.start;
+        // What was computed again has its next token.
+        let is_prompt = held.request.output.is_empty();
+        if is_prompt {
+            stats.computed(tokens)
+        } else {
+            stats.recomputed(tokens)
+        }
+        if !chunk.last {
+            return Computed::Part;
+        }
+        if !is_prompt {
+            return Computed::Whole;
+        }
+        let sampled = turn.sample(*logits, &held.request);
+        *logits += 1;
+        stats.generated(1);
+        let outcome = accept(&mut held.request, sampled, turn.mail, turn.clock);
+        outcome.map_or(Computed::Whole, Computed::Over)
+    }
+
+    /// Adds the next chunk of at most `left` tokens (a page or more) of one that has its pages; how many it took.
     fn add<S>(&mut self, slot: SlotId, slots: &Slots<S>, batch: &mut Batch, left: u32) -> u32 {
         let held = &slots[slot];
-        let remaining = held.prompt_tokens() - held.computed;
+        let remaining = held.fill - held.computed;
         let last = remaining <= left;
         let taken = if last { remaining } else { left - left % self.config.page_size };
         let tokens = held.computed..held.computed + taken;
         let pages = tokens.end.div_ceil(self.config.page_size) as usize;
-        let pushed = batch.push(
-            &held.request.prompt[tokens.start as usize..tokens.end as usize],
-            tokens.start,
-            &held.request.pages[..pages],
-            if last { Logits::Last } else { Logits::None },
-        );
+        let wanted = if last && held.request.output.is_empty() { Logits::Last } else { Logits::None };
+        let parts = held.request.tokens(tokens.clone());
+        let pushed = batch.push_joined(parts, tokens.start, &held.request.pages[..pages], wanted);
         assert!(pushed.is_ok(), "a chunk within its bounds does not fit the batch: {pushed:?}");
-        self.begun = (!last).then_some(slot);
         self.picked.push(Chunk { slot, tokens, last });
         taken
-    }
-}
-
-/// Tokens per second of past chunks, the recent ones counting most.
-#[derive(Debug, Default)]
-struct Pace {
-    tokens: f64,
-    seconds: f64,
-}
-
-/// What a chunk of [`PACE_TOKENS`] or more leaves of the weight of the earlier ones; a smaller one, most of which is the
-/// step's own cost, leaves more.
-const PACE_MEMORY: f64 = 0.75;
-const PACE_TOKENS: f64 = 64.0;
-
-impl Pace {
-    fn measure(&mut self, tokens: usize, took: Duration) {
-        if took.is_zero() {
-            return;
-        }
-        let weight = (tokens as f64 / PACE_TOKENS).min(1.0);
-        let memory = PACE_MEMORY.powf(weight);
-        self.tokens = self.tokens * memory + weight * tokens as f64;
-        self.seconds = self.seconds * memory + weight * took.as_secs_f64();
-    }
-
-    /// Tokens that fit into `ms` milliseconds.
-    fn tokens_in(&self, ms: u32) -> u32 {
-        if ms == 0 {
-            u32::MAX
-        } else if self.seconds == 0.0 {
-            UNMEASURED_CHUNK_TOKENS
-        } else {
-            (self.tokens / self.seconds * f64::from(ms) / 1000.0).round() as u32
-        }
-    }
-
-    fn estimate(&self, tokens: u64) -> Option<Duration> {
-        (self.tokens > 0.0)
-            .then(|| Duration::try_from_secs_f64(self.seconds / self.tokens * tokens as f64).ok())
-            .flatten()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn pace_follows_the_machine() {
-        let mut pace = Pace::default();
-        assert_eq!(pace.tokens_in(50), UNMEASURED_CHUNK_TOKENS);
-        assert_eq!(pace.estimate(1), None);
-        pace.measure(100, Duration::ZERO);
-        assert_eq!(pace.tokens_in(50), UNMEASURED_CHUNK_TOKENS);
-        pace.measure(100, Duration::from_millis(100));
-        assert_eq!(pace.tokens_in(50), 50);
-        assert_eq!(pace.estimate(500), Some(Duration::from_millis(500)));
-        (0..40).for_each(|_| pace.measure(100, Duration::from_millis(50)));
-        assert!((95..=100).contains(&pace.tokens_in(50)));
-        assert_eq!(pace.tokens_in(0), u32::MAX);
     }
 }

@@ -18,6 +18,8 @@ pub struct SchedConfig {
     pub page_size: u32,
     /// Tokens of one sequence, prompt and output.
     pub context: u32,
+    /// Tokens ahead of what it has that a request is promised pages for; beyond them it may be retracted.
+    pub reserve: u32,
     /// KV is kept for prompts that begin the same.
     pub prefix_cache: bool,
     /// Token ids are below this.

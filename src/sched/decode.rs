@@ -2,24 +2,29 @@
 //!
 //! Life of a request here: until `SessionReady` → preallocation line → pages leased, transfer queue, polling
 //! the status table → arrived, first token told, waiting for a place → running batch, without a forward pass
-//! over its prompt → over. Mirrors [`super::prefill`].
-//! Not here: what fits (`admission`), the batch (`running`), moving bytes (`transfer`).
+//! over its prompt → over. From the batch a request may be retracted, and comes back, before any newcomer is let in, at
+//! once or by way of chunks that compute what was dropped. One that comes alone, for want of a prefill worker, is read here,
+//! in chunks, and joins the batch. Mirrors [`super::prefill`].
+//! Not here: what fits (`admission`), the batch (`running`), who gives up its pages (`retraction`), moving bytes
+//! (`transfer`).
 
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
+use crate::kv::tier::Tier;
 use crate::limits::PREFIX_LOOKUPS_PER_TURN;
-use crate::sched::admission;
+use crate::sched::admission::{self, Claim, Claims};
+use crate::sched::chunks::{Allowance, Chunks, Computed};
 use crate::sched::config::SchedConfig;
 use crate::sched::line::Line;
 use crate::sched::mail::Mail;
 use crate::sched::mailbox::{Command, Event, Outcome};
 use crate::sched::request::Request;
+use crate::sched::retraction::Retraction;
 use crate::sched::running::{Running, accept};
 use crate::sched::slots::{Held, LeaseState, Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
-use crate::stdx::planted::is_planted;
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::SessionId;
 use crate::transfer::handle::Receiver;
@@ -40,6 +45,9 @@ pub struct DecodeWorker {
     /// Arrived requests that wait for a place in the batch.
     arrived: Line,
     running: Running,
+    retraction: Retraction,
+    /// What is computed here: prompts of those that come alone, and what was dropped.
+    chunks: Chunks,
     stats: Arc<WorkerStats>,
 }
 
@@ -68,13 +76,25 @@ enum Stage {
     Arrived,
     /// In the batch.
     Running,
+    /// Was in the batch, until others needed its pages.
+    Retracted,
+    /// Alone, in line for its first chunk.
+    Unread,
+    /// Has pages; their KV is computed here.
+    Computing,
     /// Finished was told; the lease may be out.
     Over,
 }
 
 impl DecodeWorker {
-    /// A worker over an empty pool. Status table and rings are the receiver's.
-    pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, receiver: Receiver) -> DecodeWorker {
+    /// A worker over an empty pool and an empty tier. Status table and rings are the receiver's.
+    pub fn new(
+        id: WorkerId,
+        config: SchedConfig,
+        kv: KvMemory,
+        tier: Tier,
+        receiver: Receiver,
+    ) -> DecodeWorker {
         let slots = receiver.status.slots();
         DecodeWorker {
             id,
@@ -87,6 +107,8 @@ impl DecodeWorker {
             line: Line::new(slots),
             arrived: Line::new(slots),
             running: Running::new(config.max_running),
+            retraction: Retraction::new(slots, tier),
+            chunks: Chunks::new(config, slots),
         }
     }
 
@@ -98,12 +120,15 @@ impl DecodeWorker {
     fn submit(&mut self, request: Box<Request>, mail: &mut Mail) {
         let slot = request.slot;
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
-        let state =
-            Decode { stage: Stage::Connecting, session: None, lease: LeaseState::None, prefix: 0, aux: None };
+        let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
+        let state = Decode { stage, session: None, lease: LeaseState::None, prefix: 0, aux: None };
         if let Err(request) = self.slots.insert(request, state) {
             refuse(request, mail);
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
+        } else if stage == Stage::Unread {
+            self.slots[slot].foresee(&self.pool, self.config.page_size);
+            self.chunks.join(slot);
         }
     }
 
@@ -176,35 +201,60 @@ impl DecodeWorker {
         }
     }
 
+    /// What all want of the pool.
+    fn claims(&self) -> Claims {
+        let mut claims = Claims::default();
+        for held in self.slots.iter() {
+            let claim = Claim::of(&self.config, &held.request);
+            match held.state.stage {
+                Stage::Connecting | Stage::Waiting | Stage::Unread | Stage::Over => {}
+                Stage::Transferring | Stage::Arrived | Stage::Computing => claims.settle(claim),
+                Stage::Running => claims.run(claim),
+                Stage::Retracted => claims.retract(claim),
+            }
+        }
+        claims
+    }
+
+    /// Those that were retracted get pages again, as far as there are pages and places in the batch.
+    fn resume(&mut self, now: Instant) {
+        while self.places() > 0 {
+            let room = self.claims().room_for_retracted(self.pool.counts());
+            let (slots, pool) = (&mut self.slots, &mut self.pool);
+            let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
+                break;
+            };
+            if self.slots[slot].is_filled() {
+                self.join(slot, now);
+            } else {
+                self.slots[slot].state.stage = Stage::Computing;
+                self.chunks.go_on(slot);
+            }
+        }
+    }
+
     /// Leases pages to the transfers of those in line that fit.
     fn admit(&mut self, now: Instant, mail: &mut Mail) {
-        let page_size = self.config.page_size;
-        let need =
-            |held: &Held<Decode>| admission::need(page_size, held.prompt_tokens(), held.request.max_new);
-        let holders = self.slots.iter().filter(|held| held.state.stage != Stage::Over);
-        let promised = holders
-            .filter(|held| !held.request.pages.is_empty() && !is_planted("promised pages are given away"))
-            .map(|held| admission::promised(need(held), held.request.pages.len() as u32))
-            .sum();
-        let counts = self.pool.counts();
-        let mut left = admission::allocatable(counts.free, counts.cached, promised);
+        if self.line.is_empty() {
+            return;
+        }
+        let mut room = self.claims().room_for_newcomers(self.pool.counts());
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
         while self.receiver.has_room() {
             let (slots, pool) = (&self.slots, &self.pool);
-            let fits = |slot| slots[slot].fits(need(&slots[slot]), left, pool, &mut lookups);
+            let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
             let Some(slot) = self.line.next(fits) else { break };
-            let need = need(&self.slots[slot]);
-            left -= self.expect(slot, need, now, mail);
+            room.take(self.expect(slot, now, mail));
         }
     }
 
     /// Leases the prompt's pages, but those that the prefix cache has, to the transfer and lets Destination leave. What
-    /// it took of the pool.
-    fn expect(&mut self, slot: SlotId, need: u32, now: Instant, mail: &mut Mail) -> u32 {
+    /// it took of the room.
+    fn expect(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) -> u32 {
         let tokens = self.slots[slot].prompt_tokens();
         let held = &mut self.slots[slot];
         let Some(session) = held.state.session else { return 0 };
-        let (prefix, taken) = held.take_prompt_pages(need, &mut self.pool, self.config.page_size);
+        let (prefix, taken) = held.take_pages(&self.config, &mut self.pool);
         let Held { request, state, .. } = held;
         let (room, generation) = (request.room, request.generation);
         request.stamps.admitted = Some(now);
@@ -220,18 +270,81 @@ impl DecodeWorker {
         taken
     }
 
+    /// Places in the batch that nobody has, nor takes when it is computed.
+    fn places(&self) -> usize {
+        self.config.max_running - self.running.len() - self.chunks.begun()
+    }
+
+    fn join(&mut self, slot: SlotId, now: Instant) {
+        let held = &mut self.slots[slot];
+        held.state.stage = Stage::Running;
+        self.running.join(slot, &mut held.request, now);
+    }
+
     /// Arrived requests take the free places of the batch.
     fn fill_batch(&mut self, now: Instant) {
-        while self.running.len() < self.config.max_running
+        while self.places() > 0
             && let Some(slot) = self.arrived.next(|_| true)
         {
-            let held = &mut self.slots[slot];
-            held.state.stage = Stage::Running;
-            self.running.join(slot, &mut held.request, now);
+            self.join(slot, now);
+        }
+    }
+
+    /// Computes one batch of chunks. False when there was nothing to compute.
+    fn run_chunks(&mut self, turn: &mut Turn<'_>) -> bool {
+        if self.chunks.is_empty() {
+            return false;
+        }
+        let room = self.claims().room_for_newcomers(self.pool.counts());
+        let allowance = Allowance { room, prompts: self.places() };
+        self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
+        if self.chunks.picked().is_empty() {
+            return false;
+        }
+        for chunk in self.chunks.picked() {
+            self.slots[chunk.slot].state.stage = Stage::Computing;
+        }
+        let id = self.id;
+        let completed = self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
+            chunks.iter().all(|chunk| mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation))
+        });
+        if completed {
+            self.use_chunks(turn);
+        }
+        true
+    }
+
+    /// What is complete joins the batch, a prompt with its first token.
+    fn use_chunks(&mut self, turn: &mut Turn<'_>) {
+        let mut logits = 0;
+        for index in 0..self.chunks.picked().len() {
+            let chunk = self.chunks.picked()[index].clone();
+            match self.chunks.finish(&chunk, &mut logits, &mut self.slots, &mut self.pool, &self.stats, turn)
+            {
+                Computed::Part => {}
+                Computed::Whole => self.join(chunk.slot, turn.now),
+                Computed::Over(outcome) => {
+                    self.finish(chunk.slot, outcome, turn.mail);
+                    self.let_go(chunk.slot, turn.mail);
+                }
+            }
+        }
+    }
+
+    /// Where the pool has too few pages for the next step of all, some leave the batch.
+    fn make_room(&mut self, turn: &Turn<'_>) {
+        let recompute = |tokens| self.chunks.estimate(tokens);
+        let (running, slots, pool) = (&mut self.running, &mut self.slots, &mut self.pool);
+        while let Some(slot) =
+            self.retraction.make_room(running, slots, pool, &self.kv, recompute, turn.clock)
+        {
+            slots[slot].state.stage = Stage::Retracted;
+            self.stats.retracted();
         }
     }
 
     fn run_batch(&mut self, turn: &mut Turn<'_>) -> bool {
+        self.make_room(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
             self.finish(slot, outcome, turn.mail);
@@ -251,7 +364,9 @@ impl DecodeWorker {
         self.line.leave(slot);
         self.arrived.leave(slot);
         self.running.leave(slot);
+        self.chunks.leave(slot);
         let held = &mut self.slots[slot];
+        self.retraction.leave(slot, held);
         held.state.stage = Stage::Over;
         held.finish(outcome, &mut self.pool, mail);
     }
@@ -269,16 +384,20 @@ impl DecodeWorker {
         for held in self.slots.iter() {
             match held.state.stage {
                 Stage::Connecting => census.bootstrapping += 1,
-                Stage::Waiting => census.waiting += 1,
+                Stage::Waiting | Stage::Unread => census.waiting += 1,
                 Stage::Transferring => census.transferring += 1,
                 Stage::Arrived => census.arrived += 1,
-                Stage::Running => census.running += 1,
+                Stage::Running | Stage::Computing => census.running += 1,
+                Stage::Retracted => census.retracted += 1,
                 Stage::Over => census.ending += 1,
             }
             if matches!(held.state.stage, Stage::Connecting | Stage::Waiting | Stage::Transferring) {
                 census.waiting_tokens += u64::from(held.prompt_tokens());
+            } else if matches!(held.state.stage, Stage::Unread | Stage::Computing) {
+                census.waiting_tokens += u64::from(held.uncomputed());
             }
         }
+        census.swapped = self.retraction.stored();
         self.stats.publish(&self.pool, census);
     }
 }
@@ -318,13 +437,15 @@ impl Worker for DecodeWorker {
     fn step(&mut self, turn: &mut Turn<'_>) -> Activity {
         self.take_ends();
         self.sweep(turn);
+        self.resume(turn.now);
         self.admit(turn.now, turn.mail);
         self.fill_batch(turn.now);
-        let busy = self.run_batch(turn);
+        let computed = self.run_chunks(turn);
+        let decoded = self.run_batch(turn);
         self.publish();
         if cfg!(debug_assertions) {
             self.pool.invariants();
         }
-        self.slots.activity(busy)
+        self.slots.activity(computed || decoded)
     }
 }

@@ -1,20 +1,24 @@
 //! The mixed worker: reads prompts and runs on from them over one pool, without a hand-off.
 //!
 //! Life of a request here: waiting line → chunks → running batch → over. Each turn computes a prefill chunk,
-//! then a decode step, so that a long prompt does not stall the streams for longer than a chunk.
-//! Not here: picking chunks (`chunks`), what fits (`admission`), the batch (`running`).
+//! then a decode step, so that a long prompt does not stall the streams for longer than a chunk. From the batch a request
+//! may be retracted; it keeps its place there, and comes back at once or by way of chunks.
+//! Not here: picking chunks (`chunks`), what fits (`admission`), the batch (`running`), who gives up its pages
+//! (`retraction`).
 
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
-use crate::sched::admission;
-use crate::sched::chunks::{Allowance, Chunks};
+use crate::kv::tier::Tier;
+use crate::sched::admission::{self, Claim, Claims};
+use crate::sched::chunks::{Allowance, Chunks, Computed};
 use crate::sched::config::SchedConfig;
 use crate::sched::mail::Mail;
 use crate::sched::mailbox::{Command, Event, Outcome};
 use crate::sched::request::Request;
-use crate::sched::running::{Running, accept};
-use crate::sched::slots::{Held, Slots, refuse};
+use crate::sched::retraction::Retraction;
+use crate::sched::running::Running;
+use crate::sched::slots::{Slots, refuse};
 use crate::sched::stats::{Census, WorkerStats};
 use crate::sched::worker::{Activity, KvMemory, Turn, Worker};
 use std::sync::Arc;
@@ -29,6 +33,7 @@ pub struct MixedWorker {
     slots: Slots<Stage>,
     chunks: Chunks,
     running: Running,
+    retraction: Retraction,
     stats: Arc<WorkerStats>,
 }
 
@@ -41,11 +46,13 @@ enum Stage {
     Prompt,
     /// In the batch.
     Running,
+    /// Was in the batch, until others needed its pages.
+    Retracted,
 }
 
 impl MixedWorker {
-    /// A worker over an empty pool, of `slots` requests at a time.
-    pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, slots: usize) -> MixedWorker {
+    /// A worker over an empty pool and an empty tier, of `slots` requests at a time.
+    pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, tier: Tier, slots: usize) -> MixedWorker {
         MixedWorker {
             id,
             config,
@@ -55,6 +62,7 @@ impl MixedWorker {
             slots: Slots::new(slots),
             chunks: Chunks::new(config, slots),
             running: Running::new(config.max_running),
+            retraction: Retraction::new(slots, tier),
         }
     }
 
@@ -89,9 +97,7 @@ impl MixedWorker {
     /// Computes one batch of chunks. False when there was nothing to compute.
     fn run_chunks(&mut self, turn: &mut Turn<'_>) -> bool {
         let allowance = self.allowance();
-        let page_size = self.config.page_size;
-        let need = |prompt, max_new| admission::need(page_size, prompt, max_new);
-        self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance, need);
+        self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
         if self.chunks.picked().is_empty() {
             return false;
         }
@@ -108,44 +114,79 @@ impl MixedWorker {
         true
     }
 
-    /// What running requests and begun prompts leave.
-    fn allowance(&self) -> Allowance {
-        let (mut promised, mut places) = (0, self.config.max_running);
-        for held in self.slots.iter().filter(|held| held.state != Stage::Waiting) {
-            let need = admission::need(self.config.page_size, held.prompt_tokens(), held.request.max_new);
-            promised += admission::promised(need, held.request.pages.len() as u32);
-            places -= 1;
+    /// What all want of the pool.
+    fn claims(&self) -> Claims {
+        let mut claims = Claims::default();
+        for held in self.slots.iter() {
+            let claim = Claim::of(&self.config, &held.request);
+            match held.state {
+                Stage::Waiting => {}
+                Stage::Prompt => claims.settle(claim),
+                Stage::Running => claims.run(claim),
+                Stage::Retracted => claims.retract(claim),
+            }
         }
-        let counts = self.pool.counts();
-        let pages = admission::allocatable(counts.free, counts.cached, promised);
-        Allowance { pages, prompts: places }
+        claims
     }
 
-    /// Prompts that are complete get their first token and join the batch.
+    /// What is left for newcomers.
+    fn allowance(&self) -> Allowance {
+        let taken = self.slots.iter().filter(|held| held.state != Stage::Waiting).count();
+        let room = self.claims().room_for_newcomers(self.pool.counts());
+        Allowance { room, prompts: self.config.max_running - taken }
+    }
+
+    /// Those that were retracted get pages again, as far as there are.
+    fn resume(&mut self, now: Instant) {
+        loop {
+            let room = self.claims().room_for_retracted(self.pool.counts());
+            let (slots, pool) = (&mut self.slots, &mut self.pool);
+            let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
+                break;
+            };
+            if self.slots[slot].is_filled() {
+                self.join(slot, now);
+            } else {
+                self.slots[slot].state = Stage::Prompt;
+                self.chunks.go_on(slot);
+            }
+        }
+    }
+
+    fn join(&mut self, slot: SlotId, now: Instant) {
+        let held = &mut self.slots[slot];
+        held.state = Stage::Running;
+        self.running.join(slot, &mut held.request, now);
+    }
+
+    /// What is complete joins the batch, a prompt with its first token.
     fn use_chunks(&mut self, turn: &mut Turn<'_>) {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
-            self.slots[chunk.slot].keep(&mut self.pool);
-            self.stats.computed(chunk.tokens.end - chunk.tokens.start);
-            if !chunk.last {
-                continue;
-            }
-            let Held { request, state, .. } = &mut self.slots[chunk.slot];
-            let sampled = turn.sample(logits, request);
-            logits += 1;
-            self.stats.generated(1);
-            match accept(request, sampled, turn.mail, turn.clock) {
-                Some(outcome) => self.finish(chunk.slot, outcome, turn.mail),
-                None => {
-                    *state = Stage::Running;
-                    self.running.join(chunk.slot, request, (turn.clock)());
-                }
+            match self.chunks.finish(&chunk, &mut logits, &mut self.slots, &mut self.pool, &self.stats, turn)
+            {
+                Computed::Part => {}
+                Computed::Whole => self.join(chunk.slot, (turn.clock)()),
+                Computed::Over(outcome) => self.finish(chunk.slot, outcome, turn.mail),
             }
         }
     }
 
+    /// Where the pool has too few pages for the next step of all, some leave the batch.
+    fn make_room(&mut self, turn: &Turn<'_>) {
+        let recompute = |tokens| self.chunks.estimate(tokens);
+        let (running, slots, pool) = (&mut self.running, &mut self.slots, &mut self.pool);
+        while let Some(slot) =
+            self.retraction.make_room(running, slots, pool, &self.kv, recompute, turn.clock)
+        {
+            slots[slot].state = Stage::Retracted;
+            self.stats.retracted();
+        }
+    }
+
     fn run_batch(&mut self, turn: &mut Turn<'_>) -> bool {
+        self.make_room(turn);
         let ran = self.running.step(self.id, &mut self.slots, &mut self.pool, &self.kv, turn);
         while let Some((slot, outcome)) = self.running.next_ended() {
             self.finish(slot, outcome, turn.mail);
@@ -157,6 +198,7 @@ impl MixedWorker {
     fn finish(&mut self, slot: SlotId, outcome: Outcome, mail: &mut Mail) {
         self.chunks.leave(slot);
         self.running.leave(slot);
+        self.retraction.leave(slot, &mut self.slots[slot]);
         self.slots[slot].finish(outcome, &mut self.pool, mail);
         self.slots.let_go(slot, mail);
     }
@@ -167,9 +209,11 @@ impl MixedWorker {
             match held.state {
                 Stage::Waiting => census.waiting += 1,
                 Stage::Prompt | Stage::Running => census.running += 1,
+                Stage::Retracted => census.retracted += 1,
             }
             census.waiting_tokens += u64::from(held.uncomputed());
         }
+        census.swapped = self.retraction.stored();
         self.stats.publish(&self.pool, census);
     }
 }
@@ -200,6 +244,7 @@ impl Worker for MixedWorker {
 
     fn step(&mut self, turn: &mut Turn<'_>) -> Activity {
         self.end_overdue(turn.now, turn.mail);
+        self.resume(turn.now);
         let prefilled = self.run_chunks(turn);
         let decoded = self.run_batch(turn);
         self.publish();

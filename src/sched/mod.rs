@@ -5,7 +5,8 @@
 //!
 //! [`engine`] steps [`worker`]s: [`prefill`], [`decode`], [`mixed`]. They share [`slots`] (requests by
 //! slot), [`line`] (fair waiting), [`admission`] (the arithmetic), [`chunks`] (parts of prompts),
-//! [`running`] (the batch).
+//! [`running`] (the batch), [`retraction`]
+//! (who gives pages up), [`pace`] (how fast things go).
 
 pub mod admission;
 pub mod chunks;
@@ -16,8 +17,10 @@ pub mod line;
 pub mod mail;
 pub mod mailbox;
 pub mod mixed;
+pub mod pace;
 pub mod prefill;
 pub mod request;
+pub mod retraction;
 pub mod running;
 pub mod slots;
 pub mod stats;

@@ -8,7 +8,7 @@
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
-use crate::sched::admission;
+use crate::sched::admission::{self, Claims};
 use crate::sched::chunks::{Allowance, Chunks};
 use crate::sched::config::SchedConfig;
 use crate::sched::mail::Mail;
@@ -187,14 +187,10 @@ impl PrefillWorker {
 
     /// Computes one batch of chunks. False when there was nothing to compute.
     fn run_chunks(&mut self, turn: &mut Turn<'_>) -> bool {
-        let page_size = self.config.page_size;
-        let counts = self.pool.counts();
-        let allowance = Allowance {
-            pages: admission::allocatable(counts.free, counts.cached, 0),
-            prompts: self.config.max_running,
-        };
-        let need = |prompt, max_new| admission::need(page_size, prompt, max_new);
-        self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance, need);
+        // Who has begun has all its pages, and takes no more.
+        let room = Claims::default().room_for_newcomers(self.pool.counts());
+        let allowance = Allowance { room, prompts: self.config.max_running };
+        self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
         if self.chunks.picked().is_empty() {
             return false;
         }

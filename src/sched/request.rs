@@ -7,6 +7,7 @@ use crate::ids::{Generation, PageId, RequestId, Room, SlotId, WorkerId};
 use crate::kv::prefix::{Salt, Sequence};
 use crate::model::sampler::SamplingParams;
 use crate::stdx::planted::is_planted;
+use std::ops::Range;
 use std::time::Instant;
 
 /// What the engine is asked to do.
@@ -16,8 +17,10 @@ pub struct Request {
     pub id: RequestId,
     /// Which worker of this process.
     pub worker: WorkerId,
-    /// The attempt; meaningless on a mixed worker.
+    /// The attempt; meaningless where nothing is handed over.
     pub room: Room,
+    /// Decode: it reads the prompt itself, and nobody hands its KV over.
+    pub alone: bool,
     /// Entry of the worker's status table, opened by `ctl`.
     pub slot: SlotId,
     /// Its generation.
@@ -56,9 +59,14 @@ impl Request {
         salt.map(|salt| Sequence { salt, prompt: &self.prompt, output: &self.output })
     }
 
-    /// Most tokens of its prompt that a cache can stand for: the last one is computed, for its logits.
-    pub fn reusable_tokens(&self) -> u32 {
-        self.prompt.len().saturating_sub(1) as u32
+    /// Its ids at these positions: of the prompt, and generated ones behind them.
+    pub fn tokens(&self, positions: Range<u32>) -> [&[u32]; 2] {
+        let (prompt, output) = (self.prompt.len(), self.output.len());
+        let (start, end) = (positions.start as usize, positions.end as usize);
+        [
+            &self.prompt[start.min(prompt)..end.min(prompt)],
+            &self.output[start.saturating_sub(prompt).min(output)..end.saturating_sub(prompt)],
+        ]
     }
 }
 

@@ -38,7 +38,7 @@ impl Running {
     /// A request whose prompt is in place and whose last token is not.
     pub fn join(&mut self, slot: SlotId, request: &mut Request, now: Instant) {
         debug_assert!(self.slots.len() < self.slots.capacity() && !request.output.is_empty());
-        request.stamps.joined = Some(now);
+        request.stamps.joined.get_or_insert(now);
         self.slots.push(slot);
     }
 
@@ -47,8 +47,18 @@ impl Running {
         self.slots.retain(|&running| running != slot);
     }
 
-    /// One step of all; tokens generated, or none when nobody runs. Ended requests are for
-    /// [`Running::next_ended`].
+    /// Who runs.
+    pub fn slots(&self) -> &[SlotId] {
+        &self.slots
+    }
+
+    /// Pages that the next step takes beyond those that are held.
+    pub fn missing<S>(&self, slots: &Slots<S>, page_size: u32) -> u32 {
+        self.slots.iter().map(|&slot| missing(&slots[slot].request, page_size)).sum()
+    }
+
+    /// One step of all; the pages it takes are free. Tokens generated, or none when
+    /// nobody runs. Ended requests are for [`Running::next_ended`].
     pub fn step<S>(
         &mut self,
         worker: WorkerId,
@@ -86,13 +96,18 @@ impl Running {
     }
 }
 
-/// The last token goes in at its position, on a page that admission has promised.
+/// Pages that a request's next token takes beyond those that it holds.
+fn missing(request: &Request, page_size: u32) -> u32 {
+    let tokens = (request.prompt.len() + request.output.len()) as u32;
+    tokens.div_ceil(page_size).saturating_sub(request.pages.len() as u32)
+}
+
+/// The last token goes in at its position, on a page that was made free.
 fn push_row(request: &mut Request, pool: &mut PagePool, page_size: u32, turn: &mut Turn<'_>) {
     let position = (request.prompt.len() + request.output.len() - 1) as u32;
-    let pages = (position + 1).div_ceil(page_size) as usize;
-    let missing = pages.saturating_sub(request.pages.len()) as u32;
-    assert!(pool.allocate(missing, &mut request.pages), "a promised page is not free");
+    assert!(pool.allocate(missing(request, page_size), &mut request.pages), "no page was made free");
     let last = &request.output[request.output.len() - 1..];
+    let pages = (position + 1).div_ceil(page_size) as usize;
     let pushed = turn.batch.push(last, position, &request.pages[..pages], Logits::Last);
     assert!(pushed.is_ok(), "a running request does not fit the batch: {pushed:?}");
 }

@@ -5,10 +5,12 @@
 use crate::cause::Cause;
 use crate::ids::{Generation, SlotId};
 use crate::kv::pool::{PagePool, Reusable};
-use crate::sched::admission;
+use crate::sched::admission::{self, Claim, Room};
+use crate::sched::config::SchedConfig;
 use crate::sched::mail::Mail;
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::Request;
+use crate::sched::retraction::Kept;
 use crate::sched::worker::Activity;
 use std::mem;
 use std::ops::{Index, IndexMut};
@@ -18,7 +20,10 @@ use std::ops::{Index, IndexMut};
 pub struct Held<S> {
     /// The request.
     pub request: Box<Request>,
-    /// Prompt tokens whose KV is in place on this worker.
+    /// Tokens whose KV must be in place before the next one can be chosen by a decode step: the prompt, or all but the
+    /// last of what it had when it was retracted.
+    pub fill: u32,
+    /// Of them, those whose KV is in place on this worker.
     pub computed: u32,
     /// Prompt tokens that nobody computed for it, here or at its prefill worker.
     pub cached: u32,
@@ -26,6 +31,8 @@ pub struct Held<S> {
     foreseen: u32,
     /// Of its pages, from the first on, those that went through the prefix cache.
     kept: u32,
+    /// It has no pages, since others needed them.
+    pub retracted: Option<Kept>,
     /// The worker's own.
     pub state: S,
 }
@@ -36,29 +43,45 @@ impl<S> Held<S> {
         self.request.prompt.len() as u32
     }
 
-    /// Whether it fits into `left` pages, where it needs `need` in all. Takes one of `lookups` where it hangs on what the
-    /// prefix cache has of it.
-    pub fn fits(&self, need: u32, left: u32, pool: &PagePool, lookups: &mut u32) -> bool {
-        let tokens = self.request.reusable_tokens();
-        if need <= left {
+    /// Whether it fits into `room`. Takes one of `lookups` where it hangs on what the prefix cache has of it.
+    pub fn fits(&self, config: &SchedConfig, room: &Room, pool: &PagePool, lookups: &mut u32) -> bool {
+        let need = room.need(Claim::of(config, &self.request));
+        if need <= room.pages {
             return true;
         }
-        if *lookups == 0 || need - pool.most_reusable(tokens) > left {
+        if *lookups == 0 || need - pool.most_reusable(self.reusable_tokens()) > room.pages {
             return false;
         }
         *lookups -= 1;
-        admission::charge(need, self.reusable(pool)) <= left
+        admission::charge(need, self.reusable(pool)) <= room.pages
     }
 
-    /// What the prefix cache has of its prompt.
-    pub fn reusable(&self, pool: &PagePool) -> Reusable {
+    /// Most tokens that a cache can stand for: a prompt's last one is computed, for its logits.
+    fn reusable_tokens(&self) -> u32 {
+        if self.request.output.is_empty() { self.fill.saturating_sub(1) } else { self.fill }
+    }
+
+    /// What the prefix cache has of what is to be in place.
+    fn reusable(&self, pool: &PagePool) -> Reusable {
         let sequence = self.request.sequence();
-        sequence.map_or(Reusable::default(), |it| pool.reusable(&it, self.request.reusable_tokens()))
+        sequence.map_or(Reusable::default(), |it| pool.reusable(&it, self.reusable_tokens()))
     }
 
-    /// Prompt tokens that are to be computed, as far as that is known.
+    /// Whether nothing is missing for a decode step.
+    pub fn is_filled(&self) -> bool {
+        self.computed == self.fill
+    }
+
+    /// Tokens that are to be computed before it can go on, as far as that is known.
     pub fn uncomputed(&self) -> u32 {
-        self.prompt_tokens() - self.computed.max(self.foreseen)
+        self.fill - self.computed.max(self.foreseen)
+    }
+
+    /// Tokens whose KV is in place. A token's KV is computed when the next one is chosen.
+    pub fn in_place(&self) -> u32 {
+        let tokens = (self.request.prompt.len() + self.request.output.len()) as u32;
+        let read = !self.request.output.is_empty() && self.is_filled();
+        if read { tokens - 1 } else { self.computed }
     }
 
     /// It waits for its turn: looks once how much of its prompt need not be computed.
@@ -66,33 +89,43 @@ impl<S> Held<S> {
         self.foreseen = self.reusable(pool).pages * page_size;
     }
 
-    /// Takes the pages of its prompt, which was admitted: those that the prefix cache has, and new ones behind them. How
-    /// many tokens it has, and what it took of [`admission::allocatable`], where it needs `need` pages in all.
-    pub fn take_prompt_pages(&mut self, need: u32, pool: &mut PagePool, page_size: u32) -> (u32, u32) {
+    /// Takes the pages of what is to be in place, since there is room: those that the prefix cache has, and new ones
+    /// behind them. How many tokens it has, and what it took of the room.
+    pub fn take_pages(&mut self, config: &SchedConfig, pool: &mut PagePool) -> (u32, u32) {
         let before = pool.counts();
+        let reusable = self.reusable_tokens();
         let mut pages = mem::take(&mut self.request.pages);
         if let Some(sequence) = self.request.sequence() {
-            pool.reuse(&sequence, self.request.reusable_tokens(), &mut pages);
+            pool.reuse(&sequence, reusable, &mut pages);
+            if self.request.output.is_empty() {
+                pool.count_lookup(reusable, pages.len() as u32 * config.page_size);
+            }
         }
         self.kept = pages.len() as u32;
-        let missing = self.prompt_tokens().div_ceil(page_size) - self.kept;
+        let missing = self.fill.div_ceil(config.page_size) - self.kept;
         assert!(
             pool.allocate(missing, &mut pages),
             "admitted {missing} pages that are neither free nor cached"
         );
-        let (held, after) = (pages.len() as u32, pool.counts());
+        let after = pool.counts();
         let taken = (before.free + before.cached) - (after.free + after.cached);
         self.request.pages = pages;
         self.foreseen = 0;
-        (self.kept * page_size, taken + admission::promised(need, held))
+        (self.kept * config.page_size, taken + Claim::of(config, &self.request).owed())
+    }
+
+    /// Stops using its pages and is to have what was in place again.
+    pub fn give_up_pages(&mut self, kept: Kept, pool: &mut PagePool) {
+        self.fill = self.in_place();
+        (self.computed, self.kept) = (0, 0);
+        self.retracted = Some(kept);
+        pool.release(&self.request.pages);
+        self.request.pages.clear();
     }
 
     /// Pages that are full of KV go into the prefix cache.
     pub fn keep(&mut self, pool: &mut PagePool) {
-        // A token's KV is computed when the next one is chosen.
-        let generated = self.request.output.len().saturating_sub(1) as u32;
-        let read = self.computed == self.prompt_tokens();
-        let in_place = self.computed + if read { generated } else { 0 };
+        let in_place = self.in_place();
         let mut pages = mem::take(&mut self.request.pages);
         if let Some(sequence) = self.request.sequence() {
             self.kept = pool.keep(&sequence, in_place, &mut pages, self.kept);
@@ -143,7 +176,9 @@ impl<S> Slots<S> {
     pub fn insert(&mut self, request: Box<Request>, state: S) -> Result<(), Box<Request>> {
         match self.0.get_mut(request.slot.index()) {
             Some(entry @ None) => {
-                *entry = Some(Held { request, computed: 0, cached: 0, foreseen: 0, kept: 0, state });
+                let fill = request.prompt.len() as u32;
+                let (computed, cached, foreseen, kept, retracted) = (0, 0, 0, 0, None);
+                *entry = Some(Held { request, fill, computed, cached, foreseen, kept, retracted, state });
                 Ok(())
             }
             _ => Err(request),

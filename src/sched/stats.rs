@@ -21,6 +21,10 @@ pub struct WorkerStats {
     pub arrived: AtomicU32,
     /// Requests that compute: prompts in chunks or the running batch.
     pub running: AtomicU32,
+    /// Requests that ran until others needed their pages, and wait for new ones.
+    pub retracted: AtomicU32,
+    /// Pages of the host tier that hold KV of those.
+    pub swapped: AtomicU32,
     /// Requests that are over for their client and wait for their lease.
     pub ending: AtomicU32,
     /// Prompt tokens of requests that wait or compute, not computed yet.
@@ -31,6 +35,10 @@ pub struct WorkerStats {
     pub prefix_asked_total: AtomicU64,
     /// Of them, those that it had: neither computed nor, on decode, sent.
     pub prefix_found_total: AtomicU64,
+    /// Times since start that a running request gave up its pages.
+    pub retracted_total: AtomicU64,
+    /// Tokens computed again since start, since their KV was dropped.
+    pub recomputed_tokens_total: AtomicU64,
     /// Tokens generated since start.
     pub generated_tokens_total: AtomicU64,
 }
@@ -43,6 +51,8 @@ pub(in crate::sched) struct Census {
     pub transferring: u32,
     pub arrived: u32,
     pub running: u32,
+    pub retracted: u32,
+    pub swapped: u32,
     pub ending: u32,
     pub waiting_tokens: u64,
 }
@@ -70,6 +80,8 @@ impl WorkerStats {
         set(&self.transferring, census.transferring);
         set(&self.arrived, census.arrived);
         set(&self.running, census.running);
+        set(&self.retracted, census.retracted);
+        set(&self.swapped, census.swapped);
         set(&self.ending, census.ending);
         self.waiting_tokens.store(census.waiting_tokens, Ordering::Relaxed);
         self.prefix_asked_total.store(lookups.asked, Ordering::Relaxed);
@@ -78,6 +90,14 @@ impl WorkerStats {
 
     pub(in crate::sched) fn computed(&self, tokens: u32) {
         self.prompt_tokens_total.fetch_add(tokens.into(), Ordering::Relaxed);
+    }
+
+    pub(in crate::sched) fn recomputed(&self, tokens: u32) {
+        self.recomputed_tokens_total.fetch_add(tokens.into(), Ordering::Relaxed);
+    }
+
+    pub(in crate::sched) fn retracted(&self) {
+        self.retracted_total.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(in crate::sched) fn generated(&self, tokens: u32) {

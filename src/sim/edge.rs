@@ -514,6 +514,7 @@ impl Edge {
             slot: slot.id,
             generation: slot.generation,
             prompt: order.prompt.clone(),
+            alone: false,
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),

@@ -5,7 +5,7 @@ use super::dice::Dice;
 use super::faults::Faults;
 use super::model::VOCAB;
 use crate::config::resolved::Policy;
-use crate::limits::RETRIES_DEFAULT;
+use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
 use crate::sched::config::SchedConfig;
 
 /// Longest prompt, in tokens.
@@ -33,6 +33,8 @@ pub struct Size {
     pub config: SchedConfig,
     /// Pages of its pool.
     pub pages: u32,
+    /// Pages of its host tier.
+    pub tier_pages: u32,
     /// Requests it can hold.
     pub slots: usize,
     /// Room in its engine's ring of commands.
@@ -77,6 +79,7 @@ impl Plan {
     pub fn new(seed: u64, scale: Scale) -> Plan {
         let mut dice = Dice::new(seed).fork("plan");
         let prefix_cache = !dice.one_in(4);
+        let mut scarce = Dice::new(seed).fork("retraction");
         let shared = SchedConfig {
             max_running: dice.number(2, 8) as usize,
             max_prefill_tokens: 256,
@@ -85,6 +88,7 @@ impl Plan {
             page_size: dice.pick(&[2, 4, 8, 16]),
             context: PROMPT_MAX + ANSWER_MAX,
             vocab: VOCAB,
+            reserve: scarce.pick(&[0, 4, RESERVED_TOKENS]),
             prefix_cache,
         };
         // Workers of two page sizes hand over to each other, too.
@@ -101,8 +105,12 @@ impl Plan {
         Plan {
             seed,
             scale,
-            prefill: size(shared, scale, &mut dice, &mut faulty),
-            decode: size(SchedConfig { page_size: other, ..shared }, scale, &mut dice, &mut faulty),
+            prefill: size(shared, scale, &mut [&mut dice, &mut faulty, &mut scarce]),
+            decode: size(
+                SchedConfig { page_size: other, ..shared },
+                scale,
+                &mut [&mut dice, &mut faulty, &mut scarce],
+            ),
             policy: dice.pick(&[Policy::LeastLoaded, Policy::RoundRobin]),
             gap,
             delay: (delay / 4, delay),
@@ -132,7 +140,7 @@ impl Plan {
     }
 }
 
-fn size(config: SchedConfig, scale: Scale, dice: &mut Dice, faulty: &mut Dice) -> Size {
+fn size(config: SchedConfig, scale: Scale, [dice, faulty, scarce]: &mut [&mut Dice; 3]) -> Size {
     let longest = (PROMPT_MAX + ANSWER_MAX).div_ceil(config.page_size) + 1;
     // From hardly one long request to more than can be used.
     let pages = longest * dice.number(2, 12) / 2;
@@ -140,5 +148,14 @@ fn size(config: SchedConfig, scale: Scale, dice: &mut Dice, faulty: &mut Dice) -
     // Where some may be refused, also few places and a ring that is full now and then.
     let slots = if scale.faults { faulty.pick(&[3, 8, most]) } else { most };
     let commands = if scale.faults { faulty.pick(&[2, 8, slots * 4 + 64]) } else { slots * 4 + 64 };
-    Size { config, pages, slots, commands, spins: dice.pick(&[1, 3]), token: dice.within(MICRO, 20 * MICRO) }
+    let tier_pages = longest * scarce.pick(&[0, 1, 8]);
+    Size {
+        config,
+        pages,
+        tier_pages,
+        slots,
+        commands,
+        spins: dice.pick(&[1, 3]),
+        token: dice.within(MICRO, 20 * MICRO),
+    }
 }

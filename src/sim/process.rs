@@ -13,6 +13,7 @@ use crate::front::worker::{Ring, Worker};
 use crate::ids::WorkerId;
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
+use crate::kv::tier::Tier;
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::Engine;
 use crate::sched::mail::{Mail, events_per_turn};
@@ -111,7 +112,7 @@ impl Process {
         let worker = Worker::new(WORKER, Ring::new(commands, engine_bell), status.clone(), memory.clone());
         let Cores { scheduler, stats, mover, role, reports } = match role {
             Role::Prefill => prefill(size, &memory, &status, &bells),
-            Role::Decode => decode(size, &memory, &status, &bells, doorbell.duplicate()?),
+            Role::Decode => decode(size, &memory, &status, &bells, doorbell.duplicate()?)?,
         };
         let members = vec![Member { worker, role, reports: Some(reports) }];
         let offer = Offer { transports: vec![Transport::Shm], host: HOST, data: None, lanes: 1 };
@@ -226,21 +227,22 @@ fn decode(
     status: &Arc<StatusTable>,
     bells: &[Arc<Bell>; 3],
     doorbell: EventCounter,
-) -> Cores {
+) -> io::Result<Cores> {
     let Rings { links, handle, commands, reports } =
         Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
     let right = MoverRight::for_mover_thread();
     let destination = DestinationMover::new(links, memory.clone(), SESSIONS, right);
-    let scheduler = DecodeWorker::new(WORKER, size.config, kv(memory), handle);
+    let tier = Tier::new(size.tier_pages, &memory.layout)?;
+    let scheduler = DecodeWorker::new(WORKER, size.config, kv(memory), tier, handle);
     let manager = DestinationManager::new(identity(size, memory), status.clone(), SESSIONS);
     let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
-    Cores {
+    Ok(Cores {
         stats: scheduler.stats().clone(),
         scheduler: Box::new(scheduler),
         mover: Mover { sources: Vec::new(), destinations: vec![destination] },
         role: MemberRole::Decode { manager: Box::new(manager), mover, doorbell },
         reports,
-    }
+    })
 }
 
 fn memory(size: &Size) -> io::Result<Memory> {

@@ -178,6 +178,49 @@ fn split_equals_mixed_however_the_work_is_cut() {
     }
 }
 
+/// Long answers of many at once in a pool that holds a quarter of them.
+#[test]
+fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
+    let greedy = |seed: u32| {
+        json!({"prompt": ids(seed, 30 + 9 * seed), "max_tokens": 300, "temperature": 0, "logprobs": 2,
+            "return_token_ids": true})
+    };
+    let seeded = |seed: u32| {
+        json!({"prompt": ids(seed, 40 + 9 * seed), "max_tokens": 250, "temperature": 40, "top_k": 50, "seed": seed,
+            "frequency_penalty": 0.3, "logprobs": 2, "return_token_ids": true})
+    };
+    let bodies = (0..8).flat_map(|seed| [greedy(seed), seeded(seed)]);
+    let cases: Vec<_> = bodies.map(|body| Case { path: "/v1/completions", body }).collect();
+    let expected = {
+        let server = Server::start(&["--mixed", "--threads", "1", "--disable-radix-cache"]);
+        all(&server, &cases, false)
+    };
+    for flags in [
+        "--mixed --swap-memory 0",
+        "--mixed --swap-memory 4MiB --disable-radix-cache",
+        "--swap-memory 0 --disable-radix-cache",
+        "--swap-memory 4MiB",
+        "",
+    ] {
+        let scarce = ["--kv-memory", "1MiB", "--num-reserved-decode-tokens", "16", "--threads", "2"];
+        let more: Vec<&str> = flags.split_whitespace().collect();
+        let server = Server::start(&[&scarce[..], &more].concat());
+        check(&expected, &all(&server, &cases, true), &cases, flags);
+        server.wait_until_idle();
+        let metrics = server.metrics();
+        let count = |name| metrics.sum(name, "");
+        let (retracted, recomputed) =
+            (count("vllm:num_preemptions_total"), count("baton_recomputed_tokens_total"));
+        assert!(retracted > 0.0, "{flags}: nobody gave up a page");
+        assert_eq!(count("sglang:num_retracted_reqs"), 0.0);
+        match more.iter().position(|&flag| flag == "--swap-memory").map(|at| more[at + 1]) {
+            Some("0") => assert!(recomputed > 0.0, "{flags}"),
+            Some(_) => assert_eq!(recomputed, 0.0, "{flags}"),
+            None => {}
+        }
+    }
+}
+
 #[test]
 fn a_stream_says_what_a_whole_answer_says() {
     for layout in [&["--mixed"][..], &[]] {

@@ -5,6 +5,7 @@ use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId, WorkerId};
 use baton::kv::prefix::Salt;
 use baton::kv::region::Region;
+use baton::kv::tier::Tier;
 use baton::model::logprobs::Sampled;
 use baton::model::sampler::SamplingParams;
 use baton::sched::config::SchedConfig;
@@ -40,6 +41,7 @@ pub struct Setup {
     pub slots: usize,
     pub prefill_pages: u32,
     pub decode_pages: u32,
+    pub tier_pages: u32,
 }
 
 impl Setup {
@@ -53,11 +55,13 @@ impl Setup {
                 page_size: 4,
                 context: 128,
                 vocab: VOCAB,
+                reserve: 512,
                 prefix_cache: true,
             },
             slots: 16,
             prefill_pages: 64,
             decode_pages: 64,
+            tier_pages: 0,
         }
     }
 }
@@ -122,6 +126,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         slot: place.slot,
         generation: place.generation,
         prompt: wanted.prompt.clone(),
+        alone: false,
         resumed: 0,
         output: Vec::with_capacity(wanted.max_new as usize),
         pages: Vec::with_capacity(tokens),
@@ -186,6 +191,10 @@ fn kv(page_size: u32, pages: u32) -> KvMemory {
     KvMemory { region: Arc::new(Region::new(c"kv", bytes as usize).unwrap()), layout, pages }
 }
 
+fn tier(setup: &Setup) -> Tier {
+    Tier::new(setup.tier_pages, &layout(setup.config.page_size)).unwrap()
+}
+
 fn far<C>(setup: &Setup, pages: u32) -> Far<C> {
     let (commands, taken) = channel::bounded(2 * setup.slots + 6);
     let (ends_in, ends) = channel::bounded(setup.slots);
@@ -219,7 +228,8 @@ impl Rig {
             bell: destination.bell,
         };
         let prefill = PrefillWorker::new(FIRST, setup.config, source.side.kv.clone(), sender);
-        let decode = DecodeWorker::new(DECODE, setup.config, destination.side.kv.clone(), receiver);
+        let decode =
+            DecodeWorker::new(DECODE, setup.config, destination.side.kv.clone(), tier(setup), receiver);
         let stats = vec![
             (prefill.stats().clone(), source.side.status.clone(), setup.prefill_pages),
             (decode.stats().clone(), destination.side.status.clone(), setup.decode_pages),
@@ -233,7 +243,7 @@ impl Rig {
 
     pub fn mixed(setup: &Setup) -> Rig {
         let memory = kv(setup.config.page_size, setup.decode_pages);
-        let worker = MixedWorker::new(FIRST, setup.config, memory, setup.slots);
+        let worker = MixedWorker::new(FIRST, setup.config, memory, tier(setup), setup.slots);
         let status = Arc::new(StatusTable::new(setup.slots));
         let stats = vec![(worker.stats().clone(), status, setup.decode_pages)];
         Rig::over(setup, vec![Box::new(worker)], stats)
@@ -318,13 +328,23 @@ impl Rig {
         Legs { prefill: Some(first), decode }
     }
 
+    /// To decode, which reads the prompt itself.
+    pub fn submit_alone(&mut self, wanted: &Wanted) -> RequestId {
+        self.submit_to(DECODE, Room(self.next), true, wanted)
+    }
+
     pub fn submit_leg(&mut self, worker: WorkerId, room: Room, wanted: &Wanted) -> RequestId {
+        self.submit_to(worker, room, false, wanted)
+    }
+
+    fn submit_to(&mut self, worker: WorkerId, room: Room, alone: bool, wanted: &Wanted) -> RequestId {
         let front = &mut self.fronts[worker.index()];
         let slot = front.free.pop().expect("a free slot");
         let generation = front.status.open(slot);
         let id = RequestId(self.next);
         self.next += 1;
-        let request = request(wanted, id, Use { worker, slot, generation, room }, self.now());
+        let mut request = request(wanted, id, Use { worker, slot, generation, room }, self.now());
+        request.alone = alone;
         self.uses.insert(id, Use { worker, slot, generation, room });
         self.told.insert(id, Told::default());
         self.commands.send(Command::Submit(request)).unwrap();
@@ -472,6 +492,8 @@ impl Rig {
                 &stats.transferring,
                 &stats.arrived,
                 &stats.running,
+                &stats.retracted,
+                &stats.swapped,
                 &stats.ending,
             ] {
                 assert_eq!(queue.load(Relaxed), 0, "{stats:?}");

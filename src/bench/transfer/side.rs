@@ -345,6 +345,7 @@ impl<C: Cancel> Side<C> {
             slot: slot.id,
             generation: slot.generation,
             prompt,
+            alone: false,
             resumed: 0,
             output: Vec::new(),
             pages: Vec::new(),

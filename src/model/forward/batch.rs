@@ -94,16 +94,28 @@ impl Batch {
         pages: &[PageId],
         logits: Logits,
     ) -> Result<(), BatchFull> {
-        debug_assert!(!tokens.is_empty());
+        self.push_joined([tokens, &[]], start, pages, logits)
+    }
+
+    /// The same of tokens that lie in two parts.
+    pub fn push_joined(
+        &mut self,
+        parts: [&[u32]; 2],
+        start: u32,
+        pages: &[PageId],
+        logits: Logits,
+    ) -> Result<(), BatchFull> {
+        let tokens = parts[0].len() + parts[1].len();
+        debug_assert!(tokens > 0);
         let wanted = match logits {
             Logits::None => 0,
             Logits::Last => 1,
-            Logits::All => tokens.len(),
+            Logits::All => tokens,
         };
         if self.rows.len() == self.limits.rows {
             return Err(BatchFull::Rows);
         }
-        if self.tokens.len() + tokens.len() > self.limits.tokens {
+        if self.tokens.len() + tokens > self.limits.tokens {
             return Err(BatchFull::Tokens);
         }
         if self.pages.len() + pages.len() > self.limits.pages {
@@ -112,11 +124,11 @@ impl Batch {
         if self.logits + wanted > self.limits.logits {
             return Err(BatchFull::Logits);
         }
-        if start as usize + tokens.len() > self.limits.context {
+        if start as usize + tokens > self.limits.context {
             return Err(BatchFull::Context);
         }
         let (first_token, first_page) = (self.tokens.len(), self.pages.len());
-        self.tokens.extend_from_slice(tokens);
+        parts.iter().for_each(|part| self.tokens.extend_from_slice(part));
         self.pages.extend_from_slice(pages);
         self.logits += wanted;
         self.rows.push(Row {

@@ -14,13 +14,25 @@ pub fn holds_nothing(index: usize, process: &Process) -> Checked {
             Err(Finding::new(Checker::Idle, what))
         }
     };
-    let WorkerStats { bootstrapping, waiting, transferring, arrived, running, ending, .. } = &*process.stats;
+    let WorkerStats {
+        bootstrapping,
+        waiting,
+        transferring,
+        arrived,
+        running,
+        retracted,
+        swapped,
+        ending,
+        ..
+    } = &*process.stats;
     for (what, queue) in [
         ("requests without the other side", bootstrapping),
         ("waiting requests", waiting),
         ("transfers", transferring),
         ("arrived requests", arrived),
         ("running requests", running),
+        ("retracted requests", retracted),
+        ("pages of KV of retracted requests", swapped),
         ("leases of requests that are over", ending),
     ] {
         left(what, queue.load(Relaxed) as usize)?;

@@ -1,0 +1,164 @@
+//! The host tier: memory beside the page pool for the KV of requests that had to give up their pages.
+//!
+//! Owns: a mapping of its own, touched only as it is used, and which of its pages hold whose KV, as chains. Thread:
+//! `engine`. Invariant: a page is free or in exactly one chain; a chain ends when its [`Stored`] comes back.
+//! Not here: which request gives up its pages and when it gets new ones (`sched::retraction`).
+
+use crate::ids::PageId;
+use crate::kv::layout::KvLayout;
+use crate::kv::region::Region;
+use std::io;
+
+/// Ends a chain.
+const NONE: u32 = u32::MAX;
+
+/// Memory for some pages of KV.
+#[derive(Debug)]
+pub struct Tier {
+    /// None where it has no page.
+    region: Option<Region>,
+    page_bytes: usize,
+    /// Of each page the one behind it, in its chain or among the free ones.
+    next: Box<[u32]>,
+    free: u32,
+    left: u32,
+}
+
+/// KV of one request in the tier. It goes back to the tier that made it.
+#[derive(Debug)]
+#[must_use]
+pub struct Stored {
+    first: u32,
+    pages: u32,
+}
+
+impl Tier {
+    /// A tier of no page.
+    pub fn none() -> Tier {
+        Tier { region: None, page_bytes: 0, next: [].into(), free: NONE, left: 0 }
+    }
+
+    /// A tier of `pages` pages of `layout`, each of which is one block.
+    pub fn new(pages: u32, layout: &KvLayout) -> io::Result<Tier> {
+        assert!(layout.ranks == 1 && layout.page_stride == layout.page_bytes(), "a page is one block");
+        if pages == 0 {
+            return Ok(Tier::none());
+        }
+        let page_bytes = layout.page_bytes() as usize;
+        let region = Region::new(c"baton-tier", pages as usize * page_bytes)?;
+        let next = (1..=pages).map(|page| if page == pages { NONE } else { page }).collect();
+        Ok(Tier { region: Some(region), page_bytes, next, free: 0, left: pages })
+    }
+
+    /// Pages that hold KV.
+    pub fn stored(&self) -> u32 {
+        self.next.len() as u32 - self.left
+    }
+
+    /// Bytes of one page.
+    pub fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Copies `pages` of `pool` here, which only one request uses. None, and nothing is done, when so many are not left.
+    pub fn store(&mut self, pool: &Region, pages: &[PageId]) -> Option<Stored> {
+        let region = self.region.as_ref()?;
+        if pages.len() > self.left as usize {
+            return None;
+        }
+        let (mut first, mut taken) = (NONE, self.free);
+        // The last first, so that the chain begins with the first.
+        for page in pages.iter().rev() {
+            let from = page.index() * self.page_bytes;
+            region.copy_from(taken as usize * self.page_bytes, pool, from, self.page_bytes);
+            let free = std::mem::replace(&mut self.next[taken as usize], first);
+            (first, taken) = (taken, free);
+        }
+        self.free = taken;
+        self.left -= pages.len() as u32;
+        Some(Stored { first, pages: pages.len() as u32 })
+    }
+
+    /// Copies what was stored back into `pages` of `pool`, which are as many, but for the first `skipped` of them, and
+    /// forgets it.
+    pub fn restore(&mut self, stored: Stored, pool: &Region, pages: &[PageId], skipped: usize) {
+        assert_eq!(stored.pages as usize, pages.len(), "what was stored goes where there is room for it");
+        let region = self.region.as_ref().expect("what is stored is somewhere");
+        let mut at = stored.first;
+        for (index, page) in pages.iter().enumerate() {
+            if index >= skipped {
+                let from = at as usize * self.page_bytes;
+                pool.copy_from(page.index() * self.page_bytes, region, from, self.page_bytes);
+            }
+            at = self.next[at as usize];
+        }
+        self.forget(stored);
+    }
+
+    /// Its pages are free.
+    pub fn forget(&mut self, stored: Stored) {
+        let mut at = stored.first;
+        while at != NONE {
+            let next = std::mem::replace(&mut self.next[at as usize], self.free);
+            (self.free, at) = (at, next);
+        }
+        self.left += stored.pages;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kv::layout::KvDtype;
+
+    const WORDS: usize = 8;
+
+    fn layout() -> KvLayout {
+        KvLayout::page_major(2, 2, 1, 4, KvDtype::F16)
+    }
+
+    fn pool(pages: usize) -> Region {
+        let pool = Region::new(c"pool", pages * 8 * WORDS).unwrap();
+        (0..pages * WORDS).for_each(|word| fill(&pool, word / WORDS, word % WORDS, word as u64));
+        pool
+    }
+
+    fn fill(pool: &Region, page: usize, word: usize, value: u64) {
+        pool.word(8 * (page * WORDS + word)).store(value, std::sync::atomic::Ordering::Relaxed);
+    }
+
+    fn words(pool: &Region, page: PageId) -> Vec<u64> {
+        let word = |word| pool.word(8 * (page.index() * WORDS + word));
+        (0..WORDS).map(|index| word(index).load(std::sync::atomic::Ordering::Relaxed)).collect()
+    }
+
+    #[test]
+    fn what_is_stored_comes_back_into_other_pages() {
+        let (pool, mut tier) = (pool(8), Tier::new(5, &layout()).unwrap());
+        let content: Vec<_> = (0..8).map(|page| words(&pool, PageId(page))).collect();
+        let first = tier.store(&pool, &[PageId(3), PageId(1)]).unwrap();
+        let second = tier.store(&pool, &[PageId(7), PageId(0), PageId(2)]).unwrap();
+        assert_eq!(tier.stored(), 5);
+        assert!(tier.store(&pool, &[PageId(0)]).is_none(), "all of it is taken");
+        tier.restore(first, &pool, &[PageId(4), PageId(5)], 0);
+        assert_eq!(
+            [words(&pool, PageId(4)), words(&pool, PageId(5))],
+            [content[3].clone(), content[1].clone()]
+        );
+        // The first page of it is shared by others and not written.
+        let third = tier.store(&pool, &[PageId(6)]).unwrap();
+        tier.restore(second, &pool, &[PageId(6), PageId(1), PageId(3)], 1);
+        let now: Vec<_> = [6, 1, 3].map(|page| words(&pool, PageId(page))).into();
+        assert_eq!(now, [content[6].clone(), content[0].clone(), content[2].clone()]);
+        tier.forget(third);
+        assert_eq!(tier.stored(), 0);
+        let all = tier.store(&pool, &[0, 1, 2, 3, 4].map(PageId)).unwrap();
+        tier.forget(all);
+    }
+
+    #[test]
+    fn a_tier_of_nothing_takes_nothing() {
+        let mut tier = Tier::new(0, &layout()).unwrap();
+        assert!(tier.store(&pool(1), &[PageId(0)]).is_none());
+    }
+}

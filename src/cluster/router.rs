@@ -128,6 +128,8 @@ struct Member {
     bookings: u32,
     /// Known for its bookings alone.
     is_leaving: bool,
+    /// A decode worker that reads prompts, too, where no prefill worker is left.
+    reads_alone: bool,
 }
 
 /// All that is decided without a socket.
@@ -164,6 +166,7 @@ impl Router {
             health,
             bookings: 0,
             is_leaving: false,
+            reads_alone: false,
         });
         self.sort();
         number
@@ -186,6 +189,13 @@ impl Router {
         let one = &self.members[place];
         let others = self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
         others.into_iter().find_map(|other| Some((other.number, one.kind.difference(&other.kind)?)))
+    }
+
+    /// A worker has told whether it reads prompts where no prefill worker is left.
+    pub fn set_reads_alone(&mut self, worker: WorkerNumber, reads_alone: bool) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].reads_alone = reads_alone && self.members[place].role == Role::Decode;
+        }
     }
 
     /// What workers tell is compared when it is told, and not when a pair is chosen.
@@ -240,6 +250,15 @@ impl Router {
         let fits = |decode: &Member| self.fit(&self.members[prefill], decode);
         let decode = self.pick(Role::Decode, avoid, now, fits).map_err(unfit)?;
         Ok(Pair { prefill: self.book(prefill, weight), decode: self.book(decode, weight) })
+    }
+
+    /// Chooses a decode worker that serves `weight` sequences alone, where there is no pair.
+    ///
+    /// # Errors
+    /// None that does is usable.
+    pub fn choose_alone(&mut self, weight: u32, avoid: &Avoid, now: Instant) -> Result<Booking, NoWorker> {
+        let place = self.pick(Role::Decode, avoid, now, |decode| decode.reads_alone)?;
+        Ok(self.book(place, weight))
     }
 
     /// Chooses a worker of one role.
@@ -333,8 +352,11 @@ impl Router {
         }
     }
 
-    /// Whether there is a usable pair.
+    /// Whether there is a usable pair, or a usable worker that does without.
     pub fn is_ready(&self) -> bool {
+        if self.usable(Role::Decode).any(|decode| decode.reads_alone) {
+            return true;
+        }
         let mut prefill = self.usable(Role::Prefill);
         prefill.any(|prefill| self.usable(Role::Decode).any(|decode| self.fit(prefill, decode)))
     }

@@ -280,8 +280,7 @@ impl Generations {
         };
         let hit: Vec<u64> = self.live.iter().filter(|(_, live)| named(live)).map(|(&id, _)| id).collect();
         for &exchange in &hit {
-            let error = ApiError::new(499, "aborted", "the request was aborted");
-            self.fail(exchange, &error, Cause::ClientGone, way);
+            self.fail(exchange, &ApiError::aborted(), Cause::ClientGone, way);
         }
         hit.len()
     }

@@ -325,7 +325,8 @@ impl Handoff {
                     now,
                     &mut Effects { worker, mover, wishes, offer: &self.offer },
                 ),
-                None => Err(Cause::Refused),
+                // It reads the prompt itself.
+                None => Ok(()),
             },
             Role::Mixed => Ok(()),
         };

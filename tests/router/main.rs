@@ -417,7 +417,7 @@ fn workers_that_are_down_are_named_and_the_others_asked() {
     decode[0].stop();
     let gone = format!("http://{}", decode[0].address);
     for path in ["/abort_request", "/flush_cache"] {
-        let mut client = router.post(path, "{}");
+        let mut client = router.post(path, r#"{"abort_all":true}"#);
         for worker in [&prefill, &decode[1]] {
             let mut asked = worker.asked();
             assert_eq!(asked.line, format!("POST {path} HTTP/1.1"));

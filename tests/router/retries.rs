@@ -205,3 +205,34 @@ fn a_worker_that_is_started_again_in_time_serves_what_the_last_one_was_asked() {
     decode.asked().answer("200 OK", "{}");
     assert_eq!(client.answer().0, 200);
 }
+
+#[test]
+fn an_abort_reaches_a_request_between_two_tries_and_one_at_its_workers() {
+    let (prefill, decode, router) = trio();
+    let abort = |body: &str| {
+        let mut client = router.post("/abort_request", body);
+        for worker in [&prefill, &decode] {
+            worker.asked().answer("200 OK", "{}");
+        }
+        assert_eq!(client.answer().0, 200);
+    };
+    let named = r#"{"prompt":"a","rid":"mine-7"}"#;
+    let mut client = router.post("/generate", named);
+    let legs = (prefill.asked(), decode.asked());
+    abort(r#"{"rid":"other"}"#);
+    abort(r#"{"rid":"mine"}"#);
+    let (status, body) = client.answer();
+    assert!(status == 499 && body.contains("aborted"), "{status} {body}");
+    drop(legs);
+    // It waits for a worker to come back.
+    let mut client = router.post("/generate", named);
+    let legs = (prefill.asked(), decode.asked());
+    decode.stop();
+    drop(legs);
+    thread::sleep(Duration::from_millis(300));
+    let mut abort = router.post("/abort_request", r#"{"abort_all":true}"#);
+    assert_eq!(client.answer().0, 499);
+    prefill.asked().answer("200 OK", "{}");
+    let (status, body) = abort.answer();
+    assert!(status == 200 && body.contains("unreached"), "{status} {body}");
+}

@@ -42,6 +42,8 @@ pub enum Placement {
         fake_by_default: bool,
         /// Whether prefill workers have proven that they know the cluster key.
         proven: bool,
+        /// Whether a request that names none is read here.
+        reads_alone: bool,
     },
 }
 
@@ -65,7 +67,12 @@ impl Generations {
                 let request = self.request(exchange, sample, worker, room, given, Some(1))?;
                 self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
             }
-            Placement::Decode { worker, fake_bootstrap, fake_by_default, proven } => {
+            Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(exchange) => {
+                let mut request = self.request(exchange, sample, worker, Room(0), given, None)?;
+                request.alone = true;
+                self.start(exchange, choice, Part::Visible, request, None, None, now);
+            }
+            Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
                 let mut request = self.request(exchange, sample, worker, room, given, None)?;
                 if source == Source::Fake {
@@ -103,6 +110,11 @@ impl Generations {
         Ok(())
     }
 
+    /// Whether nobody is to hand anything over to it.
+    fn comes_alone(&self, exchange: u64) -> bool {
+        self.live.get(&exchange).is_some_and(|live| live.request.bootstrap.is_none() && !live.trial)
+    }
+
     /// Where the two legs of a choice meet: as the router said, or nowhere. [`FAKE_HOST`] names nowhere where
     /// that is honoured.
     fn meeting(
@@ -120,7 +132,8 @@ impl Generations {
         let Bootstrap { host, port, room } = met.ok_or_else(|| {
             ApiError::invalid(
                 "bootstrap_room",
-                "is needed: this worker takes part in a hand-off and serves no request alone",
+                "is needed: this worker takes part in a hand-off and serves no request alone (a decode worker does \
+                 with --local-prefill)",
             )
         })?;
         let port = port.unwrap_or(BOOTSTRAP_PORT);
@@ -171,6 +184,7 @@ impl Generations {
             id: RequestId(self.next_request),
             worker,
             room,
+            alone: false,
             slot: slot.id,
             generation: slot.generation,
             prompt: ids.to_vec(),

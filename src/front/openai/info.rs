@@ -127,6 +127,8 @@ pub struct HandoffInfo {
     pub kv: String,
     /// Cluster keys by name, the one that is proven first.
     pub cluster_keys: Vec<String>,
+    /// Whether a decode worker reads the prompts of requests that name no prefill worker.
+    pub local_prefill: bool,
 }
 
 /// The answer of `/model_info`.

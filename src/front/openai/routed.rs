@@ -22,6 +22,20 @@ pub struct Routed {
     open: Vec<u8>,
     choices: u32,
     stream: bool,
+    /// Names that the client gave it, which it may be aborted by.
+    rids: Vec<String>,
+}
+
+/// Where the workers of a pair meet: at the prefill worker's registry. They derive further rooms where there are several
+/// choices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Meeting<'a> {
+    /// Its host.
+    pub host: &'a str,
+    /// Its port.
+    pub port: u16,
+    /// The first choice's room.
+    pub room: Room,
 }
 
 impl Routed {
@@ -39,7 +53,7 @@ impl Routed {
             let _ = write!(open, ":{},", value.get());
         }
         let stream = entries.iter().any(|(name, value)| name == "stream" && value.get() == "true");
-        Ok(Routed { open, choices: choices(&entries), stream })
+        Ok(Routed { open, choices: choices(&entries), stream, rids: rids(&entries) })
     }
 
     /// Whether the answer is to come as events.
@@ -47,15 +61,19 @@ impl Routed {
         self.stream
     }
 
+    /// Whether one of the names that the client gave it begins so.
+    pub fn is_named(&self, rid: &str) -> bool {
+        self.rids.iter().any(|own| own.starts_with(rid))
+    }
+
     /// How many sequences it asks for, as far as can be told: prompts times samples.
     pub fn choices(&self) -> u32 {
         self.choices
     }
 
-    /// The body for both workers of an attempt: they meet at the prefill worker's registry, under `room`.
-    /// Workers derive further rooms from it where there are several choices. With `resume` they mark their events, and
-    /// begin behind what it says.
-    pub fn address(&self, host: &str, port: u16, room: Room, resume: Option<&Resume>) -> Vec<u8> {
+    /// The body for both workers of an attempt, which says where they meet, or for one that serves it alone. With
+    /// `resume` they mark their events, and begin behind what it says.
+    pub fn address(&self, meeting: Option<Meeting<'_>>, resume: Option<&Resume>) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.open.len() + 256);
         body.extend_from_slice(&self.open);
         if let Some(resume) = resume {
@@ -63,15 +81,29 @@ impl Routed {
             serde_json::to_writer(&mut body, resume).expect("numbers are JSON");
             body.push(b',');
         }
-        body.extend_from_slice(b"\"bootstrap_host\":");
-        serde_json::to_writer(&mut body, host).expect("a text is JSON");
-        let _ = write!(body, ",\"bootstrap_port\":{port},\"bootstrap_room\":{room}}}");
+        if let Some(Meeting { host, port, room }) = meeting {
+            body.extend_from_slice(b"\"bootstrap_host\":");
+            serde_json::to_writer(&mut body, host).expect("a text is JSON");
+            let _ = write!(body, ",\"bootstrap_port\":{port},\"bootstrap_room\":{room},");
+        }
+        // The comma behind the last field.
+        if body.last() == Some(&b',') {
+            body.pop();
+        }
+        body.push(b'}');
         body
     }
 }
 
 fn is_ours(name: &str) -> bool {
     matches!(name, "bootstrap_host" | "bootstrap_port" | "bootstrap_room" | resume::FIELD)
+}
+
+/// `rid` is a name, or one for each prompt.
+fn rids(entries: &[(String, &RawValue)]) -> Vec<String> {
+    let rid = entries.iter().find(|(name, _)| name == "rid").map(|(_, value)| value.get());
+    let one = |raw| serde_json::from_str(raw).map(|name: String| vec![name]);
+    rid.and_then(|raw| one(raw).or_else(|_| serde_json::from_str(raw)).ok()).unwrap_or_default()
 }
 
 fn choices(entries: &[(String, &RawValue)]) -> u32 {
@@ -100,7 +132,8 @@ mod tests {
     use super::*;
 
     fn addressed(body: &str) -> String {
-        let body = Routed::parse(body.as_bytes()).unwrap().address("10.0.0.1", 8998, Room(7), None);
+        let meeting = Meeting { host: "10.0.0.1", port: 8998, room: Room(7) };
+        let body = Routed::parse(body.as_bytes()).unwrap().address(Some(meeting), None);
         String::from_utf8(body).unwrap()
     }
 
@@ -114,6 +147,14 @@ mod tests {
             addressed("{}"),
             r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#
         );
+    }
+
+    #[test]
+    fn one_that_is_served_alone_meets_nobody() {
+        for body in ["{}", r#"{"a":[1,2],"bootstrap_room":1}"#] {
+            let alone = Routed::parse(body.as_bytes()).unwrap().address(None, None);
+            assert_eq!(alone, if body == "{}" { &b"{}"[..] } else { br#"{"a":[1,2]}"# });
+        }
     }
 
     #[test]

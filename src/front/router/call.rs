@@ -66,7 +66,8 @@ impl Order {
     /// How long its client waits, if it has said.
     pub fn patience(&self) -> Option<Duration> {
         let (_, value) = self.headers.iter().find(|(name, _)| *name == REQUEST_TIMEOUT)?;
-        Some(Duration::from_millis(value.parse().ok()?).min(REQUEST_TIME_MAX))
+        let milliseconds = value.parse().ok().filter(|&milliseconds| milliseconds > 0)?;
+        Some(Duration::from_millis(milliseconds).min(REQUEST_TIME_MAX))
     }
 }
 
@@ -108,6 +109,8 @@ pub struct WorkerAnswer {
     pub retry_after: Option<u32>,
     /// What was not taken yet.
     pub body: Vec<u8>,
+    /// What happened, where no worker said this.
+    pub own: Option<String>,
 }
 
 impl WorkerAnswer {
@@ -117,6 +120,7 @@ impl WorkerAnswer {
             media: head.headers.get("content-type").unwrap_or(JSON).to_owned(),
             retry_after: head.headers.get("retry-after").and_then(|value| value.parse().ok()),
             body: Vec::new(),
+            own: None,
         }
     }
 
@@ -127,6 +131,7 @@ impl WorkerAnswer {
             media: JSON.to_owned(),
             retry_after: error.retry_after,
             body: error.to_json(),
+            own: Some(error.message.clone()),
         }
     }
 

@@ -16,6 +16,8 @@ use std::fmt;
 pub struct Failure {
     status: u16,
     code: Option<String>,
+    /// What happened, where no worker told it.
+    own: Option<String>,
     /// Whether a field of the request is at fault.
     names_field: bool,
     /// What it stands for.
@@ -29,7 +31,7 @@ impl Failure {
         let names_field = told.as_ref().is_some_and(|told| told.error.param.is_some());
         let code = told.and_then(Told::code);
         let cause = code.as_deref().and_then(named).unwrap_or_else(|| cause_of(answer.status));
-        Failure { status: answer.status, code, names_field, cause }
+        Failure { status: answer.status, code, own: answer.own.clone(), names_field, cause }
     }
 
     /// What it means for the flight whose leg it ended.
@@ -50,7 +52,10 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none"))
+        match &self.own {
+            Some(own) => f.write_str(own),
+            None => write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none")),
+        }
     }
 }
 

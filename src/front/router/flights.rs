@@ -12,7 +12,7 @@ use crate::config::resolved::LogLevel;
 use crate::front::connections::Connections;
 use crate::front::http::sse;
 use crate::front::openai::ApiError;
-use crate::front::openai::routed::Routed;
+use crate::front::openai::routed::{Meeting, Routed};
 use crate::front::router::call::{Lost, Order, Owner, WorkerAnswer};
 use crate::front::router::failure::{self, Failure};
 use crate::front::router::fleet::{Fleet, What};
@@ -168,6 +168,21 @@ impl Flights {
         }
     }
 
+    /// Ends requests for text whose name begins so, or all, wherever they are: at workers, or between two tries.
+    pub fn abort(&mut self, rid: Option<&str>, way: &mut Way<'_>) {
+        let named = |request: &Request| match &request.load {
+            Load::Routed(body) => rid.is_none_or(|rid| request.id.starts_with(rid) || body.is_named(rid)),
+            Load::Decode(_) | Load::Any => false,
+        };
+        let open = self.open.iter().filter(|(_, flight)| named(&flight.request));
+        for client in open.map(|(&client, _)| client).collect::<Vec<_>>() {
+            if let Some(mut flight) = self.open.remove(&client) {
+                flight.last = Some(WorkerAnswer::error(&ApiError::aborted()));
+                self.fail(client, flight, Cause::ClientGone, way);
+            }
+        }
+    }
+
     /// What was sent to a client has left.
     pub fn drained(&mut self, client: ConnId, way: &mut Way<'_>) {
         if let Some(lead) = self.open.get(&client).and_then(|flight| flight.lead) {
@@ -282,7 +297,11 @@ impl Flights {
         let booked = match &flight.request.load {
             Load::Routed(body) => router
                 .choose(body.choices(), avoid, way.now)
-                .map(|Pair { prefill, decode }| (decode, Some(prefill))),
+                .map(|Pair { prefill, decode }| (decode, Some(prefill)))
+                .or_else(|none| match router.choose_alone(body.choices(), avoid, way.now) {
+                    Ok(decode) => Ok((decode, None)),
+                    Err(_) => Err(none),
+                }),
             Load::Decode(_) => {
                 router.choose_one(Role::Decode, 0, avoid, way.now).map(|decode| (decode, None))
             }
@@ -340,7 +359,7 @@ impl Flights {
             Passed::Failed { bytes, cause, error } => {
                 let media = crate::front::connections::JSON.to_owned();
                 let status = cause.http_status();
-                let told = WorkerAnswer { status, media, retry_after: None, body: error };
+                let told = WorkerAnswer { status, media, retry_after: None, body: error, own: None };
                 let news = match Failure::of(&told).news(Role::Decode) {
                     News::Failed(role, _) => News::Failed(role, cause),
                     news => news,
@@ -462,12 +481,17 @@ impl Flights {
         };
         let source = flight.core.worker(Role::Prefill).and_then(|worker| way.fleet.target(worker));
         let body = match (&flight.request.load, source) {
-            (Load::Routed(body), Some(source)) => {
+            (Load::Routed(body), source) => {
                 let resume = (self.retries.most() > 0 && body.is_stream()).then(|| flight.relay.resume());
-                body.address(&source.url.host, source.bootstrap_port.unwrap_or_default(), room, resume)
+                let meeting = source.map(|source| Meeting {
+                    host: &source.url.host,
+                    port: source.bootstrap_port.unwrap_or_default(),
+                    room,
+                });
+                body.address(meeting, resume)
             }
             (Load::Decode(body), _) => body.clone(),
-            _ => Vec::new(),
+            (Load::Any, _) => Vec::new(),
         };
         let body = Arc::new(body);
         event!(Debug, "router", "sent", request = flight.request.id, room = room, target = order.target);
@@ -583,7 +607,9 @@ impl Flight {
             _ => LogLevel::Warn,
         };
         if log::is_logged(level) {
-            let worker = self.core.worker(role).map_or("none".into(), |worker| way.fleet.url(worker));
+            let accused: Vec<_> = self.core.accused().map(|worker| way.fleet.url(worker)).collect();
+            let chosen = || self.core.worker(role).map_or("none".into(), |worker| way.fleet.url(worker));
+            let worker = if accused.is_empty() { chosen() } else { accused.join(", ") };
             let why = self.last.as_ref().map(Failure::of);
             let why: &dyn fmt::Display = match &why {
                 Some(failure) => failure,

@@ -27,6 +27,12 @@ pub fn kind(answer: &[u8]) -> Kind {
     told.and_then(|told| told.handoff).map_or(Kind::default(), |handoff| Kind::told(&handoff))
 }
 
+/// Whether a worker tells that it reads prompts where no prefill worker is left.
+pub fn reads_alone(answer: &[u8]) -> bool {
+    let told = serde_json::from_slice::<Value>(answer).ok();
+    told.is_some_and(|told| told["handoff"]["local_prefill"] == true)
+}
+
 /// What an introduction comes to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {

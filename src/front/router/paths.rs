@@ -8,7 +8,7 @@ use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
 use crate::front::http::{self, Method, REQUEST_TIMEOUT};
 use crate::front::openai::ApiError;
-use crate::front::openai::info::{DRAINING, Draining, Load, Loads, Version};
+use crate::front::openai::info::{Abort, DRAINING, Draining, Load, Loads, Version};
 use crate::front::openai::routed::Routed;
 use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
@@ -40,6 +40,8 @@ enum Course {
     Any,
     /// Every worker.
     Every,
+    /// Requests of the router's own clients, and every worker, which may have others'.
+    Abort,
     /// The router, while it runs.
     Alive,
     /// The router, once it has a pair.
@@ -71,7 +73,7 @@ const PATHS: &[(&str, Method, Course)] = &[
     ("/get_server_info", Method::Get, Course::Any),
     ("/model_info", Method::Get, Course::Any),
     ("/get_model_info", Method::Get, Course::Any),
-    ("/abort_request", Method::Post, Course::Every),
+    ("/abort_request", Method::Post, Course::Abort),
     ("/flush_cache", Method::Post, Course::Every),
     ("/health", Method::Get, Course::Health),
     ("/ping", Method::Get, Course::Alive),
@@ -141,7 +143,14 @@ impl Paths {
             Err(error) => return way.refuse(client, &error),
         };
         self.draining |= course == Course::Drain;
-        if course == Course::Every {
+        if course == Course::Abort {
+            match Abort::parse(&request.body) {
+                Ok(Abort::All) => flights.abort(None, way),
+                Ok(Abort::Rid(rid)) => flights.abort(Some(&rid), way),
+                Err(error) => return way.refuse(client, &error),
+            }
+        }
+        if matches!(course, Course::Every | Course::Abort) {
             return fanout.begin(client, &order(&request, &id), request.body, way);
         }
         let load = match course {

@@ -55,6 +55,9 @@ impl Fleet {
         now: Instant,
     ) {
         let told = answer.as_ref().ok().filter(|answer| answer.is_success());
+        if let Some(answer) = told {
+            self.router.set_reads_alone(worker, introduction::reads_alone(&answer.body));
+        }
         let told = told.map(|answer| introduction::kind(&answer.body));
         // Who does not tell now is what it told before.
         if let Some((other, why)) = told.and_then(|kind| self.router.introduced(worker, kind)) {

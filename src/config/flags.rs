@@ -350,8 +350,8 @@ pub(super) struct RetractionFlags {
     /// there are none, the request that has generated least gives its pages up and continues later, with the same output
     #[arg(long, visible_alias = "disaggregation-num-reserved-decode-tokens", value_name = "TOKENS", default_value_t = RESERVED_TOKENS, value_parser = value_parser!(u32).range(..=i64::from(CONTEXT_MAX)))]
     pub(super) num_reserved_decode_tokens: u32,
-    /// Memory of each decode worker for the KV of such requests; what it does not take is computed again [default: a
-    /// quarter of --kv-memory; taken when first used]
+    /// Memory of each decode worker for the KV of such requests; what it does not take is computed again [default: as
+    /// much as --kv-memory; taken when first used]
     #[arg(long, value_name = "SIZE")]
     pub(super) swap_memory: Option<ByteSize>,
 }

@@ -392,7 +392,7 @@ fn chunks(flags: &ChunkFlags) -> Result<ChunkConfig, ConfigError> {
 }
 
 fn retraction(flags: &RetractionFlags, kv: &KvConfig) -> Result<RetractionConfig, ConfigError> {
-    let memory = flags.swap_memory.unwrap_or(ByteSize(kv.memory.0 / 4));
+    let memory = flags.swap_memory.unwrap_or(kv.memory);
     if memory.0 > KV_MEMORY_MAX {
         return Err(value("--swap-memory", memory, format!("must be at most {}", ByteSize(KV_MEMORY_MAX))));
     }

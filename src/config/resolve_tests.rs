@@ -88,12 +88,26 @@ fn a_pair_on_one_host_needs_no_port() {
 }
 
 #[test]
+fn tries_are_counted_or_left_out() {
+    let retries = |line: &str| match run(line).0 {
+        Command::Router(config) => config.retries,
+        _ => panic!(),
+    };
+    assert_eq!(retries("router --retry-max-retries 7"), 7);
+    assert_eq!(retries("router --disable-retries"), 0);
+    let both = refusal("router --disable-retries --retry-max-retries 7");
+    assert!(both.contains("--disable-retries") && both.contains("--retry-max-retries"), "{both}");
+    let negative = refusal("router --retry-max-retries -1");
+    assert!(negative.contains("0..=100"), "{negative}");
+}
+
+#[test]
 fn memory_for_retracted_requests_follows_the_pool() {
     let of = |line: &str| match run(line).0 {
         Command::Decode(config) => (config.retraction.reserved_tokens, config.retraction.memory.0),
         _ => panic!(),
     };
-    assert_eq!(of("decode m --kv-memory 2GiB"), (512, 512 << 20));
+    assert_eq!(of("decode m --kv-memory 2GiB"), (512, 2 << 30));
     let line = "decode m --disaggregation-num-reserved-decode-tokens 0 --swap-memory 0";
     assert_eq!(of(line), (0, 0));
     let error = refusal("serve m --swap-memory 100TiB");

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -170,6 +170,19 @@ pub fn enter(tag: &str, host: &str) {
     // SAFETY: an open descriptor of a network namespace; only this thread moves.
     let moved = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
     assert_eq!(moved, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Has a connection's kernel keep little of what is not read.
+pub fn narrow(stream: &TcpStream) {
+    // Of the loopback device a packet is as large; in less they would come one by one.
+    let size: libc::c_int = 64 << 10;
+    let len = size_of_val(&size) as libc::socklen_t;
+    // SAFETY: an open socket, and a number of the length that is said.
+    let set = unsafe {
+        let size = (&raw const size).cast();
+        libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, size, len)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
 /// Whether packets can be dropped by rules.

@@ -267,9 +267,14 @@ fn try_exchange(address: SocketAddr, request: &str) -> io::Result<(u16, String)>
     let mut answer = String::new();
     // A process that was killed resets; what it had said is what counts.
     let _ = stream.read_to_string(&mut answer);
+    Ok(parse(&answer))
+}
+
+/// Status and body of an answer, without chunk sizes; 0 of none.
+pub fn parse(answer: &str) -> (u16, String) {
     let status = answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
-    Ok((status, if head.contains("chunked") { unchunked(body) } else { body.to_owned() }))
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
+    (status, if head.contains("chunked") { unchunked(body) } else { body.to_owned() })
 }
 
 fn unchunked(mut body: &str) -> String {

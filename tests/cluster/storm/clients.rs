@@ -17,18 +17,20 @@ const ASKED_MAX: usize = 3;
 
 /// A request, and its answer's text.
 pub struct Case {
-    body: Value,
-    expected: String,
+    pub body: Value,
+    pub expected: String,
 }
 
-/// Requests of many kinds, with what one worker alone answers.
-pub fn cases(model: &Model) -> Vec<Case> {
+/// Requests of many kinds, changed so, with what one worker alone answers.
+pub fn cases(model: &Model, change: impl Fn(&mut Value)) -> Vec<Case> {
     let ids =
         |seed: usize| (0..20 + 17 * seed).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>();
     let bodies = (0..12).map(|seed| {
         let temperature = [0.0, 40.0][seed % 2];
-        json!({"prompt": ids(seed), "max_tokens": 20 + 12 * seed, "temperature": temperature, "seed": seed,
-            "frequency_penalty": 0.2 * (seed % 3) as f64, "ignore_eos": true, "stream": seed % 3 > 0})
+        let mut body = json!({"prompt": ids(seed), "max_tokens": 20 + 12 * seed, "temperature": temperature,
+            "seed": seed, "frequency_penalty": 0.2 * (seed % 3) as f64, "ignore_eos": true, "stream": seed % 3 > 0});
+        change(&mut body);
+        body
     });
     let alone = model.start(0, "serve", &["--mixed"]);
     let case = |body: Value| {
@@ -39,7 +41,7 @@ pub fn cases(model: &Model) -> Vec<Case> {
 }
 
 /// The text of a whole answer or of a stream, or the kind of the failure.
-fn text((status, answer): &(u16, String)) -> Result<String, String> {
+pub fn text((status, answer): &(u16, String)) -> Result<String, String> {
     let error = |value: &Value| value["error"]["code"].as_str().map(str::to_owned);
     if answer.starts_with('{') {
         let value: Value = serde_json::from_str(answer).map_err(|_| BROKEN.to_owned())?;
@@ -75,6 +77,7 @@ pub struct Tally {
     pub failures: BTreeMap<String, usize>,
     /// Of those, by kind, that the other router was asked for.
     pub elsewhere: BTreeMap<String, usize>,
+    /// That one router took for an answer.
     pub longest: Duration,
 }
 
@@ -135,11 +138,13 @@ impl Clients {
         let case = &self.cases[number % self.cases.len()];
         let name = format!("x-request-id: storm-{number}\r\n");
         let begun = Instant::now();
-        let mut elsewhere = Vec::new();
+        let (mut elsewhere, mut longest) = (Vec::new(), Duration::ZERO);
         let answer = loop {
             let router = self.routers[(number + elsewhere.len()) % self.routers.len()];
+            let asked = Instant::now();
             let answer = try_post(router, "/v1/completions", &name, &case.body.to_string());
             let answer = answer.map_err(|_| GONE.to_owned()).and_then(|answer| text(&answer));
+            longest = longest.max(asked.elapsed());
             match answer {
                 Err(kind) if is_routers(&kind) && elsewhere.len() + 1 < ASKED_MAX => {
                     // Refused at once it would ask the two of them a thousand times a second.
@@ -157,7 +162,7 @@ impl Clients {
             );
         }
         let mut tally = self.tally.lock().unwrap();
-        tally.longest = tally.longest.max(took);
+        tally.longest = tally.longest.max(longest);
         elsewhere.into_iter().for_each(|kind| *tally.elsewhere.entry(kind).or_default() += 1);
         match answer {
             Ok(text) if text == case.expected => tally.well += 1,

@@ -30,11 +30,11 @@ pub enum Model {
 }
 
 impl Model {
-    /// The one that `BATON_STORM_MODEL` names, or one of random weights.
-    pub fn get() -> Model {
+    /// The one that `BATON_STORM_MODEL` names, or this one.
+    pub fn get_or(made: impl FnOnce() -> Dummy) -> Model {
         match std::env::var_os("BATON_STORM_MODEL") {
             Some(path) => Model::File(path.into()),
-            None => Model::Made(Dummy::slow()),
+            None => Model::Made(made()),
         }
     }
 
@@ -43,8 +43,12 @@ impl Model {
             Model::Made(dummy) => dummy.start_at(port, command, more),
             Model::File(path) => {
                 let (path, port) = (path.to_str().expect("a path in UTF-8"), port.to_string());
-                let common = ["--port", &port, "--kv-memory", "64MiB", "--threads", "1"];
-                Process::start(&[&[command, path], &common[..], more].concat())
+                let mut args = vec![command, path, "--port", &port, "--threads", "1"];
+                if !more.contains(&"--kv-memory") {
+                    args.extend(["--kv-memory", "64MiB"]);
+                }
+                args.extend(more);
+                Process::start(&args)
             }
         }
     }
@@ -174,7 +178,7 @@ impl Cluster {
 
     /// Memory that each holds, in MiB.
     pub fn memory(&self) -> String {
-        let of = |process: &Process| format!("{:.1}", process.resident() as f64 / f64::from(1 << 20));
+        let of = |process: &Process| mib(process.resident());
         let [routers, workers] =
             [&self.routers, &self.workers].map(|all| all.iter().map(of).collect::<Vec<_>>().join(", "));
         format!("routers {routers} MiB; workers {workers} MiB")
@@ -202,6 +206,11 @@ impl Cluster {
         self.etcd[which].restart();
         self.network.enter("client");
     }
+}
+
+/// So many bytes in MiB.
+pub fn mib(bytes: u64) -> String {
+    format!("{:.1}", bytes as f64 / f64::from(1 << 20))
 }
 
 fn counted(router: &Process) -> (u64, u64) {

@@ -150,12 +150,17 @@ impl Membership {
             held.until = until;
             return Ok(());
         }
-        self.vacate(&entry);
+        // A process has one seat: one that is entered elsewhere is that of its past, whose room it gives back.
+        let past = self.elsewhere(&entry);
         let was_taken = self.is_taken(&seat);
         let is_new = self.places.get(&seat).is_none_or(|place| place.held.is_none());
-        if (!was_taken && self.is_full(seat.role)) || (is_new && self.entries() >= REGISTRY_ENTRIES_MAX) {
+        let gives_back = past.iter().any(|past| past.role == seat.role && self.is_taken_by_entry(past));
+        let is_full = !gives_back && self.is_full(seat.role);
+        let entries = self.entries() - past.len();
+        if (!was_taken && is_full) || (is_new && entries >= REGISTRY_ENTRIES_MAX) {
             return Err(Full(seat.role));
         }
+        past.iter().for_each(|past| self.drop_entry(past, Why::Replaced));
         let place = self.places.entry(seat.clone()).or_default();
         place.held = Some(Held { entry, until, barred: false });
         if was_taken {
@@ -213,14 +218,16 @@ impl Membership {
         taken.count() >= ROUTER_WORKERS_MAX
     }
 
-    /// A process has one seat: one that is entered elsewhere is that of its past.
-    fn vacate(&mut self, entry: &Entry) {
+    /// Where else the process of an entry has one.
+    fn elsewhere(&self, entry: &Entry) -> Vec<Seat> {
         let is_same = |held: &Held| held.entry.peer.id == entry.peer.id && held.entry.seat != entry.seat;
-        let same =
-            |(seat, place): (&Seat, &Place)| place.held.as_ref().filter(|h| is_same(h)).map(|_| seat.clone());
-        for seat in self.places.iter().filter_map(same).collect::<Vec<_>>() {
-            self.drop_entry(&seat, Why::Replaced);
-        }
+        let same = self.places.iter().filter(|(_, place)| place.held.as_ref().is_some_and(is_same));
+        same.map(|(seat, _)| seat.clone()).collect()
+    }
+
+    /// By nothing else.
+    fn is_taken_by_entry(&self, seat: &Seat) -> bool {
+        self.places.get(seat).is_some_and(|place| place.named.is_none() && place.is_taken())
     }
 
     fn drop_entry(&mut self, seat: &Seat, why: Why) {

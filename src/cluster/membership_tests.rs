@@ -123,6 +123,20 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
     assert_eq!(members.renew(more.clone(), until), Err(Full(Role::Prefill)));
     assert_eq!(members.name(more.seat.clone(), Some(1)), Err(Full(Role::Prefill)));
     assert_eq!(members.renew(nth(0), until), Ok(()));
+    let moved = Entry { seat: more.seat.clone(), ..nth(0) };
+    assert_eq!(members.renew(moved, until), Ok(()), "who moves leaves room for itself");
+    assert_eq!(members.renew(Entry { seat: nth(0).seat, ..nth(0) }, until), Ok(()), "and back");
+    let other_role = Entry {
+        seat: Seat { role: Role::Decode, ..more.seat.clone() },
+        bootstrap_port: None,
+        ..nth(ROUTER_WORKERS_MAX)
+    };
+    members.renew(other_role.clone(), until).unwrap();
+    done(&mut members);
+    assert_eq!(members.renew(more.clone(), until), Err(Full(Role::Prefill)));
+    assert_eq!(members.entry(&other_role.seat), Some(&other_role), "who finds no room keeps what it has");
+    assert_eq!(done(&mut members), [""; 0]);
+    members.withdraw(&other_role.seat, other_role.peer.incarnation, Why::Withdrawn);
     let mut next = nth(1);
     next.peer.incarnation = [9; 16];
     assert_eq!(members.renew(next, until), Ok(()), "a successor needs no room");

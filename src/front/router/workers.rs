@@ -53,6 +53,8 @@ pub struct Workers {
     nonces: Nonces,
     members: Membership,
     numbers: HashMap<Seat, WorkerNumber>,
+    /// It was said that there is no room for what etcd has, since there was.
+    is_full: bool,
 }
 
 /// Status and body.
@@ -62,7 +64,7 @@ impl Workers {
     /// None yet; `secret` is random.
     pub fn new(trust: Trust, secret: [u8; 32], now: Instant) -> Workers {
         let nonces = Nonces::new(secret, now);
-        Workers { trust, nonces, members: Membership::default(), numbers: HashMap::new() }
+        Workers { trust, nonces, members: Membership::default(), numbers: HashMap::new(), is_full: false }
     }
 
     /// A worker that the command line names, at an address that its name was found to have.
@@ -96,18 +98,24 @@ impl Workers {
     pub fn follow(&mut self, view: &mut View, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
         while let Some(change) = view.change() {
             match change {
-                Change::Entered(entry) => {
-                    let (role, url) = (entry.seat.role, entry.seat.url.clone());
-                    if let Err(full) = self.members.renew(entry, None) {
-                        event!(Warn, "router", "worker is not taken", role = role, worker = url, why = full);
+                Change::Entered(entry) => match self.members.renew(entry, None) {
+                    Ok(()) => {}
+                    // Of those for whom there is no room, one stands for all.
+                    Err(_) if self.is_full => {}
+                    Err(full) => {
+                        event!(Warn, "router", "workers are not taken", why = full);
+                        self.is_full = true;
                     }
-                }
+                },
                 Change::Gone(seat, incarnation) => self.members.withdraw(&seat, incarnation, Why::Dropped),
                 Change::Whole(seats) => {
                     self.members.reconcile(|seat| seats.contains(seat), now + REGISTRY_ENTRY_LIFE);
                 }
                 Change::Odd(key, why) => {
                     event!(Warn, "router", "no worker's entry", key = key.escape_debug(), why = why);
+                }
+                Change::Odder => {
+                    event!(Warn, "router", "and more that are no workers' entries, which are not named");
                 }
             }
         }
@@ -267,6 +275,7 @@ impl Workers {
                     self.numbers.insert(seat, worker);
                 }
                 Action::Leave { seat, why } => {
+                    self.is_full = false;
                     if let Some(worker) = self.numbers.remove(&seat) {
                         fleet.part_with(reactor, worker, &why);
                     }

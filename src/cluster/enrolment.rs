@@ -17,6 +17,8 @@ use serde::Deserialize;
 use std::time::Instant;
 
 const PATH: &str = "/registry";
+/// Where a registry gives out nonces.
+const CHALLENGE: &str = "/challenge";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
@@ -94,7 +96,7 @@ impl Errand for Enrolment {
         }
         if self.key.is_some() && self.nonce.is_none() {
             self.stage = Stage::Inviting;
-            return Some(Request::new(Verb::Get, PATH, Vec::new()));
+            return Some(Request::new(Verb::Post, CHALLENGE, Vec::new()));
         }
         Some(self.change())
     }
@@ -162,7 +164,7 @@ mod tests {
         let mut seen = Vec::new();
         for round in 0..3 {
             let invite = ours.poll(now).unwrap();
-            assert_eq!((invite.verb, ours.poll(now)), (Verb::Get, None), "one at a time");
+            assert_eq!((invite.path, ours.poll(now)), (CHALLENGE, None), "one at a time");
             ours.answered(200, format!(r#"{{"nonce":"{}"}}"#, registry.draw(now)).as_bytes(), now).unwrap();
             let change = ours.poll(now).unwrap();
             let field = |name| change.headers.iter().find(|(key, _)| *key == name).map(|(_, v)| v.as_str());

@@ -11,8 +11,6 @@ use std::time::Instant;
 /// What to do with a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verb {
-    /// Read.
-    Get,
     /// Do.
     Post,
     /// Store.
@@ -25,7 +23,6 @@ impl Verb {
     /// The name on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
-            Verb::Get => "GET",
             Verb::Post => "POST",
             Verb::Put => "PUT",
             Verb::Delete => "DELETE",

@@ -2,7 +2,7 @@
 //! keep an entry of themselves. What the membership wants done is done here.
 //!
 //! ```text
-//! GET    /registry        {"nonce", "renewal_ms", "life_ms"}     whoever asks
+//! POST   /challenge       {"nonce", "life_ms"}                  whoever asks
 //! PUT    /registry        an entry (`cluster::entry`)           enters a worker, or renews its entry
 //! DELETE /registry        the same entry                        takes it back
 //! GET    /workers[/ID]    those that there are
@@ -26,7 +26,7 @@ use crate::front::openai::ApiError;
 use crate::front::router::fleet::Fleet;
 use crate::front::router::flights::Way;
 use crate::front::router::target::Target;
-use crate::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL};
+use crate::limits::REGISTRY_ENTRY_LIFE;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use serde::{Deserialize, Serialize};
@@ -129,7 +129,7 @@ impl Workers {
     pub fn serve(&mut self, request: &Request, way: &mut Way<'_>) -> Result<Told, ApiError> {
         let path = request.head.path();
         let told = match (request.head.method, path.strip_prefix("/workers/")) {
-            (Method::Get, None) if path == "/registry" => Ok(self.invite(way.now)),
+            _ if path == "/challenge" => Ok(json_of(&self.nonces.invite(way.now))),
             (Method::Get, None) => Ok(json_of(&self.list(way))),
             (Method::Get, Some(id)) => {
                 let worker = self.find(id, way)?;
@@ -170,14 +170,6 @@ impl Workers {
             Unproven::TooMany => ApiError::new(429, "overloaded", why.to_string()),
             _ => ApiError::new(401, "not_proven", why.to_string()),
         })
-    }
-
-    fn invite(&mut self, now: Instant) -> Told {
-        json_of(&json!({
-            "nonce": self.nonces.draw(now),
-            "renewal_ms": REGISTRY_RENEWAL.as_millis() as u64,
-            "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64,
-        }))
     }
 
     fn enter(&mut self, body: &[u8], now: Instant) -> Result<Told, ApiError> {

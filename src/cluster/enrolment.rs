@@ -90,6 +90,10 @@ impl Enrolment {
 }
 
 impl Errand for Enrolment {
+    fn scheme(&self) -> &'static str {
+        "http"
+    }
+
     fn poll(&mut self, now: Instant) -> Option<Request> {
         if self.stage != Stage::Waiting || now < self.due || (self.paused && !self.withdrawn) {
             return None;

@@ -54,6 +54,9 @@ impl Request {
 
 /// Something that is to be kept up at a registry.
 pub trait Errand {
+    /// Of the registry's hosts, as `--registry` names them.
+    fn scheme(&self) -> &'static str;
+
     /// The next request, once it is due. None while one is under way.
     fn poll(&mut self, now: Instant) -> Option<Request>;
 

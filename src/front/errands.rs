@@ -257,7 +257,8 @@ impl<E: Errand> Errands<E> {
             return;
         }
         self.told = Some(how.is_ok());
-        let host = &self.hosts[self.at];
+        // As it was named, which is not always as it is spoken to.
+        let host = self.hosts[self.at].to_string().replacen("http", self.errand.scheme(), 1);
         match how {
             Ok(()) => event!(Info, "registry", "registry answers", registry = host),
             Err(why) => event!(Warn, "registry", "registry is away", registry = host, why = why),

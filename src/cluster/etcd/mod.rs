@@ -16,6 +16,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
+/// How its hosts are named, though HTTP is spoken to them.
+const SCHEME: &str = "etcd";
 /// All keys of workers begin so.
 const PREFIX: &str = "/baton/workers/";
 /// In the place of a request's method in proofs.

@@ -11,7 +11,7 @@
 //! Pure. Invariants: what is told is what etcd has had, in its order; an etcd that is away changes nothing. What is no
 //! worker's entry is told of once, whatever its size and number: pages shrink until they can be read.
 
-use super::{PREFIX, PREFIX_END, decode, encode, read, refused};
+use super::{PREFIX, PREFIX_END, SCHEME, decode, encode, read, refused};
 use crate::cluster::entry::{Entry, Seat};
 use crate::cluster::errand::{Errand, Request, Verb};
 use crate::config::secret::Secret;
@@ -187,6 +187,10 @@ impl View {
 }
 
 impl Errand for View {
+    fn scheme(&self) -> &'static str {
+        SCHEME
+    }
+
     fn poll(&mut self, now: Instant) -> Option<Request> {
         if self.stage != Stage::Waiting || now < self.due {
             return None;

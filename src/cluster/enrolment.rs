@@ -149,7 +149,8 @@ impl Errand for Enrolment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::entry::{Likeness, Seat};
+    use crate::cluster::entry::Seat;
+    use crate::cluster::kinds::KindDigest;
     use crate::cluster::proof::{Nonces, Unproven};
     use crate::cluster::router::Role;
     use crate::ids::Peer;
@@ -157,7 +158,7 @@ mod tests {
     fn entry() -> Entry {
         let seat = Seat { role: Role::Decode, url: "http://10.0.0.1:1".parse().unwrap() };
         let peer = Peer { id: [1; 16], incarnation: [2; 16] };
-        Entry { peer, seat, bootstrap_port: None, kind: Likeness([3; 32]) }
+        Entry { peer, seat, bootstrap_port: None, kind: KindDigest([3; 32]) }
     }
 
     #[test]

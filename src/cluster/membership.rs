@@ -12,7 +12,8 @@
 //! Thread: `ctl` of a router. Invariants: a seat is taken once, whoever says so; entries are bounded in
 //! number, by role and in all. Pure. Not here: who may say so (`proof`), what becomes of requests (`front::router`).
 
-use super::entry::{Entry, Likeness, Seat};
+use super::entry::{Entry, Seat};
+use super::kinds::KindDigest;
 use super::router::Role;
 use crate::limits::{REGISTRY_ENTRIES_MAX, ROUTER_WORKERS_MAX};
 use std::collections::{HashMap, VecDeque};
@@ -29,7 +30,7 @@ pub enum Action {
         /// Of a prefill worker's registry.
         bootstrap_port: Option<u16>,
         /// What it fits, if it has said so.
-        kind: Option<Likeness>,
+        kind: Option<KindDigest>,
     },
     /// It leaves.
     Leave {

@@ -16,7 +16,7 @@ fn entry(id: u8, incarnation: u8, port: u16) -> Entry {
         peer: Peer { id: [id; 16], incarnation: [incarnation; 16] },
         seat: seat(port),
         bootstrap_port: Some(8998),
-        kind: Likeness([5; 32]),
+        kind: KindDigest([5; 32]),
     }
 }
 
@@ -66,7 +66,7 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
     members.name(seat(7), Some(1)).unwrap();
     assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(1), kind: None }));
     members.renew(entry(1, 1, 7), Some(now)).unwrap();
-    let kind = Some(Likeness([5; 32]));
+    let kind = Some(KindDigest([5; 32]));
     assert_eq!(members.poll(), Some(Action::Leave { seat: seat(7), why: Why::Replaced }));
     assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(8998), kind }));
     members.expire(now);

@@ -262,7 +262,7 @@ impl Workers {
                     let worker =
                         fleet.join(seat.role, Target::new(seat.url.clone(), None, bootstrap_port), now);
                     if let Some(kind) = kind {
-                        fleet.router().set_likeness(worker, kind);
+                        fleet.router().entered(worker, kind);
                     }
                     self.numbers.insert(seat, worker);
                 }

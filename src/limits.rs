@@ -331,6 +331,8 @@ pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
 pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
 /// Bytes of an error code in a worker's answer that is logged: a word.
 pub const ERROR_CODE_MAX: usize = 64;
+/// Bytes of a model's name that a worker tells and `/workers` repeats: a path.
+pub const MODEL_NAME_MAX: usize = 4096;
 /// How long all workers together may take for what is asked of each of them.
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 

@@ -111,6 +111,29 @@ fn workers_are_added_and_removed_while_requests_run() {
 }
 
 #[test]
+fn who_drains_is_told_from_who_is_gone() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    router.wait_for_workers(2);
+    let await_status = |status: [&str; 2]| {
+        let begun = Instant::now();
+        loop {
+            let listed = ask(&router, "GET", "/workers", "", "").1;
+            let told = |at: usize| listed["workers"][at]["status"].as_str().unwrap().to_owned();
+            if [told(0), told(1)] == status {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{status:?}: {listed}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    await_status(["ready", "ready"]);
+    prefill.drain();
+    decode.stop();
+    await_status(["draining", "down"]);
+}
+
+#[test]
 fn what_cannot_be_a_worker_is_refused_by_name() {
     let router = Router::start(&[], &[], &[]);
     for (body, param) in [
@@ -120,6 +143,9 @@ fn what_cannot_be_a_worker_is_refused_by_name() {
         (json!({"url": "http://a:1", "worker_type": "regular"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 65536}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": -1}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": "80"}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "decode", "priority": 9}), "priority"),
     ] {
         let (status, told) = add(&router, body.clone());

@@ -228,18 +228,25 @@ impl Workers {
         let load = way.fleet.router().load(worker).unwrap_or_default();
         let role = way.fleet.router().role(worker).map(|role| role.to_string());
         let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
-        let bootstrap_port = way.fleet.target(worker).and_then(|target| target.bootstrap_port);
+        let target = way.fleet.target(worker);
+        let status = match target {
+            _ if load.usable => "ready",
+            Some(target) if target.drains => "draining",
+            _ => "down",
+        };
+        let model = target.and_then(|target| target.model.as_deref());
         json!({
             "id": worker.0.to_string(),
-            "url": way.fleet.url(worker),
-            "model_id": "unknown",
+            "url": target.map(|target| target.url.to_string()),
+            "model_id": model.unwrap_or("unknown"),
             "priority": 50,
             "cost": 1.0,
             "worker_type": role,
             "is_healthy": load.usable,
+            "status": status,
             "load": load.booked,
             "connection_mode": "http",
-            "bootstrap_port": bootstrap_port,
+            "bootstrap_port": target.and_then(|target| target.bootstrap_port),
             "metadata": { "by": if entry.is_some() { "entry" } else { "name" } },
         })
     }
@@ -282,7 +289,7 @@ impl Workers {
 struct Asking {
     url: Option<String>,
     worker_type: Option<String>,
-    bootstrap_port: Option<u16>,
+    bootstrap_port: Option<Value>,
     /// What would have no effect here.
     #[serde(flatten)]
     others: serde_json::Map<String, Value>,
@@ -304,10 +311,11 @@ impl Asking {
             url.parse().map_err(|why: String| ApiError::invalid("url", format!("is wrong: {why}")))?;
         let role = asked.worker_type.as_deref().and_then(Role::named);
         let role = role.ok_or_else(|| ApiError::invalid("worker_type", "must be prefill or decode"))?;
-        let bootstrap_port = match (role, asked.bootstrap_port) {
-            (Role::Prefill, Some(0)) => {
-                return Err(ApiError::invalid("bootstrap_port", "must be 1 to 65535"));
-            }
+        let port = |value: &Value| {
+            let port = value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0);
+            port.ok_or_else(|| ApiError::invalid("bootstrap_port", "must be 1 to 65535"))
+        };
+        let bootstrap_port = match (role, asked.bootstrap_port.as_ref().map(port).transpose()?) {
             (Role::Prefill, port) => Some(port.unwrap_or(BOOTSTRAP_PORT)),
             (Role::Decode, None) => None,
             (Role::Decode, Some(_)) => {

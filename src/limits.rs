@@ -340,6 +340,8 @@ pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
 pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
 /// Bytes of an error code in a worker's answer that is logged: a word.
 pub const ERROR_CODE_MAX: usize = 64;
+/// Bytes of a model's name that a worker tells and `/workers` repeats: a path.
+pub const MODEL_NAME_MAX: usize = 4096;
 /// How long all workers together may take for what is asked of each of them.
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 
@@ -356,6 +358,11 @@ pub const REGISTRY_ANSWER_TIME: Duration = Duration::from_millis(1500);
 pub const ERRAND_ANSWER_MAX: usize = 4 << 20;
 /// See [`ERRAND_ANSWER_MAX`].
 pub const ETCD_LINE_MAX: usize = ERRAND_ANSWER_MAX;
+/// Keys of etcd that are read at once: as many entries of a kibibyte are a tenth of [`ERRAND_ANSWER_MAX`].
+pub const ETCD_PAGE_MAX: usize = 256;
+/// Keys under etcd's prefix that are no worker's entries and are named in the log one by one: who looks for them knows
+/// by then.
+pub const ETCD_ODD_MAX: usize = 32;
 /// How long a watch of etcd stands before everything is read anew: a member that is cut off from the others goes on
 /// watching what no longer changes.
 pub const REGISTRY_STREAM_LIFE: Duration = Duration::from_secs(10);

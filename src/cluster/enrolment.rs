@@ -17,6 +17,8 @@ use serde::Deserialize;
 use std::time::Instant;
 
 const PATH: &str = "/registry";
+/// Where a registry gives out nonces.
+const CHALLENGE: &str = "/challenge";
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
@@ -88,13 +90,17 @@ impl Enrolment {
 }
 
 impl Errand for Enrolment {
+    fn scheme(&self) -> &'static str {
+        "http"
+    }
+
     fn poll(&mut self, now: Instant) -> Option<Request> {
         if self.stage != Stage::Waiting || now < self.due || (self.paused && !self.withdrawn) {
             return None;
         }
         if self.key.is_some() && self.nonce.is_none() {
             self.stage = Stage::Inviting;
-            return Some(Request::new(Verb::Get, PATH, Vec::new()));
+            return Some(Request::new(Verb::Post, CHALLENGE, Vec::new()));
         }
         Some(self.change())
     }
@@ -143,7 +149,8 @@ impl Errand for Enrolment {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::entry::{Likeness, Seat};
+    use crate::cluster::entry::Seat;
+    use crate::cluster::kinds::KindDigest;
     use crate::cluster::proof::{Nonces, Unproven};
     use crate::cluster::router::Role;
     use crate::ids::Peer;
@@ -151,7 +158,7 @@ mod tests {
     fn entry() -> Entry {
         let seat = Seat { role: Role::Decode, url: "http://10.0.0.1:1".parse().unwrap() };
         let peer = Peer { id: [1; 16], incarnation: [2; 16] };
-        Entry { peer, seat, bootstrap_port: None, kind: Likeness([3; 32]) }
+        Entry { peer, seat, bootstrap_port: None, kind: KindDigest([3; 32]) }
     }
 
     #[test]
@@ -162,7 +169,7 @@ mod tests {
         let mut seen = Vec::new();
         for round in 0..3 {
             let invite = ours.poll(now).unwrap();
-            assert_eq!((invite.verb, ours.poll(now)), (Verb::Get, None), "one at a time");
+            assert_eq!((invite.path, ours.poll(now)), (CHALLENGE, None), "one at a time");
             ours.answered(200, format!(r#"{{"nonce":"{}"}}"#, registry.draw(now)).as_bytes(), now).unwrap();
             let change = ours.poll(now).unwrap();
             let field = |name| change.headers.iter().find(|(key, _)| *key == name).map(|(_, v)| v.as_str());

@@ -7,6 +7,7 @@
 //! Everything is checked on the way in: what is built was well-formed. Fields that are not known are left to
 //! later versions.
 
+use super::kinds::KindDigest;
 use super::proof::{from_hex, to_hex};
 use super::router::Role;
 use crate::config::values::WorkerUrl;
@@ -22,11 +23,6 @@ pub struct Seat {
     pub url: WorkerUrl,
 }
 
-/// A digest over all that two workers must have equal to hand KV over: the model's fingerprint and the shape of
-/// its KV. How KV lies (page size, strides) may differ and is not in it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Likeness(pub [u8; 32]);
-
 /// A worker as it enters itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Entry {
@@ -37,7 +33,7 @@ pub struct Entry {
     /// Of a prefill worker's registry.
     pub bootstrap_port: Option<u16>,
     /// What it fits.
-    pub kind: Likeness,
+    pub kind: KindDigest,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -73,7 +69,7 @@ impl Entry {
             },
             seat: Seat { role, url },
             bootstrap_port: text.bootstrap_port,
-            kind: Likeness(digits(&text.kind, "kind")?),
+            kind: KindDigest(digits(&text.kind, "kind")?),
         })
     }
 
@@ -106,7 +102,7 @@ mod tests {
         let url: WorkerUrl = "http://[fd00::1]:7".parse().unwrap();
         for (role, bootstrap_port) in [(Role::Prefill, Some(8998)), (Role::Decode, None)] {
             let seat = Seat { role, url: url.clone() };
-            let entry = Entry { peer, seat, bootstrap_port, kind: Likeness([9; 32]) };
+            let entry = Entry { peer, seat, bootstrap_port, kind: KindDigest([9; 32]) };
             let json = entry.to_json();
             assert_eq!(Entry::parse(&json), Ok(entry));
             let json: serde_json::Value = serde_json::from_slice(&json).unwrap();

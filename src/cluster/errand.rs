@@ -11,8 +11,6 @@ use std::time::Instant;
 /// What to do with a path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verb {
-    /// Read.
-    Get,
     /// Do.
     Post,
     /// Store.
@@ -25,7 +23,6 @@ impl Verb {
     /// The name on the wire.
     pub fn as_str(self) -> &'static str {
         match self {
-            Verb::Get => "GET",
             Verb::Post => "POST",
             Verb::Put => "PUT",
             Verb::Delete => "DELETE",
@@ -57,6 +54,9 @@ impl Request {
 
 /// Something that is to be kept up at a registry.
 pub trait Errand {
+    /// Of the registry's hosts, as `--registry` names them.
+    fn scheme(&self) -> &'static str;
+
     /// The next request, once it is due. None while one is under way.
     fn poll(&mut self, now: Instant) -> Option<Request>;
 

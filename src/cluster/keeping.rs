@@ -48,6 +48,13 @@ impl Keeping {
 }
 
 impl Errand for Keeping {
+    fn scheme(&self) -> &'static str {
+        match self {
+            Keeping::Router(enrolment) => enrolment.scheme(),
+            Keeping::Etcd(enrolment) => enrolment.scheme(),
+        }
+    }
+
     fn poll(&mut self, now: Instant) -> Option<Request> {
         self.errand().poll(now)
     }

@@ -1,13 +1,22 @@
-//! What workers say of themselves that both ends of a hand-off must have in common: which pairs can be.
+//! What workers say of themselves that both ends of a hand-off must have in common: which pairs can be. In the entry that
+//! a worker makes of itself that is one digest, known before anybody has asked it; when asked it tells its parts.
 //!
 //! Only what both tell counts: other engines tell nothing of it, and find out themselves. Not here: who asks them
 //! (`front::router`), and the comparison by the workers, which is the one that protects them (`transfer::manager`).
 
+use super::proof::to_hex;
 use serde_json::Value;
 use std::fmt;
 
-/// The fields that must be equal. Of `wire` that is the major version.
-const EQUAL: [&str; 7] = ["wire", "config", "weights", "kernels", "tokenizer", "template", "kv"];
+/// The fields that must be equal. Of `wire` that is the major version; `kind` is the digest.
+const EQUAL: [&str; 8] = ["wire", "config", "weights", "kernels", "tokenizer", "template", "kv", "kind"];
+const WIRE: usize = 0;
+const KIND: usize = EQUAL.len() - 1;
+
+/// Over all of a worker that must be equal: the model's fingerprint and the shape of its KV. How KV lies (page size,
+/// strides) may differ and is not in it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct KindDigest(pub [u8; 32]);
 
 /// One worker's words.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -36,11 +45,25 @@ impl fmt::Display for Difference {
 }
 
 impl Kind {
+    /// From a worker's entry.
+    pub fn entered(digest: KindDigest) -> Kind {
+        let mut kind = Kind::default();
+        kind.values[KIND] = Some(to_hex(&digest.0));
+        kind
+    }
+
+    /// With what its entry has said, if it has one.
+    pub fn with_entry_of(mut self, other: &Kind) -> Kind {
+        self.values[KIND].clone_from(&other.values[KIND]);
+        self
+    }
+
     /// From what a worker tells under `handoff`; what is not there or is something else is not told.
     pub fn told(handoff: &Value) -> Kind {
         let text = |field: &str| handoff.get(field)?.as_str().map(str::to_owned);
         let mut values = EQUAL.map(text);
-        if let Some(wire) = &mut values[0] {
+        values[KIND] = None;
+        if let Some(wire) = &mut values[WIRE] {
             wire.truncate(wire.find('.').unwrap_or(wire.len()));
         }
         let names = |list: &Vec<Value>| list.iter().map(|key| key.as_str().map(str::to_owned)).collect();
@@ -118,6 +141,19 @@ mod tests {
         for silent in [json!(null), json!("3"), json!({"wire": 3, "cluster_keys": "k"}), json!([])] {
             assert_eq!(differs(&Kind::told(&silent)), None, "{silent}");
         }
+    }
+
+    #[test]
+    fn an_entry_and_what_is_told_are_one_kind() {
+        let entered = |digest: u8| Kind::entered(KindDigest([digest; 32]));
+        assert!(entered(1).difference(&entered(1)).is_none());
+        assert_eq!(entered(1).difference(&entered(2)).map(|difference| difference.field), Some("kind"));
+        let told = kind("3.1", "a", &["k"]);
+        assert!(entered(1).difference(&told).is_none(), "what the other does not tell");
+        let both = told.clone().with_entry_of(&entered(1));
+        assert_eq!(both.difference(&entered(2)).map(|difference| difference.field), Some("kind"));
+        assert_eq!(both.difference(&kind("3.1", "b", &["k"])).map(|d| d.field), Some("weights"));
+        assert_eq!(Kind::told(&json!({"kind": "forged"})), Kind::default(), "an entry alone has it");
     }
 
     #[test]

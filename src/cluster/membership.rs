@@ -12,7 +12,8 @@
 //! Thread: `ctl` of a router. Invariants: a seat is taken once, whoever says so; entries are bounded in
 //! number, by role and in all. Pure. Not here: who may say so (`proof`), what becomes of requests (`front::router`).
 
-use super::entry::{Entry, Likeness, Seat};
+use super::entry::{Entry, Seat};
+use super::kinds::KindDigest;
 use super::router::Role;
 use crate::limits::{REGISTRY_ENTRIES_MAX, ROUTER_WORKERS_MAX};
 use std::collections::{HashMap, VecDeque};
@@ -29,7 +30,7 @@ pub enum Action {
         /// Of a prefill worker's registry.
         bootstrap_port: Option<u16>,
         /// What it fits, if it has said so.
-        kind: Option<Likeness>,
+        kind: Option<KindDigest>,
     },
     /// It leaves.
     Leave {
@@ -150,12 +151,17 @@ impl Membership {
             held.until = until;
             return Ok(());
         }
-        self.vacate(&entry);
+        // A process has one seat: one that is entered elsewhere is that of its past, whose room it gives back.
+        let past = self.elsewhere(&entry);
         let was_taken = self.is_taken(&seat);
         let is_new = self.places.get(&seat).is_none_or(|place| place.held.is_none());
-        if (!was_taken && self.is_full(seat.role)) || (is_new && self.entries() >= REGISTRY_ENTRIES_MAX) {
+        let gives_back = past.iter().any(|past| past.role == seat.role && self.is_taken_by_entry(past));
+        let is_full = !gives_back && self.is_full(seat.role);
+        let entries = self.entries() - past.len();
+        if (!was_taken && is_full) || (is_new && entries >= REGISTRY_ENTRIES_MAX) {
             return Err(Full(seat.role));
         }
+        past.iter().for_each(|past| self.drop_entry(past, Why::Replaced));
         let place = self.places.entry(seat.clone()).or_default();
         place.held = Some(Held { entry, until, barred: false });
         if was_taken {
@@ -213,14 +219,16 @@ impl Membership {
         taken.count() >= ROUTER_WORKERS_MAX
     }
 
-    /// A process has one seat: one that is entered elsewhere is that of its past.
-    fn vacate(&mut self, entry: &Entry) {
+    /// Where else the process of an entry has one.
+    fn elsewhere(&self, entry: &Entry) -> Vec<Seat> {
         let is_same = |held: &Held| held.entry.peer.id == entry.peer.id && held.entry.seat != entry.seat;
-        let same =
-            |(seat, place): (&Seat, &Place)| place.held.as_ref().filter(|h| is_same(h)).map(|_| seat.clone());
-        for seat in self.places.iter().filter_map(same).collect::<Vec<_>>() {
-            self.drop_entry(&seat, Why::Replaced);
-        }
+        let same = self.places.iter().filter(|(_, place)| place.held.as_ref().is_some_and(is_same));
+        same.map(|(seat, _)| seat.clone()).collect()
+    }
+
+    /// By nothing else.
+    fn is_taken_by_entry(&self, seat: &Seat) -> bool {
+        self.places.get(seat).is_some_and(|place| place.named.is_none() && place.is_taken())
     }
 
     fn drop_entry(&mut self, seat: &Seat, why: Why) {

@@ -16,7 +16,7 @@ fn entry(id: u8, incarnation: u8, port: u16) -> Entry {
         peer: Peer { id: [id; 16], incarnation: [incarnation; 16] },
         seat: seat(port),
         bootstrap_port: Some(8998),
-        kind: Likeness([5; 32]),
+        kind: KindDigest([5; 32]),
     }
 }
 
@@ -66,7 +66,7 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
     members.name(seat(7), Some(1)).unwrap();
     assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(1), kind: None }));
     members.renew(entry(1, 1, 7), Some(now)).unwrap();
-    let kind = Some(Likeness([5; 32]));
+    let kind = Some(KindDigest([5; 32]));
     assert_eq!(members.poll(), Some(Action::Leave { seat: seat(7), why: Why::Replaced }));
     assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(8998), kind }));
     members.expire(now);
@@ -123,6 +123,20 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
     assert_eq!(members.renew(more.clone(), until), Err(Full(Role::Prefill)));
     assert_eq!(members.name(more.seat.clone(), Some(1)), Err(Full(Role::Prefill)));
     assert_eq!(members.renew(nth(0), until), Ok(()));
+    let moved = Entry { seat: more.seat.clone(), ..nth(0) };
+    assert_eq!(members.renew(moved, until), Ok(()), "who moves leaves room for itself");
+    assert_eq!(members.renew(Entry { seat: nth(0).seat, ..nth(0) }, until), Ok(()), "and back");
+    let other_role = Entry {
+        seat: Seat { role: Role::Decode, ..more.seat.clone() },
+        bootstrap_port: None,
+        ..nth(ROUTER_WORKERS_MAX)
+    };
+    members.renew(other_role.clone(), until).unwrap();
+    done(&mut members);
+    assert_eq!(members.renew(more.clone(), until), Err(Full(Role::Prefill)));
+    assert_eq!(members.entry(&other_role.seat), Some(&other_role), "who finds no room keeps what it has");
+    assert_eq!(done(&mut members), [""; 0]);
+    members.withdraw(&other_role.seat, other_role.peer.incarnation, Why::Withdrawn);
     let mut next = nth(1);
     next.peer.incarnation = [9; 16];
     assert_eq!(members.renew(next, until), Ok(()), "a successor needs no room");

@@ -99,6 +99,11 @@ impl Nonces {
         Nonces { secret, begun: now, count: 0, used: HashSet::new(), order: VecDeque::new() }
     }
 
+    /// The answer to who asks for one (`POST /challenge`), as JSON: `{"nonce", "life_ms"}`.
+    pub fn invite(&mut self, now: Instant) -> serde_json::Value {
+        serde_json::json!({ "nonce": self.draw(now), "life_ms": REGISTRY_NONCE_LIFE.as_millis() as u64 })
+    }
+
     /// One more, in hex.
     pub fn draw(&mut self, now: Instant) -> String {
         self.count += 1;

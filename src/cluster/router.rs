@@ -4,10 +4,9 @@
 //! bookings; one that leaves is chosen and probed no more, and is known until its last booking is released;
 //! its number never becomes another's.
 
-use super::entry::Likeness;
 use super::flight::Avoid;
 use super::health::{Change, Health};
-use super::kinds::{Difference, Kind, Kinds};
+use super::kinds::{Difference, Kind, KindDigest, Kinds};
 use super::loads::{Load, WorkerNumber};
 use super::policy;
 use crate::config::resolved::Policy;
@@ -116,9 +115,7 @@ impl std::error::Error for NoWorker {}
 struct Member {
     number: WorkerNumber,
     role: Role,
-    /// What it fits, by its entry in a registry; without one it may fit anybody.
-    likeness: Option<Likeness>,
-    /// What it tells of itself when asked.
+    /// What it tells of itself in an entry and when asked; who tells nothing may fit anybody.
     kind: Kind,
     /// The place of that among all that are told.
     class: usize,
@@ -159,7 +156,6 @@ impl Router {
         self.members.push(Member {
             number,
             role,
-            likeness: None,
             kind: Kind::default(),
             class: 0,
             load,
@@ -172,16 +168,18 @@ impl Router {
         number
     }
 
-    /// It is known what a worker fits: it is paired with no other likeness from now on.
-    pub fn set_likeness(&mut self, worker: WorkerNumber, likeness: Likeness) {
+    /// A worker has entered itself as this.
+    pub fn entered(&mut self, worker: WorkerNumber, digest: KindDigest) {
         if let Some(place) = self.place(worker) {
-            self.members[place].likeness = Some(likeness);
+            self.members[place].kind = Kind::entered(digest);
+            self.sort();
         }
     }
 
     /// A worker has told what it is; what keeps it from the first of the other role that it does not fit.
     pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
         let place = self.place(worker)?;
+        let kind = kind.with_entry_of(&self.members[place].kind);
         if self.members[place].kind != kind {
             self.members[place].kind = kind;
             self.sort();
@@ -206,8 +204,7 @@ impl Router {
     }
 
     fn fit(&self, one: &Member, other: &Member) -> bool {
-        let unlike = one.likeness.is_some() && other.likeness.is_some() && one.likeness != other.likeness;
-        !unlike && self.kinds.fit(one.class, other.class)
+        self.kinds.fit(one.class, other.class)
     }
 
     /// A worker leaves: what is booked on it runs on.
@@ -598,15 +595,15 @@ mod tests {
     #[test]
     fn misfits_are_never_paired_and_who_says_nothing_may_fit() {
         let mut router = router(Policy::RoundRobin, 2, 2);
-        let (a, b) = (Likeness([1; 32]), Likeness([2; 32]));
-        router.set_likeness(WorkerNumber(0), a);
-        router.set_likeness(WorkerNumber(2), a);
-        router.set_likeness(WorkerNumber(3), b);
+        let (a, b) = (KindDigest([1; 32]), KindDigest([2; 32]));
+        router.entered(WorkerNumber(0), a);
+        router.entered(WorkerNumber(2), a);
+        router.entered(WorkerNumber(3), b);
         for _ in 0..4 {
             let (prefill, decode) = numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap());
             assert!((prefill, decode) != (0, 3));
         }
-        router.set_likeness(WorkerNumber(1), b);
+        router.entered(WorkerNumber(1), b);
         let mut pairs: Vec<_> =
             (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
         pairs.sort_unstable();

@@ -9,7 +9,7 @@ use std::str::FromStr;
 /// What `--registry` names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RegistryAddress {
-    /// Routers, each with a registry of its own: `http://HOST:PORT[,http://HOST:PORT]`.
+    /// Routers, each with a registry of its own: `[http://]HOST:PORT[,[http://]HOST:PORT]`.
     Routers(Vec<WorkerUrl>),
     /// Members of one etcd: `etcd://HOST:PORT[,HOST:PORT]`.
     Etcd(Vec<WorkerUrl>),
@@ -20,16 +20,15 @@ impl FromStr for RegistryAddress {
 
     fn from_str(text: &str) -> Result<RegistryAddress, String> {
         const FORM: &str =
-            "a registry is http://ROUTER:PORT[,http://ROUTER:PORT] or etcd://HOST:PORT[,HOST:PORT]";
-        let (hosts, is_etcd) = match text.split_once("://") {
-            Some(("etcd", hosts)) => (hosts, true),
-            Some(("http", _)) => (text, false),
-            _ => return Err(FORM.into()),
+            "a registry is [http://]ROUTER:PORT[,[http://]ROUTER:PORT] or etcd://HOST:PORT[,HOST:PORT]";
+        let (hosts, is_etcd) = match text.strip_prefix("etcd://") {
+            Some(hosts) => (hosts, true),
+            None => (text, false),
         };
         let mut urls: Vec<WorkerUrl> = Vec::new();
         for host in hosts.split(',') {
-            // A scheme stands before each router, and before all members of an etcd.
-            let is_formed = host.starts_with("http://") != is_etcd && !host.contains("etcd://");
+            // Before each router a scheme may stand; before the members of an etcd one stands for all.
+            let is_formed = !(is_etcd && host.contains("://"));
             let url = host.parse::<WorkerUrl>().ok().filter(|_| is_formed).ok_or(FORM)?;
             if !urls.contains(&url) {
                 urls.push(url);
@@ -64,15 +63,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn routers_have_a_scheme_each_and_etcd_one_for_all() {
+    fn routers_may_have_a_scheme_each_and_etcd_has_one_for_all() {
         for text in ["http://a:1", "http://a:1,http://[fd00::1]:2", "etcd://a:2379", "etcd://a:1,10.0.0.1:2"]
         {
             assert_eq!(text.parse::<RegistryAddress>().map(|found| found.to_string()).as_deref(), Ok(text));
         }
+        for text in ["a:1,b:2", "http://a:1,b:2", "a:1,http://b:2,a:1"] {
+            let found = text.parse::<RegistryAddress>().map(|found| found.to_string());
+            assert_eq!(found.as_deref(), Ok("http://a:1,http://b:2"), "{text}");
+        }
         for text in [
             "",
-            "a:1",
-            "http://a:1,b:2",
+            "http://a:1,etcd://b:2",
+            "a:1,",
             "etcd://a:1,etcd://b:2",
             "etcd://http://a:1",
             "https://a:1",

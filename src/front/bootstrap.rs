@@ -82,7 +82,7 @@ impl Bootstrap {
         match (request.head.method, request.head.path()) {
             (Get, "/health") => text(200, "OK"),
             (Get, "/route") => self.route(request),
-            (Post, "/challenge") => text(200, &self.nonces.draw(now)),
+            (Post, "/challenge") => json(&self.nonces.invite(now)),
             (Put, "/route") => self.write(request, now, |registry, body| {
                 let rank: Registration = parse(body)?;
                 registry.register(rank).map_err(refusal)?;

@@ -142,14 +142,13 @@ impl<E: Errand> Errands<E> {
             headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         fields.push(("content-type", JSON));
         let method = match verb {
-            Verb::Get => Method::Get,
             Verb::Post => Method::Post,
             Verb::Put => Method::Put,
             Verb::Delete => Method::Delete,
         };
         let line = RequestLine { method, target: path, host: host.trim_start_matches("http://") };
         let mut out = Vec::new();
-        client::write_request(&mut out, line, &fields, (*verb != Verb::Get).then_some(body.as_slice()));
+        client::write_request(&mut out, line, &fields, Some(body.as_slice()));
         open.sent = true;
         if let Err(error) = reactor.send(conn, &out) {
             self.lose(reactor, &error.to_string(), now);
@@ -258,7 +257,8 @@ impl<E: Errand> Errands<E> {
             return;
         }
         self.told = Some(how.is_ok());
-        let host = &self.hosts[self.at];
+        // As it was named, which is not always as it is spoken to.
+        let host = self.hosts[self.at].to_string().replacen("http", self.errand.scheme(), 1);
         match how {
             Ok(()) => event!(Info, "registry", "registry answers", registry = host),
             Err(why) => event!(Warn, "registry", "registry is away", registry = host, why = why),

@@ -2,9 +2,10 @@
 
 use super::RoleError;
 use crate::cluster::enrolment::Enrolment;
-use crate::cluster::entry::{Entry, Likeness, Seat};
+use crate::cluster::entry::{Entry, Seat};
 use crate::cluster::etcd::enrolment::EtcdEnrolment;
 use crate::cluster::keeping::Keeping;
+use crate::cluster::kinds::KindDigest;
 use crate::cluster::router::Role;
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::HandoffConfig;
@@ -33,7 +34,7 @@ pub fn enrol(
     peer: Peer,
     role: Role,
     bootstrap_port: Option<u16>,
-    kind: Likeness,
+    kind: KindDigest,
 ) -> Result<(), RoleError> {
     let (Some(registry), Some(address)) = (&config.registry, service.address()) else { return Ok(()) };
     let seat = Seat { role, url: url(config, address) };

@@ -3,7 +3,7 @@
 //! Thread: the one that starts the process. Nothing here changes afterwards.
 
 use super::RoleError;
-use crate::cluster::entry::Likeness;
+use crate::cluster::kinds::KindDigest;
 use crate::config::resolved::{self, ChunkConfig, RetractionConfig, WorkerConfig};
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::limits::RESERVED_TOKENS;
@@ -163,8 +163,8 @@ impl Loaded {
     }
 }
 
-/// What a worker must have equal with those that it hands KV over to, or takes it from; see [`Likeness`].
-pub fn kind(fingerprint: &Fingerprint, layout: &KvLayout) -> Likeness {
+/// What a worker must have equal with those that it hands KV over to, or takes it from; see [`KindDigest`].
+pub fn kind(fingerprint: &Fingerprint, layout: &KvLayout) -> KindDigest {
     let mut digest = Sha256::new();
     digest.update(b"baton kind");
     for number in
@@ -174,7 +174,7 @@ pub fn kind(fingerprint: &Fingerprint, layout: &KvLayout) -> Likeness {
     }
     digest.update((layout.dtype as u32).to_le_bytes());
     digest.update(bytemuck::bytes_of(fingerprint));
-    Likeness(digest.finalize().into())
+    KindDigest(digest.finalize().into())
 }
 
 fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> {

@@ -398,11 +398,12 @@ fn a_registry_takes_no_write_twice_and_none_without_the_key() {
         (head[9..12].to_owned(), body.to_owned())
     };
     let challenge = || {
-        let (status, nonce) =
+        let (status, told) =
             ask("POST /challenge HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
                 .into());
         assert_eq!(status, "200");
-        nonce
+        let told: Value = serde_json::from_str(&told).unwrap();
+        told["nonce"].as_str().unwrap().to_owned()
     };
     let placement = |room: u64| format!(r#"{{"bootstrap_room":{room},"dp_rank":3}}"#);
     let write = |body: &str, nonce: &str, proof: &str| {

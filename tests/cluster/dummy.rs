@@ -46,7 +46,10 @@ impl Dummy {
     pub fn start_at(&self, port: u16, command: &str, more: &[&str]) -> Process {
         let port = port.to_string();
         let mut args = vec![command, self.0.to_str().unwrap(), "--load-format", "dummy"];
-        args.extend(["--port", &port, "--kv-memory", "32MiB", "--threads", "1"]);
+        args.extend(["--port", &port, "--threads", "1"]);
+        if !more.contains(&"--kv-memory") {
+            args.extend(["--kv-memory", "32MiB"]);
+        }
         args.extend(more);
         Process::start(&args)
     }

@@ -1,111 +1,18 @@
 //! Routers and workers over a real etcd, which dies, comes back, comes back empty and is cut off. Without etcd (see
 //! `tools/etcd-packages`) these tests are skipped aloud, or fail where `BATON_REQUIRE_ETCD` is set.
 
+use crate::etcd_server::EtcdServer;
 use crate::keys::KeyFile;
-use crate::members::{await_workers, free_port, listed, router, serves};
-use crate::process::{PATIENCE, Process, post};
+use crate::members::{await_workers, listed, router, serves};
+use crate::process::{PATIENCE, Process};
 use crate::{prefill, start};
 use baton::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL, REGISTRY_RETRY};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-struct Etcd {
-    program: PathBuf,
-    child: Child,
-    port: u16,
-    peer_port: u16,
-    data: PathBuf,
-}
-
-impl Etcd {
-    /// `None` where there is no etcd here.
-    fn start() -> Option<Etcd> {
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let cache = std::env::var_os("XDG_CACHE_HOME")
-            .map(PathBuf::from)
-            .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-        let places = std::env::split_paths(&path).chain(cache.map(|cache| cache.join("baton/etcd/usr/bin")));
-        let Some(program) = places.map(|place| place.join("etcd")).find(|program| program.is_file()) else {
-            assert!(std::env::var_os("BATON_REQUIRE_ETCD").is_none(), "etcd is missing");
-            eprintln!("skipped: there is no etcd here; tools/etcd-packages fetches it");
-            return None;
-        };
-        let (port, peer_port) = (free_port(), free_port());
-        let data = std::env::temp_dir().join(format!("baton-etcd-{}-{port}", std::process::id()));
-        let child = Etcd::run(&program, port, peer_port, &data);
-        Some(Etcd { program, child, port, peer_port, data })
-    }
-
-    #[allow(clippy::zombie_processes)] // `drop` waits.
-    fn run(program: &PathBuf, port: u16, peer_port: u16, data: &PathBuf) -> Child {
-        let (client, peer) = (format!("http://127.0.0.1:{port}"), format!("http://127.0.0.1:{peer_port}"));
-        let mut command = Command::new(program);
-        command.args(["--listen-client-urls", &client, "--advertise-client-urls", &client]);
-        command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-        command.args(["--initial-cluster", &format!("default={peer}"), "--data-dir"]).arg(data);
-        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("etcd starts");
-        let begun = Instant::now();
-        while !answers(port) {
-            assert!(begun.elapsed() < PATIENCE, "etcd does not answer");
-            thread::sleep(Duration::from_millis(50));
-        }
-        child
-    }
-
-    fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn restart(&mut self) {
-        self.child = Etcd::run(&self.program, self.port, self.peer_port, &self.data);
-    }
-
-    fn forget_everything(&self) {
-        std::fs::remove_dir_all(&self.data).unwrap();
-    }
-
-    fn address(&self) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], self.port))
-    }
-
-    fn url(&self) -> String {
-        format!("etcd://{}", self.address())
-    }
-
-    /// How many entries it has.
-    fn entries(&self) -> usize {
-        // `/baton/workers/` to `/baton/workers0`.
-        let range = r#"{"key":"L2JhdG9uL3dvcmtlcnMv","range_end":"L2JhdG9uL3dvcmtlcnMw"}"#;
-        let (status, text) = post(self.address(), "/v3/kv/range", range);
-        assert_eq!(status, 200, "{text}");
-        text.matches("\"key\"").count()
-    }
-}
-
-impl Drop for Etcd {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_dir_all(&self.data);
-    }
-}
-
-fn answers(port: u16) -> bool {
-    let mut text = String::new();
-    let asked = TcpStream::connect(("127.0.0.1", port)).and_then(|mut stream| {
-        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
-        stream.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n")?;
-        stream.read_to_string(&mut text)
-    });
-    asked.is_ok() && text.contains("true")
-}
 
 /// A way to etcd that can be cut: then it takes connections and bytes, and nothing comes through.
 struct Way {
@@ -169,7 +76,7 @@ fn await_count(router: &Process, count: usize) {
 
 #[test]
 fn routers_over_one_etcd_see_the_same_and_any_of_them_may_die() {
-    let Some(etcd) = Etcd::start() else { return };
+    let Some(etcd) = EtcdServer::alone() else { return };
     let registry = etcd.url();
     let flags = ["--registry", registry.as_str()];
     let (mut first, second) = (router(0, &flags), router(0, &flags));
@@ -197,7 +104,7 @@ fn routers_over_one_etcd_see_the_same_and_any_of_them_may_die() {
 
 #[test]
 fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_worker() {
-    let Some(mut etcd) = Etcd::start() else { return };
+    let Some(mut etcd) = EtcdServer::alone() else { return };
     let registry = etcd.url();
     let flags = ["--registry", registry.as_str()];
     let old = router(0, &flags);
@@ -214,6 +121,7 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
     etcd.kill();
     serves_for(REGISTRY_ENTRY_LIFE + REGISTRY_RENEWAL, 1);
     etcd.restart();
+    etcd.await_answer();
     serves_for(REGISTRY_ENTRY_LIFE + REGISTRY_RENEWAL, 2);
     assert_eq!(etcd.entries(), 2);
 
@@ -223,6 +131,7 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
     // The router reads the empty etcd while one worker has not entered itself again.
     writer.pause();
     etcd.restart();
+    etcd.await_answer();
     thread::sleep(REGISTRY_RENEWAL + REGISTRY_RETRY);
     writer.go_on();
     let begun = Instant::now();
@@ -245,8 +154,8 @@ fn an_etcd_that_dies_comes_back_or_comes_back_empty_costs_no_request_and_no_work
 
 #[test]
 fn who_is_cut_off_from_etcd_goes_on_and_catches_up() {
-    let Some(etcd) = Etcd::start() else { return };
-    let way = Way::to(etcd.address());
+    let Some(etcd) = EtcdServer::alone() else { return };
+    let way = Way::to(etcd.address);
     let direct = etcd.url();
     let router = router(0, &["--registry", &way.url()]);
     let _reader = prefill(&["--registry", &direct]);
@@ -274,7 +183,7 @@ fn who_is_cut_off_from_etcd_goes_on_and_catches_up() {
 
 #[test]
 fn what_a_stranger_writes_to_etcd_is_no_worker_where_there_is_a_key() {
-    let Some(etcd) = Etcd::start() else { return };
+    let Some(etcd) = EtcdServer::alone() else { return };
     let key = KeyFile::new(3);
     let registry = etcd.url();
     let flags = ["--registry", registry.as_str(), "--cluster-key-file", key.path()];

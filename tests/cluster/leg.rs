@@ -1,9 +1,11 @@
 //! A request whose answer is read piece by piece.
 
+use crate::network;
 use crate::process::PATIENCE;
 use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
 
 /// One leg's connection.
 pub struct Leg {
@@ -32,9 +34,35 @@ impl Leg {
     /// Waits for so many events.
     #[track_caller]
     pub fn await_events(&mut self, count: usize) {
+        let is_there = self.has_events(count);
+        assert!(is_there, "ended before {count} events: {}", String::from_utf8_lossy(&self.answer));
+    }
+
+    /// Waits for so many events; false where it ends before.
+    #[track_caller]
+    pub fn has_events(&mut self, count: usize) -> bool {
         while self.answer.windows(6).filter(|bytes| bytes == b"data: ").count() < count {
-            assert!(self.read(), "ended before {count} events: {}", String::from_utf8_lossy(&self.answer));
+            if !self.read() {
+                return false;
+            }
         }
+        true
+    }
+
+    /// Takes so much of it as is there, at most `most` bytes; false at its end.
+    #[track_caller]
+    pub fn sip(&mut self, most: usize) -> bool {
+        self.read_at_most(most)
+    }
+
+    /// It hangs when nothing comes for so long.
+    pub fn wait_for(&self, patience: Duration) {
+        self.stream.set_read_timeout(Some(patience)).unwrap();
+    }
+
+    /// What it takes from the network before it is read is little.
+    pub fn narrow(&self) {
+        network::narrow(&self.stream);
     }
 
     /// Its whole answer; a leg that does not end is a failure.
@@ -46,8 +74,14 @@ impl Leg {
 
     #[track_caller]
     fn read(&mut self) -> bool {
+        self.read_at_most(4096)
+    }
+
+    #[track_caller]
+    fn read_at_most(&mut self, most: usize) -> bool {
         let mut bytes = [0; 4096];
-        match self.stream.read(&mut bytes) {
+        let most = most.min(bytes.len());
+        match self.stream.read(&mut bytes[..most]) {
             Ok(count) => {
                 self.answer.extend_from_slice(&bytes[..count]);
                 count > 0

@@ -8,6 +8,7 @@ mod deaths;
 mod drain;
 mod dummy;
 mod etcd;
+mod etcd_server;
 mod fleet;
 mod keys;
 mod leg;

@@ -1,23 +1,29 @@
 //! Hosts with their own addresses: network namespaces, joined by a switch in one more.
 //!
 //! Needs root and iproute2; without them a test says that it is skipped, or fails where `BATON_REQUIRE_NAMESPACES` is
-//! set. `tools/nft` has packets dropped.
+//! set. `tools/nft` has packets dropped, `tools/delay` has them late.
 #![allow(unsafe_code)]
 
 use std::fs::File;
-use std::net::IpAddr;
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, TcpStream};
 use std::os::fd::AsRawFd;
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
-const HOSTS: [(&str, &str); 6] = [
+const HOSTS: [(&str, &str); 10] = [
     ("prefill", "10.77.0.1"),
     ("decode", "10.77.0.2"),
     ("second", "10.77.0.3"),
     ("client", "10.77.0.4"),
     ("third", "10.77.0.5"),
     ("router", "10.77.0.6"),
+    ("other", "10.77.0.7"),
+    ("keeper1", "10.77.0.8"),
+    ("keeper2", "10.77.0.9"),
+    ("keeper3", "10.77.0.10"),
 ];
 
 /// A host's own address.
@@ -75,8 +81,31 @@ impl Network {
 
     /// Takes a host's port of the switch up or down.
     pub fn set_port(&self, host: &str, state: &str) {
-        let index = HOSTS.iter().position(|(name, _)| *name == host).expect("a host of this network");
-        assert!(ip(&["-n", &self.name("hub"), "link", "set", &format!("port{index}"), state]));
+        assert!(ip(&["-n", &self.name("hub"), "link", "set", &format!("port{}", index(host)), state]));
+    }
+
+    /// Every frame from and to this host takes so much longer, until the value ends.
+    pub fn delay(&self, host: &str, time: Duration) -> Detour<'_> {
+        let hub = self.name("hub");
+        let [port, near, far, slow] =
+            ["port", "near", "far", "slow"].map(|it| format!("{it}{}", index(host)));
+        let mut relay = Command::new("ip")
+            .args(["netns", "exec", &hub, concat!(env!("CARGO_MANIFEST_DIR"), "/tools/delay")])
+            .args([&time.as_millis().to_string(), &near, &far])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("ip is there");
+        let mut said = String::new();
+        let read = BufReader::new(relay.stdout.take().expect("piped")).read_line(&mut said);
+        assert!(read.is_ok() && said == "ready\n", "tools/delay says {said:?}");
+        let switched = ip(&["-n", &hub, "link", "add", &slow, "type", "bridge"])
+            && ip(&["-n", &hub, "link", "set", &slow, "up"])
+            && ip(&["-n", &hub, "link", "set", &near, "master", &slow, "up"])
+            && ip(&["-n", &hub, "link", "set", &far, "master", "switch", "up"])
+            && ip(&["-n", &hub, "link", "set", &port, "master", &slow]);
+        assert!(switched, "the detour is not taken");
+        Detour { network: self, host: host.to_owned(), relay }
     }
 
     /// Moves this thread, and what it starts, to a host.
@@ -102,12 +131,33 @@ impl Network {
     }
 }
 
+/// A host's way over `tools/delay`.
+pub struct Detour<'a> {
+    network: &'a Network,
+    host: String,
+    relay: Child,
+}
+
+impl Drop for Detour<'_> {
+    fn drop(&mut self) {
+        let (hub, index) = (self.network.name("hub"), index(&self.host));
+        ip(&["-n", &hub, "link", "set", &format!("port{index}"), "master", "switch"]);
+        drop(self.relay.stdin.take());
+        let _ = self.relay.wait();
+        ip(&["-n", &hub, "link", "del", &format!("slow{index}")]);
+    }
+}
+
 impl Drop for Network {
     fn drop(&mut self) {
         for host in HOSTS.map(|(host, _)| host).iter().chain(&["hub"]) {
             ip(&["netns", "del", &self.name(host)]);
         }
     }
+}
+
+fn index(host: &str) -> usize {
+    HOSTS.iter().position(|(name, _)| *name == host).expect("a host of this network")
 }
 
 fn ip(args: &[&str]) -> bool {
@@ -120,6 +170,19 @@ pub fn enter(tag: &str, host: &str) {
     // SAFETY: an open descriptor of a network namespace; only this thread moves.
     let moved = unsafe { libc::setns(namespace.as_raw_fd(), libc::CLONE_NEWNET) };
     assert_eq!(moved, 0, "{}", std::io::Error::last_os_error());
+}
+
+/// Has a connection's kernel keep little of what is not read.
+pub fn narrow(stream: &TcpStream) {
+    // Of the loopback device a packet is as large; in less they would come one by one.
+    let size: libc::c_int = 64 << 10;
+    let len = size_of_val(&size) as libc::socklen_t;
+    // SAFETY: an open socket, and a number of the length that is said.
+    let set = unsafe {
+        let size = (&raw const size).cast();
+        libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVBUF, size, len)
+    };
+    assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
 /// Whether packets can be dropped by rules.

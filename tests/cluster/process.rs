@@ -1,6 +1,6 @@
 //! A `baton` process of a test: started on free ports, ended with the value.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, mpsc};
@@ -235,21 +235,45 @@ pub fn post(address: SocketAddr, path: &str, body: &str) -> (u16, String) {
 
 /// `fields` are whole header lines.
 pub fn post_with(address: SocketAddr, path: &str, fields: &str, body: &str) -> (u16, String) {
+    exchange(address, &asking(path, fields, body))
+}
+
+fn asking(path: &str, fields: &str, body: &str) -> String {
     let length = body.len();
     let head = format!("POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{fields}");
-    exchange(address, &format!("{head}content-length: {length}\r\n\r\n{body}"))
+    format!("{head}content-length: {length}\r\n\r\n{body}")
+}
+
+/// As [`get`], of one that may not be there.
+pub fn try_get(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
+    try_exchange(address, &format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n"))
+}
+
+/// As [`post_with`], to one that may not be there.
+pub fn try_post(address: SocketAddr, path: &str, fields: &str, body: &str) -> io::Result<(u16, String)> {
+    try_exchange(address, &asking(path, fields, body))
+}
+
+/// As [`try_exchange`], of one that is there.
+fn exchange(address: SocketAddr, request: &str) -> (u16, String) {
+    try_exchange(address, request).expect("it listens")
 }
 
 /// One request on a connection of its own; the body as it came, without chunk sizes.
-fn exchange(address: SocketAddr, request: &str) -> (u16, String) {
-    let mut stream = TcpStream::connect(address).expect("it listens");
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
+fn try_exchange(address: SocketAddr, request: &str) -> io::Result<(u16, String)> {
+    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(request.as_bytes())?;
     let mut answer = String::new();
     // A process that was killed resets; what it had said is what counts.
     let _ = stream.read_to_string(&mut answer);
+    Ok(parse(&answer))
+}
+
+/// Status and body of an answer, without chunk sizes; 0 of none.
+pub fn parse(answer: &str) -> (u16, String) {
     let status = answer.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((answer, ""));
     (status, if head.contains("chunked") { unchunked(body) } else { body.to_owned() })
 }
 

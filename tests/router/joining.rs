@@ -111,6 +111,29 @@ fn workers_are_added_and_removed_while_requests_run() {
 }
 
 #[test]
+fn who_drains_is_told_from_who_is_gone() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    router.wait_for_workers(2);
+    let await_status = |status: [&str; 2]| {
+        let begun = Instant::now();
+        loop {
+            let listed = ask(&router, "GET", "/workers", "", "").1;
+            let told = |at: usize| listed["workers"][at]["status"].as_str().unwrap().to_owned();
+            if [told(0), told(1)] == status {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "{status:?}: {listed}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    await_status(["ready", "ready"]);
+    prefill.drain();
+    decode.stop();
+    await_status(["draining", "down"]);
+}
+
+#[test]
 fn what_cannot_be_a_worker_is_refused_by_name() {
     let router = Router::start(&[], &[], &[]);
     for (body, param) in [
@@ -120,6 +143,9 @@ fn what_cannot_be_a_worker_is_refused_by_name() {
         (json!({"url": "http://a:1", "worker_type": "regular"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 65536}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": -1}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": "80"}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "decode", "priority": 9}), "priority"),
     ] {
         let (status, told) = add(&router, body.clone());
@@ -136,10 +162,12 @@ fn what_cannot_be_a_worker_is_refused_by_name() {
 fn an_entry_lasts_while_it_is_renewed_and_a_new_incarnation_is_a_new_worker() {
     let router = Router::start(&[], &[], &[]);
     let (prefill, decode) = (Worker::start(), Worker::start());
-    let life = ask(&router, "GET", "/registry", "", "").1["life_ms"].as_u64().unwrap();
     let (reader, writer) = (entry(&prefill, "prefill", 1), entry(&decode, "decode", 1));
+    let mut life = 0;
     for entry in [&reader, &writer] {
-        assert_eq!(enter(&router, entry).0, 200);
+        let (status, told) = enter(&router, entry);
+        assert_eq!(status, 200);
+        life = told["life_ms"].as_u64().unwrap();
     }
     router.wait_for("/readiness", 200);
     serves(&router, &prefill, &decode);
@@ -212,7 +240,7 @@ fn key(name: &str, byte: u8) -> (PathBuf, Secret) {
 
 /// Header fields that prove a key.
 fn proof(router: &Router, key: &Secret, method: &str, path: &str, body: &str) -> String {
-    let (_, invited) = ask(router, "GET", "/registry", "", "");
+    let (_, invited) = ask(router, "POST", "/challenge", "", "");
     let nonce = invited["nonce"].as_str().unwrap();
     let proof = prove(key, Asked { method, path, body: body.as_bytes() }, nonce);
     format!("x-baton-nonce: {nonce}\r\nx-baton-proof: {proof}\r\n")
@@ -295,7 +323,7 @@ fn a_clients_key_is_no_workers() {
     let (status, listed) = ask(&router, "GET", "/workers", key, "");
     assert_eq!((status, &listed["total"]), (200, &1.into()));
     let mut client: Client = router.connect();
-    client.ask("GET", "/registry", "", "");
+    client.ask("POST", "/challenge", "", "");
     assert_eq!(client.answer().0, 200);
     let _ = std::fs::remove_file(path);
 }

@@ -8,7 +8,7 @@
 //! ```
 //! Pure. The key is looked for after each keep-alive, since an etcd that was set back may have the lease without it.
 
-use super::{encode, key_of, refused, write};
+use super::{SCHEME, encode, key_of, refused, write};
 use crate::cluster::entry::Entry;
 use crate::cluster::errand::{Errand, Request, Verb};
 use crate::config::secret::Secret;
@@ -88,6 +88,10 @@ impl EtcdEnrolment {
 }
 
 impl Errand for EtcdEnrolment {
+    fn scheme(&self) -> &'static str {
+        SCHEME
+    }
+
     fn poll(&mut self, now: Instant) -> Option<Request> {
         if self.stage != Stage::Waiting || now < self.due || (self.paused && !self.withdrawn) {
             return None;

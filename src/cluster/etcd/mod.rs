@@ -16,6 +16,8 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Serialize};
 
+/// How its hosts are named, though HTTP is spoken to them.
+const SCHEME: &str = "etcd";
 /// All keys of workers begin so.
 const PREFIX: &str = "/baton/workers/";
 /// In the place of a request's method in proofs.
@@ -76,14 +78,15 @@ fn refused(status: u16, body: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cluster::entry::{Likeness, Seat};
+    use crate::cluster::entry::Seat;
+    use crate::cluster::kinds::KindDigest;
     use crate::cluster::router::Role;
     use crate::ids::Peer;
 
     pub fn entry(id: u8, incarnation: u8) -> Entry {
         let seat = Seat { role: Role::Decode, url: format!("http://10.0.0.{id}:1").parse().unwrap() };
         let peer = Peer { id: [id; 16], incarnation: [incarnation; 16] };
-        Entry { peer, seat, bootstrap_port: None, kind: Likeness([3; 32]) }
+        Entry { peer, seat, bootstrap_port: None, kind: KindDigest([3; 32]) }
     }
 
     #[test]

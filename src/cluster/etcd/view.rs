@@ -1,18 +1,21 @@
-//! A router's view of the entries in etcd: read whole, then watched from that revision on; read again when the watch
-//! ends, however it does.
+//! A router's view of the entries in etcd: read whole, page by page of one revision, then watched from that revision on;
+//! read again when the watch ends, however it does.
 //!
 //! ```text
+//!              ┌──┐ more
+//!              │  ▼
 //!  waiting ──▶ reading ──▶ watching
 //!     ▲           │ failed    │ ended, or overdue
 //!     └───────────┴───────────┘
 //! ```
-//! Pure. Invariant: what is told is what etcd has had, in its order; an etcd that is away changes nothing.
+//! Pure. Invariants: what is told is what etcd has had, in its order; an etcd that is away changes nothing. What is no
+//! worker's entry is told of once, whatever its size and number: pages shrink until they can be read.
 
-use super::{PREFIX, PREFIX_END, decode, encode, read, refused};
+use super::{PREFIX, PREFIX_END, SCHEME, decode, encode, read, refused};
 use crate::cluster::entry::{Entry, Seat};
 use crate::cluster::errand::{Errand, Request, Verb};
 use crate::config::secret::Secret;
-use crate::limits::{ETCD_LINE_MAX, REGISTRY_RETRY};
+use crate::limits::{ETCD_LINE_MAX, ETCD_ODD_MAX, ETCD_PAGE_MAX, REGISTRY_RETRY};
 use serde::Deserialize;
 use serde_json::json;
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -29,6 +32,8 @@ pub enum Change {
     Whole(HashSet<Seat>),
     /// Something that is no worker's entry stands under this key, and why it is none.
     Odd(String, String),
+    /// So do more keys than are told one by one.
+    Odder,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -44,9 +49,15 @@ pub struct View {
     cluster_keys: Vec<Secret>,
     stage: Stage,
     due: Instant,
-    /// Where the watch begins.
+    /// Of what was read.
     revision: Option<i64>,
+    /// The key that the next page begins with, while the last one had not all.
+    from: Option<Vec<u8>>,
+    /// Keys of a page.
+    page: usize,
     known: HashMap<String, (Seat, [u8; 16])>,
+    /// Keys that were told to be odd.
+    odd: HashSet<String>,
     /// The rest of a line.
     line: Vec<u8>,
     changes: VecDeque<Change>,
@@ -69,6 +80,8 @@ struct Range {
     header: Header,
     #[serde(default)]
     kvs: Vec<Pair>,
+    #[serde(default)]
+    more: bool,
 }
 
 #[derive(Deserialize)]
@@ -100,7 +113,10 @@ impl View {
             stage: Stage::Waiting,
             due: now,
             revision: None,
+            from: None,
+            page: ETCD_PAGE_MAX,
             known: HashMap::new(),
+            odd: HashSet::new(),
             line: Vec::new(),
             changes: VecDeque::new(),
         }
@@ -111,16 +127,24 @@ impl View {
         self.changes.pop_front()
     }
 
-    fn take_whole(&mut self, body: &[u8]) -> Result<(), String> {
+    fn take_page(&mut self, body: &[u8]) -> Result<(), String> {
         let range: Range = serde_json::from_slice(body).map_err(|error| error.to_string())?;
-        let revision: i64 = range.header.revision.parse().map_err(|_| "a revision that is no number")?;
-        self.known.clear();
+        if self.from.is_none() {
+            self.known.clear();
+            self.revision = Some(range.header.revision.parse().map_err(|_| "a revision that is no number")?);
+        }
         for pair in &range.kvs {
             self.put(pair)?;
         }
+        if let Some(last) = range.kvs.last().filter(|_| range.more) {
+            let mut next = decode(&last.key)?;
+            next.push(0);
+            self.from = Some(next);
+            return Ok(());
+        }
+        (self.from, self.page) = (None, ETCD_PAGE_MAX);
         let seats = self.known.values().map(|(seat, _)| seat.clone()).collect();
         self.changes.push_back(Change::Whole(seats));
-        self.revision = Some(revision + 1);
         Ok(())
     }
 
@@ -128,10 +152,18 @@ impl View {
         let key = String::from_utf8_lossy(&decode(&pair.key)?).into_owned();
         match read(&key, &decode(&pair.value)?, &self.cluster_keys) {
             Ok(entry) => {
+                self.odd.remove(&key);
                 self.known.insert(key, (entry.seat.clone(), entry.peer.incarnation));
                 self.changes.push_back(Change::Entered(entry));
             }
-            Err(why) => self.changes.push_back(Change::Odd(key, why)),
+            Err(_) if self.odd.len() >= ETCD_ODD_MAX || self.odd.contains(&key) => {}
+            Err(why) => {
+                self.odd.insert(key.clone());
+                self.changes.push_back(Change::Odd(key, why));
+                if self.odd.len() == ETCD_ODD_MAX {
+                    self.changes.push_back(Change::Odder);
+                }
+            }
         }
         Ok(())
     }
@@ -142,6 +174,7 @@ impl View {
         for Event { kind, kv } in &watched.events {
             if kind == "DELETE" {
                 let key = String::from_utf8_lossy(&decode(&kv.key)?).into_owned();
+                self.odd.remove(&key);
                 let gone = self.known.remove(&key).map(|(seat, incarnation)| Change::Gone(seat, incarnation));
                 self.changes.extend(gone);
             } else {
@@ -154,22 +187,34 @@ impl View {
 }
 
 impl Errand for View {
+    fn scheme(&self) -> &'static str {
+        SCHEME
+    }
+
     fn poll(&mut self, now: Instant) -> Option<Request> {
         if self.stage != Stage::Waiting || now < self.due {
             return None;
         }
         let (key, range_end) = (encode(PREFIX), encode(PREFIX_END));
-        match self.revision.take() {
-            None => {
+        let page =
+            |body: serde_json::Value| Request::new(Verb::Post, "/v3/kv/range", body.to_string().into_bytes());
+        match (self.revision, &self.from) {
+            (None, _) => {
                 self.stage = Stage::Reading;
-                let body = json!({ "key": key, "range_end": range_end });
-                Some(Request::new(Verb::Post, "/v3/kv/range", body.to_string().into_bytes()))
+                Some(page(json!({ "key": key, "range_end": range_end, "limit": self.page })))
             }
-            Some(revision) => {
-                self.stage = Stage::Watching;
+            (Some(revision), Some(from)) => {
+                self.stage = Stage::Reading;
+                Some(page(json!({
+                    "key": encode(from), "range_end": range_end, "limit": self.page,
+                    "revision": revision.to_string(),
+                })))
+            }
+            (Some(revision), None) => {
+                (self.stage, self.revision) = (Stage::Watching, None);
                 self.line.clear();
                 let body = json!({ "create_request": {
-                    "key": key, "range_end": range_end, "start_revision": revision.to_string(),
+                    "key": key, "range_end": range_end, "start_revision": (revision + 1).to_string(),
                 }});
                 let request = Request::new(Verb::Post, "/v3/watch", body.to_string().into_bytes());
                 Some(Request { is_stream: true, ..request })
@@ -179,7 +224,7 @@ impl Errand for View {
 
     fn answered(&mut self, status: u16, body: &[u8], now: Instant) -> Result<(), String> {
         let taken = match (status, self.stage) {
-            (200, Stage::Reading) => self.take_whole(body),
+            (200, Stage::Reading) => self.take_page(body),
             (200, _) => Err("a whole answer to a watch".into()),
             _ => Err(refused(status, body)),
         };
@@ -205,7 +250,12 @@ impl Errand for View {
     }
 
     fn failed(&mut self, now: Instant) {
-        (self.stage, self.revision, self.due) = (Stage::Waiting, None, now + REGISTRY_RETRY);
+        if self.stage == Stage::Reading {
+            // It may have been too long an answer: one value fits whatever etcd lets anybody store.
+            self.page = (self.page / 2).max(1);
+        }
+        (self.stage, self.due) = (Stage::Waiting, now + REGISTRY_RETRY);
+        (self.revision, self.from) = (None, None);
     }
 }
 
@@ -249,6 +299,64 @@ mod tests {
         let gone = Change::Gone(a.seat, a.peer.incarnation);
         assert_eq!(changes(&mut view), [Change::Entered(b), gone]);
         assert_eq!(view.poll(now), None);
+    }
+
+    fn body_of(view: &mut View, now: Instant) -> serde_json::Value {
+        serde_json::from_slice(&view.poll(now).unwrap().body).unwrap()
+    }
+
+    #[test]
+    fn a_long_range_is_read_in_pages_of_one_revision_which_shrink_where_they_are_too_long() {
+        let (mut view, mut now) = (View::new(Vec::new(), Instant::now()), Instant::now());
+        let (a, b) = (entry(1, 1), entry(2, 1));
+        assert_eq!(body_of(&mut view, now)["limit"], ETCD_PAGE_MAX);
+        view.failed(now);
+        now += REGISTRY_RETRY;
+        assert_eq!(body_of(&mut view, now)["limit"], ETCD_PAGE_MAX / 2);
+        let page = |revision: u32, entry: &Entry, more: bool| {
+            format!(r#"{{"header":{{"revision":"{revision}"}},"kvs":[{}],"more":{more}}}"#, pair(entry))
+        };
+        view.answered(200, page(41, &a, true).as_bytes(), now).unwrap();
+        assert_eq!(changes(&mut view), [Change::Entered(a.clone())], "it is not whole yet");
+        let next = body_of(&mut view, now);
+        assert_eq!((&next["revision"], &next["key"]), (&json!("41"), &json!(encode(key_of(&a) + "\0"))));
+        // What was put in between is of a later revision, and seen by the watch.
+        view.answered(200, page(44, &b, false).as_bytes(), now).unwrap();
+        let whole = Change::Whole(HashSet::from([a.seat.clone(), b.seat.clone()]));
+        assert_eq!(changes(&mut view), [Change::Entered(b), whole]);
+        assert_eq!(body_of(&mut view, now)["create_request"]["start_revision"], "42");
+        view.failed(now);
+        now += REGISTRY_RETRY;
+        assert_eq!(body_of(&mut view, now)["limit"], ETCD_PAGE_MAX, "one that could be read is forgotten");
+        for _ in 0..20 {
+            view.failed(now);
+            now += REGISTRY_RETRY;
+            assert!(body_of(&mut view, now)["limit"].as_u64() >= Some(1));
+        }
+    }
+
+    #[test]
+    fn what_is_odd_is_told_once_and_not_for_ever() {
+        let (mut view, now) = (View::new(Vec::new(), Instant::now()), Instant::now());
+        let odd = |number: usize| {
+            format!(
+                r#"{{"key":"{}","value":"{}"}}"#,
+                encode(format!("/baton/workers/x{number}")),
+                encode("?")
+            )
+        };
+        let read = |view: &mut View, count: usize| {
+            view.poll(now + REGISTRY_RETRY).unwrap();
+            let all: Vec<_> = (0..count).map(odd).collect();
+            let whole = format!(r#"{{"header":{{"revision":"1"}},"kvs":[{}]}}"#, all.join(","));
+            view.answered(200, whole.as_bytes(), now).unwrap();
+            view.poll(now).unwrap();
+            view.failed(now);
+            changes(view).len() - 1
+        };
+        assert_eq!([read(&mut view, 2), read(&mut view, 2), read(&mut view, 3)], [2, 0, 1]);
+        assert_eq!(read(&mut view, 10 * ETCD_ODD_MAX), ETCD_ODD_MAX - 3 + 1, "and that there are more");
+        assert_eq!((read(&mut view, 20 * ETCD_ODD_MAX), view.odd.len()), (0, ETCD_ODD_MAX));
     }
 
     #[test]

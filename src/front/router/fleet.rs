@@ -360,7 +360,10 @@ impl Fleet {
     fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
         let change = self.router.refused(worker);
         self.tell(worker, change, &"drain");
-        let idle = self.targets.get_mut(&worker).map(|target| std::mem::take(&mut target.idle));
+        let idle = self.targets.get_mut(&worker).map(|target| {
+            target.drains = true;
+            std::mem::take(&mut target.idle)
+        });
         for Idle { conn, .. } in idle.into_iter().flatten() {
             self.kept.remove(&conn);
             reactor.close(conn);

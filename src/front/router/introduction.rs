@@ -4,6 +4,7 @@
 
 use crate::cluster::kinds::Kind;
 use crate::cluster::router::Role;
+use crate::limits::MODEL_NAME_MAX;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -31,6 +32,16 @@ pub fn kind(answer: &[u8]) -> Kind {
 pub fn reads_alone(answer: &[u8]) -> bool {
     let told = serde_json::from_slice::<Value>(answer).ok();
     told.is_some_and(|told| told["handoff"]["local_prefill"] == true)
+}
+
+/// The name that a worker's clients use for its model, if it tells one.
+pub fn model(answer: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Told {
+        served_model_name: Option<String>,
+    }
+    let told = serde_json::from_slice::<Told>(answer).ok()?;
+    told.served_model_name.filter(|name| name.len() <= MODEL_NAME_MAX)
 }
 
 /// What an introduction comes to.

@@ -87,7 +87,7 @@ const PATHS: &[(&str, Method, Course)] = &[
     ("/workers", Method::Post, Course::Workers),
     ("/workers/", Method::Get, Course::Workers),
     ("/workers/", Method::Delete, Course::Workers),
-    ("/registry", Method::Get, Course::Registry),
+    ("/challenge", Method::Post, Course::Registry),
     ("/registry", Method::Put, Course::Registry),
     ("/registry", Method::Delete, Course::Registry),
 ];

@@ -30,6 +30,10 @@ pub struct Target {
     pub(super) introduced: bool,
     /// What that came to, the last time.
     pub(super) verdict: Verdict,
+    /// Whether it has said that it takes nothing new, and not yet that it does.
+    pub drains: bool,
+    /// Its model, as its clients name it.
+    pub model: Option<String>,
     /// Whether it was said that it is not up, since it was last.
     pub(super) told_down: bool,
     /// The one used last is the last.
@@ -47,6 +51,8 @@ impl Target {
             lost: false,
             introduced: false,
             verdict: Verdict::Fits,
+            drains: false,
+            model: None,
             told_down: false,
             idle: Vec::new(),
         }

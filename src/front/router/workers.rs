@@ -2,7 +2,7 @@
 //! keep an entry of themselves. What the membership wants done is done here.
 //!
 //! ```text
-//! GET    /registry        {"nonce", "renewal_ms", "life_ms"}     whoever asks
+//! POST   /challenge       {"nonce", "life_ms"}                  whoever asks
 //! PUT    /registry        an entry (`cluster::entry`)           enters a worker, or renews its entry
 //! DELETE /registry        the same entry                        takes it back
 //! GET    /workers[/ID]    those that there are
@@ -26,7 +26,7 @@ use crate::front::openai::ApiError;
 use crate::front::router::fleet::Fleet;
 use crate::front::router::flights::Way;
 use crate::front::router::target::Target;
-use crate::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL};
+use crate::limits::REGISTRY_ENTRY_LIFE;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,8 @@ pub struct Workers {
     nonces: Nonces,
     members: Membership,
     numbers: HashMap<Seat, WorkerNumber>,
+    /// It was said that there is no room for what etcd has, since there was.
+    is_full: bool,
 }
 
 /// Status and body.
@@ -62,7 +64,7 @@ impl Workers {
     /// None yet; `secret` is random.
     pub fn new(trust: Trust, secret: [u8; 32], now: Instant) -> Workers {
         let nonces = Nonces::new(secret, now);
-        Workers { trust, nonces, members: Membership::default(), numbers: HashMap::new() }
+        Workers { trust, nonces, members: Membership::default(), numbers: HashMap::new(), is_full: false }
     }
 
     /// A worker that the command line names, at an address that its name was found to have.
@@ -96,18 +98,24 @@ impl Workers {
     pub fn follow(&mut self, view: &mut View, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
         while let Some(change) = view.change() {
             match change {
-                Change::Entered(entry) => {
-                    let (role, url) = (entry.seat.role, entry.seat.url.clone());
-                    if let Err(full) = self.members.renew(entry, None) {
-                        event!(Warn, "router", "worker is not taken", role = role, worker = url, why = full);
+                Change::Entered(entry) => match self.members.renew(entry, None) {
+                    Ok(()) => {}
+                    // Of those for whom there is no room, one stands for all.
+                    Err(_) if self.is_full => {}
+                    Err(full) => {
+                        event!(Warn, "router", "workers are not taken", why = full);
+                        self.is_full = true;
                     }
-                }
+                },
                 Change::Gone(seat, incarnation) => self.members.withdraw(&seat, incarnation, Why::Dropped),
                 Change::Whole(seats) => {
                     self.members.reconcile(|seat| seats.contains(seat), now + REGISTRY_ENTRY_LIFE);
                 }
                 Change::Odd(key, why) => {
                     event!(Warn, "router", "no worker's entry", key = key.escape_debug(), why = why);
+                }
+                Change::Odder => {
+                    event!(Warn, "router", "and more that are no workers' entries, which are not named");
                 }
             }
         }
@@ -121,7 +129,7 @@ impl Workers {
     pub fn serve(&mut self, request: &Request, way: &mut Way<'_>) -> Result<Told, ApiError> {
         let path = request.head.path();
         let told = match (request.head.method, path.strip_prefix("/workers/")) {
-            (Method::Get, None) if path == "/registry" => Ok(self.invite(way.now)),
+            _ if path == "/challenge" => Ok(json_of(&self.nonces.invite(way.now))),
             (Method::Get, None) => Ok(json_of(&self.list(way))),
             (Method::Get, Some(id)) => {
                 let worker = self.find(id, way)?;
@@ -162,14 +170,6 @@ impl Workers {
             Unproven::TooMany => ApiError::new(429, "overloaded", why.to_string()),
             _ => ApiError::new(401, "not_proven", why.to_string()),
         })
-    }
-
-    fn invite(&mut self, now: Instant) -> Told {
-        json_of(&json!({
-            "nonce": self.nonces.draw(now),
-            "renewal_ms": REGISTRY_RENEWAL.as_millis() as u64,
-            "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64,
-        }))
     }
 
     fn enter(&mut self, body: &[u8], now: Instant) -> Result<Told, ApiError> {
@@ -228,18 +228,25 @@ impl Workers {
         let load = way.fleet.router().load(worker).unwrap_or_default();
         let role = way.fleet.router().role(worker).map(|role| role.to_string());
         let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
-        let bootstrap_port = way.fleet.target(worker).and_then(|target| target.bootstrap_port);
+        let target = way.fleet.target(worker);
+        let status = match target {
+            _ if load.usable => "ready",
+            Some(target) if target.drains => "draining",
+            _ => "down",
+        };
+        let model = target.and_then(|target| target.model.as_deref());
         json!({
             "id": worker.0.to_string(),
-            "url": way.fleet.url(worker),
-            "model_id": "unknown",
+            "url": target.map(|target| target.url.to_string()),
+            "model_id": model.unwrap_or("unknown"),
             "priority": 50,
             "cost": 1.0,
             "worker_type": role,
             "is_healthy": load.usable,
+            "status": status,
             "load": load.booked,
             "connection_mode": "http",
-            "bootstrap_port": bootstrap_port,
+            "bootstrap_port": target.and_then(|target| target.bootstrap_port),
             "metadata": { "by": if entry.is_some() { "entry" } else { "name" } },
         })
     }
@@ -262,11 +269,12 @@ impl Workers {
                     let worker =
                         fleet.join(seat.role, Target::new(seat.url.clone(), None, bootstrap_port), now);
                     if let Some(kind) = kind {
-                        fleet.router().set_likeness(worker, kind);
+                        fleet.router().entered(worker, kind);
                     }
                     self.numbers.insert(seat, worker);
                 }
                 Action::Leave { seat, why } => {
+                    self.is_full = false;
                     if let Some(worker) = self.numbers.remove(&seat) {
                         fleet.part_with(reactor, worker, &why);
                     }
@@ -281,7 +289,7 @@ impl Workers {
 struct Asking {
     url: Option<String>,
     worker_type: Option<String>,
-    bootstrap_port: Option<u16>,
+    bootstrap_port: Option<Value>,
     /// What would have no effect here.
     #[serde(flatten)]
     others: serde_json::Map<String, Value>,
@@ -303,10 +311,11 @@ impl Asking {
             url.parse().map_err(|why: String| ApiError::invalid("url", format!("is wrong: {why}")))?;
         let role = asked.worker_type.as_deref().and_then(Role::named);
         let role = role.ok_or_else(|| ApiError::invalid("worker_type", "must be prefill or decode"))?;
-        let bootstrap_port = match (role, asked.bootstrap_port) {
-            (Role::Prefill, Some(0)) => {
-                return Err(ApiError::invalid("bootstrap_port", "must be 1 to 65535"));
-            }
+        let port = |value: &Value| {
+            let port = value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0);
+            port.ok_or_else(|| ApiError::invalid("bootstrap_port", "must be 1 to 65535"))
+        };
+        let bootstrap_port = match (role, asked.bootstrap_port.as_ref().map(port).transpose()?) {
             (Role::Prefill, port) => Some(port.unwrap_or(BOOTSTRAP_PORT)),
             (Role::Decode, None) => None,
             (Role::Decode, Some(_)) => {

@@ -58,6 +58,7 @@ impl Fleet {
         if let Some(answer) = told {
             self.router.set_reads_alone(worker, introduction::reads_alone(&answer.body));
         }
+        let model = told.and_then(|answer| introduction::model(&answer.body));
         let told = told.map(|answer| introduction::kind(&answer.body));
         // Who does not tell now is what it told before.
         if let Some((other, why)) = told.and_then(|kind| self.router.introduced(worker, kind)) {
@@ -67,6 +68,8 @@ impl Fleet {
         // It may have left while it was asked.
         let here = self.targets.get_mut(&worker).filter(|_| self.router.has(worker));
         let (Some(role), Some(target)) = (self.router.role(worker), here) else { return };
+        // Who does not tell now is what it told before.
+        target.model = model.or_else(|| target.model.take());
         let (verdict, asked) = match answer {
             Ok(answer) if answer.is_success() => {
                 (introduction::judge(role, target.bootstrap_port, &answer.body), true)
@@ -110,6 +113,7 @@ impl Fleet {
         self.tell(worker, change, &"probe");
         let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
+        target.drains &= !is_well;
         // Who answers there next may be somebody else, unless it is only late.
         target.introduced &= is_well || is_usable;
         if is_well {

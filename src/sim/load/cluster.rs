@@ -479,6 +479,7 @@ impl<'a> Cluster<'a> {
         }
         let is_served = open.booked.iter().all(Option::is_none);
         let (first, last, cached) = (open.first, open.last, open.cached);
+        self.note([id as u64, first, last]);
         if role == Role::Decode {
             let chance = self.dice.draw();
             let terms = &mut Terms { now, chance, deadline: None, retries: &mut self.retries };

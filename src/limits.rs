@@ -186,6 +186,8 @@ pub const KV_MEMORY_MAX: u64 = 1 << 46;
 pub const CLUSTER_KEY_MAX: usize = 4096;
 /// Most bytes of a file of API keys.
 pub const API_KEYS_FILE_MAX: usize = 1 << 20;
+/// Most requests of one simulated run: their times and lengths are kept.
+pub const LOAD_REQUESTS_MAX: usize = 4 << 20;
 /// Most workers of one role behind a router.
 pub const ROUTER_WORKERS_MAX: usize = 1024;
 

@@ -14,6 +14,7 @@ use baton::obs::log;
 use baton::role;
 use baton::say;
 use baton::sim::campaign::Campaign;
+use baton::sim::load;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -90,7 +91,15 @@ fn run_bench(plan: &Plan) -> ExitCode {
 fn run_sim(flags: &SimFlags) -> ExitCode {
     // What workers warn of is what is simulated.
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
-    if Campaign::new(flags).run() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let is_well = match flags.load.is_asked_for {
+        true => load::plan::Plan::new(flags).and_then(|plan| load::run(&plan)),
+        false => Campaign::new(flags).map(|campaign| campaign.run()),
+    };
+    match is_well {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => ExitCode::from(error.report()),
+    }
 }
 
 fn run_doctor(flags: &DoctorFlags, surroundings: &Surroundings) -> ExitCode {

@@ -236,8 +236,10 @@ impl Router {
         for role in [Role::Prefill, Role::Decode] {
             self.pick(role, avoid, now, |_| true)?;
         }
-        let decode = || self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number));
-        let can_pair = |prefill: &Member| decode().any(|decode| self.fit(prefill, decode));
+        // Once: as a rule each prefill worker fits the first of them.
+        let decode = self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number));
+        let decode: Vec<&Member> = decode.collect();
+        let can_pair = |prefill: &Member| decode.iter().any(|decode| self.fit(prefill, decode));
         let unfit = |_| {
             let willing = |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
             let fits = |one: &Member| willing(Role::Decode).any(|other| self.fit(one, other));

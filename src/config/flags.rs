@@ -3,6 +3,10 @@
 //! Ranges of single values are checked here, by clap; what depends on several is `resolve`'s.
 //! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
 
+mod sim;
+
+pub use sim::{LoadFlags, SimFlags};
+
 use super::registry::RegistryAddress;
 use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
 use super::values::{
@@ -60,32 +64,6 @@ pub struct DrainFlags {
     /// Return once it has ended, not once it drains
     #[arg(long)]
     pub(super) wait: bool,
-}
-
-/// `baton sim`.
-#[derive(Args, Clone, PartialEq, Eq, Debug)]
-pub struct SimFlags {
-    /// The first seed: everything that happens follows from it and from the sizes below
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub seed: u64,
-    /// Seeds to run, one after the other; the first that fails ends it, with the command that repeats it
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = value_parser!(u64).range(1..))]
-    pub seeds: u64,
-    /// Prefill workers, 1 to 16
-    #[arg(long, value_name = "P", default_value_t = 3, value_parser = value_parser!(u32).range(1..=16))]
-    pub prefill: u32,
-    /// Decode workers, 1 to 16
-    #[arg(long, value_name = "D", default_value_t = 5, value_parser = value_parser!(u32).range(1..=16))]
-    pub decode: u32,
-    /// Requests of each seed, 1 to 4096
-    #[arg(long, value_name = "R", default_value_t = 100, value_parser = value_parser!(u32).range(1..=4096))]
-    pub requests: u32,
-    /// Have nothing go wrong but the order in which things happen
-    #[arg(long)]
-    pub calm: bool,
-    /// Tell the story of one room as well, as a failure names it
-    #[arg(long, value_name = "ROOM")]
-    pub trace: Option<u64>,
 }
 
 /// `baton doctor`.

@@ -47,7 +47,7 @@ pub enum Invocation {
     /// `baton bench transfer`, as typed: what its names stand for, the bench knows.
     BenchTransfer(Box<TransferBenchFlags>),
     /// `baton sim`.
-    Sim(SimFlags),
+    Sim(Box<SimFlags>),
 }
 
 /// What resolution needs to know of the machine and the environment.

@@ -58,7 +58,7 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
             return Ok(Invocation::Drain { config, warnings: resolver.warnings });
         }
         CliCommand::Doctor(flags) => return Ok(Invocation::Doctor(flags)),
-        CliCommand::Sim(flags) => return Ok(Invocation::Sim(flags)),
+        CliCommand::Sim(flags) => return Ok(Invocation::Sim(Box::new(flags))),
         CliCommand::Bench(BenchFlags::Transfer(flags)) => {
             return Ok(Invocation::BenchTransfer(Box::new(flags)));
         }

@@ -4,11 +4,19 @@ use super::agenda::{MILLI, SECOND};
 use super::checkers::Checker;
 use super::cluster::{Cluster, Failure, Report};
 use super::plan::{Plan, Scale};
+use crate::config::error::ConfigError;
 use crate::config::flags::SimFlags;
 use crate::ids::Room;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
+
+/// Requests of a seed where nothing is said,
+const REQUESTS: u32 = 100;
+/// and most of them.
+const REQUESTS_MAX: u32 = 4096;
+/// Most workers of a role: sessions are few, and every pair is tried after faults.
+const WORKERS_MAX: u32 = 16;
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug)]
@@ -25,10 +33,28 @@ pub struct Campaign {
 
 impl Campaign {
     /// As typed.
-    pub fn new(flags: &SimFlags) -> Campaign {
-        let SimFlags { seed, seeds, prefill, decode, requests, calm, trace } = *flags;
+    ///
+    /// # Errors
+    /// A flag is for `--load` alone, or a size is.
+    pub fn new(flags: &SimFlags) -> Result<Campaign, ConfigError> {
+        let SimFlags { seed, seeds, prefill, decode, requests, calm, trace, ref load } = *flags;
+        if let Some(flag) = load.first_typed() {
+            let why = format!("{flag} has no meaning without it");
+            return Err(ConfigError::Missing { flag: "--load", why });
+        }
+        let requests = requests.unwrap_or(REQUESTS);
+        for (flag, value, most) in [
+            ("--prefill", prefill, WORKERS_MAX),
+            ("--decode", decode, WORKERS_MAX),
+            ("--requests", requests, REQUESTS_MAX),
+        ] {
+            if value > most {
+                let limit = format!("1 to {most} without --load");
+                return Err(ConfigError::Value { flag, value: value.to_string(), limit });
+            }
+        }
         let scale = Scale { prefill, decode, requests, faults: !calm };
-        Campaign { seed, seeds, scale, trace: trace.map(Room) }
+        Ok(Campaign { seed, seeds, scale, trace: trace.map(Room) })
     }
 
     /// Runs all seeds and says what came of them. True when all is well.

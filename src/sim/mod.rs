@@ -18,6 +18,7 @@ pub mod cluster;
 pub mod dice;
 pub mod edge;
 pub mod faults;
+pub mod load;
 pub mod model;
 pub mod plan;
 pub mod process;

@@ -1,5 +1,6 @@
 //! The simulated cluster: seeds that must go well, and replays that must be replays.
 
+mod load;
 // Only builds with debug assertions ask for them.
 #[cfg(debug_assertions)]
 mod planted;

@@ -1,0 +1,150 @@
+//! Flags of `baton sim`, of both its modes.
+
+use crate::config::resolved::Policy;
+use crate::limits::{
+    CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, ROUTER_WORKERS_MAX,
+    RUNNING_REQUESTS_MAX,
+};
+use clap::{Args, value_parser};
+use std::path::PathBuf;
+
+/// `baton sim`.
+#[derive(Args, Clone, PartialEq, Debug)]
+pub struct SimFlags {
+    /// The first seed: everything that happens follows from it and from the sizes below
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// Seeds to run, one after the other; the first that fails ends it, with the command that repeats it
+    #[arg(long, value_name = "K", default_value_t = 1, conflicts_with = "load", value_parser = value_parser!(u64).range(1..))]
+    pub seeds: u64,
+    /// Prefill workers, 1 to 16; with --load to 1024
+    #[arg(long, value_name = "P", default_value_t = 3, value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64))]
+    pub prefill: u32,
+    /// Decode workers, 1 to 16; with --load to 1024
+    #[arg(long, value_name = "D", default_value_t = 5, value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64))]
+    pub decode: u32,
+    /// Requests of each seed, 1 to 4096 [default: 100]; with --load to 4194304 [default: 10000, or all of the trace]
+    #[arg(long, value_name = "R", value_parser = value_parser!(u32).range(1..=LOAD_REQUESTS_MAX as i64))]
+    pub requests: Option<u32>,
+    /// Have nothing go wrong but the order in which things happen
+    #[arg(long, conflicts_with = "load")]
+    pub calm: bool,
+    /// Tell the story of one room as well, as a failure names it
+    #[arg(long, value_name = "ROOM", conflicts_with = "load")]
+    pub trace: Option<u64>,
+    // Last, as what follows would stand under its heading.
+    /// The other mode.
+    #[command(flatten)]
+    pub load: LoadFlags,
+}
+
+/// `baton sim --load`.
+#[derive(Args, Clone, PartialEq, Debug)]
+#[command(
+    next_help_heading = "Load: many workers, a cost model in place of a forward pass, no KV bytes, nothing fails"
+)]
+pub struct LoadFlags {
+    /// Simulate a cluster under load and tell latencies, goodput and balance; the flags below are for this alone
+    #[arg(long = "load", id = "load")]
+    pub is_asked_for: bool,
+    /// Requests of a trace as Mooncake writes them, a JSON object a line: timestamp (ms), input_length, output_length,
+    /// hash_ids (of blocks of 512 tokens; may be left out) [default: requests are drawn]
+    #[arg(long, value_name = "FILE.jsonl")]
+    pub trace_file: Option<PathBuf>,
+    /// How many times as fast as it says the trace comes [default: 1]
+    #[arg(long, value_name = "FACTOR")]
+    pub speed: Option<f64>,
+    /// Delay each request of the trace by up to so much, drawn, before it is sped up [default: 0]
+    #[arg(long, value_name = "MS")]
+    pub jitter_ms: Option<f64>,
+    /// Drawn requests in a second, with exponential gaps [default: 100]
+    #[arg(long, value_name = "R")]
+    pub rate: Option<f64>,
+    /// Mean tokens of a drawn prompt, all lengths from 1 to nearly twice that alike [default: 64]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX) / 4))]
+    pub input_len: Option<u32>,
+    /// Mean tokens of a drawn request's answer, likewise [default: 16]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX) / 4))]
+    pub output_len: Option<u32>,
+    /// How the workers of a request are chosen [default: least_loaded]
+    #[arg(long, value_enum)]
+    pub policy: Option<Policy>,
+    /// Tokens of a page, a power of two, 8 to 256 [default: 16]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(8..=i64::from(PAGE_SIZE_MAX)))]
+    pub page_size: Option<u32>,
+    /// Tokens of KV that a worker holds [default: 819200]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(8..=i64::from(u32::MAX / 2)))]
+    pub kv_tokens: Option<u32>,
+    /// Forget a request's KV when it is over
+    #[arg(long, visible_alias = "no-enable-prefix-caching")]
+    pub disable_radix_cache: bool,
+    /// Most requests that a worker steps at once [default: 256]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)))]
+    pub max_running_requests: Option<u32>,
+    /// Most requests that wait in a worker; who comes then is sent to others, and refused by the last [default: 256]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)))]
+    pub max_queued_requests: Option<u32>,
+    /// Most prompt tokens computed in one turn [default: 8192]
+    #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(1..=i64::from(CONTEXT_MAX)))]
+    pub chunked_prefill_size: Option<u32>,
+    /// Longest time of one turn's prompt tokens; 0: any [default: 0]
+    #[arg(long, value_name = "MS", value_parser = value_parser!(u32).range(0..=i64::from(CHUNK_MS_MAX)))]
+    pub chunk_ms: Option<u32>,
+    /// A step over prompts takes A + sum of (B*new + C*new*(prefix + new/2)) + D*(sum of new)^2 ms; D may be left away
+    /// [default: 8.322,0.033051,1.7068e-6,0: Qwen3-32B-FP8 on two H200, vLLM 0.24, fitted to an estimator's table]
+    #[arg(long, value_name = "A,B,C[,D]", value_delimiter = ',', allow_hyphen_values = true)]
+    pub prefill_ms: Vec<f64>,
+    /// A step that generates takes A + B*context + C*sequences + D*context^2 ms, context being the sum over all; D may be
+    /// left away [default: 9.7902,2.0797e-5,0.028017,0: as above]
+    #[arg(long, value_name = "A,B,C[,D]", value_delimiter = ',', allow_hyphen_values = true)]
+    pub decode_ms: Vec<f64>,
+    /// Bytes of KV that one NIC of a worker carries for a token [default: 131072, half of what a token of Qwen3-32B takes]
+    #[arg(long, value_name = "BYTES", value_parser = value_parser!(u64).range(1..=1 << 30))]
+    pub kv_bytes_per_token: Option<u64>,
+    /// Gigabytes that a NIC carries in a second, each way [default: 25]
+    #[arg(long, value_name = "GB")]
+    pub nic_gigabytes: Option<f64>,
+    /// One way of a message between two hosts [default: 20]
+    #[arg(long, value_name = "US")]
+    pub latency_us: Option<f64>,
+    /// A request is good if its first token comes within this [default: 2000]
+    #[arg(long, value_name = "MS")]
+    pub slo_ttft_ms: Option<f64>,
+    /// and its others so soon one after the other, on average [default: 25]
+    #[arg(long, value_name = "MS")]
+    pub slo_itl_ms: Option<f64>,
+    /// One JSON object instead of words
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl LoadFlags {
+    /// One that was typed, besides `--load`.
+    pub fn first_typed(&self) -> Option<&'static str> {
+        let typed = [
+            ("--trace-file", self.trace_file.is_some()),
+            ("--speed", self.speed.is_some()),
+            ("--jitter-ms", self.jitter_ms.is_some()),
+            ("--rate", self.rate.is_some()),
+            ("--input-len", self.input_len.is_some()),
+            ("--output-len", self.output_len.is_some()),
+            ("--policy", self.policy.is_some()),
+            ("--page-size", self.page_size.is_some()),
+            ("--kv-tokens", self.kv_tokens.is_some()),
+            ("--disable-radix-cache", self.disable_radix_cache),
+            ("--max-running-requests", self.max_running_requests.is_some()),
+            ("--max-queued-requests", self.max_queued_requests.is_some()),
+            ("--chunked-prefill-size", self.chunked_prefill_size.is_some()),
+            ("--chunk-ms", self.chunk_ms.is_some()),
+            ("--prefill-ms", !self.prefill_ms.is_empty()),
+            ("--decode-ms", !self.decode_ms.is_empty()),
+            ("--kv-bytes-per-token", self.kv_bytes_per_token.is_some()),
+            ("--nic-gigabytes", self.nic_gigabytes.is_some()),
+            ("--latency-us", self.latency_us.is_some()),
+            ("--slo-ttft-ms", self.slo_ttft_ms.is_some()),
+            ("--slo-itl-ms", self.slo_itl_ms.is_some()),
+            ("--json", self.json),
+        ];
+        typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag)
+    }
+}

@@ -1,0 +1,234 @@
+//! What the command line asks of the load mode, resolved and checked.
+
+use super::super::agenda::{MICRO, MILLI, Nanos, SECOND};
+use super::super::dice::Dice;
+use super::arrivals::{Arrivals, Drawn, File};
+use super::cost::{self, Cost};
+use crate::config::error::ConfigError;
+use crate::config::flags::SimFlags;
+use crate::config::resolved::Policy;
+use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
+use crate::sched::config::SchedConfig;
+
+/// Requests that are drawn where `--requests` says nothing.
+const REQUESTS: u32 = 10_000;
+
+/// One worker.
+#[derive(Clone, Copy, Debug)]
+pub struct Size {
+    /// Bounds of its engine's turns.
+    pub config: SchedConfig,
+    /// Pages of its pool.
+    pub pages: u32,
+    /// Requests it can hold.
+    pub slots: usize,
+}
+
+/// What lies between hosts.
+#[derive(Clone, Copy, PartialEq, Debug)]
+pub struct Fabric {
+    /// That each NIC carries for a token.
+    pub bytes_per_token: u64,
+    /// Of each NIC, each way.
+    pub bytes_per_second: f64,
+    /// One way of a message, and of the last byte of a transfer.
+    pub latency: Nanos,
+}
+
+impl Fabric {
+    /// How long a NIC is taken by the KV of so many tokens; never no time at all, so that chunks stay in order.
+    pub fn time_of(&self, tokens: u32) -> Nanos {
+        let bytes = self.bytes_per_token as f64 * f64::from(tokens);
+        (bytes / self.bytes_per_second * SECOND as f64).round().max(1.0) as Nanos
+    }
+}
+
+/// What a request must keep to count as good.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Objective {
+    /// Longest time to its first token.
+    pub ttft: Nanos,
+    /// Longest time between two of its tokens, on average.
+    pub itl: Nanos,
+}
+
+/// Where requests come from.
+#[derive(Clone, PartialEq, Debug)]
+pub enum Traffic {
+    /// A trace.
+    File(File),
+    /// Chance.
+    Drawn(Drawn),
+}
+
+/// Everything that a run follows from.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Of all chance.
+    pub seed: u64,
+    /// Prefill workers.
+    pub prefill: usize,
+    /// Decode workers.
+    pub decode: usize,
+    /// How pairs are chosen.
+    pub policy: Policy,
+    /// How often a request that no worker takes is tried again.
+    pub retries: u32,
+    /// What comes.
+    pub traffic: Traffic,
+    /// What a step costs.
+    pub cost: Cost,
+    /// What a transfer costs.
+    pub fabric: Fabric,
+    /// What is good.
+    pub objective: Objective,
+    /// The summary as JSON.
+    pub json: bool,
+    kv_tokens: u32,
+    slots: usize,
+    config: SchedConfig,
+}
+
+impl Plan {
+    /// What these flags mean.
+    ///
+    /// # Errors
+    /// The first that means nothing.
+    pub fn new(flags: &SimFlags) -> Result<Plan, ConfigError> {
+        let load = &flags.load;
+        let traffic = match &load.trace_file {
+            Some(path) => {
+                let drawn = [
+                    ("--rate", load.rate.is_some()),
+                    ("--input-len", load.input_len.is_some()),
+                    ("--output-len", load.output_len.is_some()),
+                ];
+                if let Some((flag, _)) = drawn.into_iter().find(|(_, given)| *given) {
+                    let why = "lengths and times are the trace's; --speed makes it faster";
+                    return Err(ConfigError::Conflict { flag, other: "--trace-file", why });
+                }
+                Traffic::File(File {
+                    path: path.clone(),
+                    most: flags.requests.map(|most| most as usize),
+                    speed: positive("--speed", load.speed.unwrap_or(1.0))?,
+                    jitter: time("--jitter-ms", load.jitter_ms.unwrap_or(0.0), MILLI)?,
+                })
+            }
+            None => {
+                let of_trace = [("--speed", load.speed.is_some()), ("--jitter-ms", load.jitter_ms.is_some())];
+                if let Some((flag, _)) = of_trace.into_iter().find(|(_, given)| *given) {
+                    let why = format!("{flag} is about its requests; those that are drawn have --rate");
+                    return Err(ConfigError::Missing { flag: "--trace-file", why });
+                }
+                Traffic::Drawn(Drawn {
+                    requests: flags.requests.unwrap_or(REQUESTS) as usize,
+                    rate: positive("--rate", load.rate.unwrap_or(100.0))?,
+                    input: load.input_len.unwrap_or(64),
+                    output: load.output_len.unwrap_or(16),
+                })
+            }
+        };
+        let page_size = load.page_size.unwrap_or(16);
+        if !page_size.is_power_of_two() {
+            return Err(value("--page-size", page_size, "a power of two".into()));
+        }
+        let running = load.max_running_requests.unwrap_or(256);
+        let chunk = load.chunked_prefill_size.unwrap_or(8192);
+        Ok(Plan {
+            seed: flags.seed,
+            prefill: flags.prefill as usize,
+            decode: flags.decode as usize,
+            policy: load.policy.unwrap_or_default(),
+            retries: RETRIES_DEFAULT,
+            traffic,
+            cost: Cost {
+                prefill: coefficients("--prefill-ms", &load.prefill_ms, cost::DEFAULT.prefill)?,
+                decode: coefficients("--decode-ms", &load.decode_ms, cost::DEFAULT.decode)?,
+            },
+            fabric: Fabric {
+                bytes_per_token: load.kv_bytes_per_token.unwrap_or(128 << 10),
+                bytes_per_second: positive("--nic-gigabytes", load.nic_gigabytes.unwrap_or(25.0))? * 1e9,
+                latency: time("--latency-us", load.latency_us.unwrap_or(20.0), MICRO)?,
+            },
+            objective: Objective {
+                ttft: time("--slo-ttft-ms", load.slo_ttft_ms.unwrap_or(2000.0), MILLI)?,
+                itl: time("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0), MILLI)?,
+            },
+            json: load.json,
+            kv_tokens: load.kv_tokens.unwrap_or(800 << 10),
+            slots: (running + load.max_queued_requests.unwrap_or(256)) as usize,
+            config: SchedConfig {
+                max_running: running as usize,
+                max_prefill_tokens: chunk,
+                chunked_prefill_size: chunk,
+                chunk_ms: load.chunk_ms.unwrap_or(0),
+                page_size,
+                // Set by `size`, when it is known what comes.
+                context: 0,
+                prefix_cache: !load.disable_radix_cache,
+                vocab: cost::VOCAB,
+                reserve: RESERVED_TOKENS,
+            },
+        })
+    }
+
+    /// All that will come.
+    ///
+    /// # Errors
+    /// The trace cannot be used, or asks for more than a worker can ever hold.
+    pub fn arrivals(&self) -> Result<Arrivals, ConfigError> {
+        let mut dice = Dice::new(self.seed).fork("arrivals");
+        let arrivals = match &self.traffic {
+            Traffic::File(file) => file.read(&mut dice)?,
+            Traffic::Drawn(drawn) => drawn.draw(&mut dice),
+        };
+        let (longest, pages) = (arrivals.longest(), self.kv_tokens / self.config.page_size);
+        let needed = longest.div_ceil(self.config.page_size);
+        if needed > pages {
+            let limit = format!("a request has {longest} tokens, and each worker must be able to hold it");
+            return Err(value("--kv-tokens", self.kv_tokens, limit));
+        }
+        Ok(arrivals)
+    }
+
+    /// A worker that is asked for sequences of at most so many tokens.
+    pub fn size(&self, context: u32) -> Size {
+        Size {
+            config: SchedConfig { context, ..self.config },
+            pages: self.kv_tokens / self.config.page_size,
+            slots: self.slots,
+        }
+    }
+}
+
+fn value(flag: &'static str, value: impl ToString, limit: String) -> ConfigError {
+    ConfigError::Value { flag, value: value.to_string(), limit }
+}
+
+fn positive(flag: &'static str, number: f64) -> Result<f64, ConfigError> {
+    match number {
+        number if number.is_finite() && number > 0.0 => Ok(number),
+        number => Err(value(flag, number, "a number above 0".into())),
+    }
+}
+
+/// `number` of a unit, up to a day.
+fn time(flag: &'static str, number: f64, unit: Nanos) -> Result<Nanos, ConfigError> {
+    let nanos = number * unit as f64;
+    match (0.0..=86_400.0 * SECOND as f64).contains(&nanos) {
+        true => Ok(nanos.round() as Nanos),
+        false => Err(value(flag, number, "0 or more, and not beyond a day".into())),
+    }
+}
+
+/// The numbers of a polynomial, the last of which may be left away.
+fn coefficients(flag: &'static str, given: &[f64], default: [f64; 4]) -> Result<[f64; 4], ConfigError> {
+    match *given {
+        [] => return Ok(default),
+        [a, b, c] if given.iter().all(|number| number.is_finite()) => return Ok([a, b, c, 0.0]),
+        [a, b, c, d] if given.iter().all(|number| number.is_finite()) => return Ok([a, b, c, d]),
+        _ => {}
+    }
+    let typed = given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
+    Err(value(flag, typed, "three or four numbers".into()))
+}

@@ -1,0 +1,348 @@
+//! What came of a run, in the figures that people compare.
+
+use super::super::agenda::{MILLI, Nanos, SECOND};
+use super::host::Host;
+use super::plan::Objective;
+use crate::cluster::router::Role;
+use hdrhistogram::Histogram;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+/// Longest time between two tokens that is told apart, in microseconds: an hour.
+const ITL_MAX_US: u64 = 3_600_000_000;
+
+/// Gathered while it runs.
+#[derive(Debug)]
+pub struct Samples {
+    objective: Objective,
+    ttft: Vec<Nanos>,
+    tpot: Vec<Nanos>,
+    e2e: Vec<Nanos>,
+    /// Microseconds, three digits: one for each token is too many to keep.
+    itl: Histogram<u64>,
+    good: usize,
+    input: u64,
+    output: u64,
+    cached: u64,
+    refused: BTreeMap<&'static str, usize>,
+}
+
+/// One request that has ended well.
+#[derive(Clone, Copy, Debug)]
+pub struct Served {
+    /// From its arrival to its first token,
+    pub ttft: Nanos,
+    /// and to its last.
+    pub e2e: Nanos,
+    /// Tokens of its prompt,
+    pub input: u32,
+    /// of them those that its prefill worker had,
+    pub cached: u32,
+    /// and of its answer.
+    pub output: u32,
+}
+
+impl Samples {
+    /// None yet.
+    pub fn new(objective: Objective) -> Samples {
+        Samples {
+            objective,
+            ttft: Vec::new(),
+            tpot: Vec::new(),
+            e2e: Vec::new(),
+            itl: Histogram::new_with_bounds(1, ITL_MAX_US, 3).expect("bounds that make sense"),
+            good: 0,
+            input: 0,
+            output: 0,
+            cached: 0,
+            refused: BTreeMap::new(),
+        }
+    }
+
+    /// Time between two tokens of a request.
+    pub fn gap(&mut self, gap: Nanos) {
+        self.itl.saturating_record(gap / 1000);
+    }
+
+    /// A request has ended well.
+    pub fn served(&mut self, served: Served) {
+        let Served { ttft, e2e, input, cached, output } = served;
+        self.ttft.push(ttft);
+        self.e2e.push(e2e);
+        let tpot = (e2e - ttft).checked_div(u64::from(output) - 1);
+        self.tpot.extend(tpot);
+        let is_good = ttft <= self.objective.ttft && tpot.is_none_or(|tpot| tpot <= self.objective.itl);
+        self.good += usize::from(is_good);
+        self.input += u64::from(input);
+        self.cached += u64::from(cached);
+        self.output += u64::from(output);
+    }
+
+    /// No worker takes a request.
+    pub fn refused(&mut self, cause: &'static str) {
+        *self.refused.entry(cause).or_default() += 1;
+    }
+
+    /// Requests that have ended.
+    pub fn ended(&self) -> usize {
+        self.ttft.len() + self.refused.values().sum::<usize>()
+    }
+}
+
+/// Milliseconds.
+#[derive(Clone, Copy, Serialize, PartialEq, Debug, Default)]
+pub struct Spread {
+    /// On average.
+    pub mean: f64,
+    /// Half of them are no longer.
+    pub p50: f64,
+    /// Nine of ten.
+    pub p90: f64,
+    /// 99 of a hundred.
+    pub p99: f64,
+    /// All.
+    pub max: f64,
+}
+
+impl Spread {
+    /// The nearest rank.
+    fn of(mut samples: Vec<Nanos>) -> Spread {
+        if samples.is_empty() {
+            return Spread::default();
+        }
+        samples.sort_unstable();
+        let ms = |nanos: Nanos| nanos as f64 / MILLI as f64;
+        let at = |share: f64| ms(samples[((samples.len() as f64 * share).ceil() as usize).max(1) - 1]);
+        let mean = samples.iter().map(|&nanos| ms(nanos)).sum::<f64>() / samples.len() as f64;
+        Spread { mean, p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
+    }
+
+    fn of_micros(histogram: &Histogram<u64>) -> Spread {
+        let at = |share| histogram.value_at_quantile(share) as f64 / 1000.0;
+        let mean = histogram.mean() / 1000.0;
+        Spread { mean, p50: at(0.5), p90: at(0.9), p99: at(0.99), max: histogram.max() as f64 / 1000.0 }
+    }
+}
+
+/// How evenly the workers of a role were used.
+#[derive(Clone, Copy, Serialize, PartialEq, Debug, Default)]
+pub struct Balance {
+    /// Workers.
+    pub workers: usize,
+    /// Share of the time in which one computes, on average.
+    pub busy_mean: f64,
+    /// Of the busiest.
+    pub busy_max: f64,
+    /// Tokens computed (prefill) or generated (decode) by the one with most, to the mean of all.
+    pub tokens_max_to_mean: f64,
+}
+
+impl Balance {
+    fn of(role: Role, hosts: &[Host], makespan: Nanos) -> Balance {
+        let of_role = || hosts.iter().filter(|host| host.role == role);
+        let busy = |host: &Host| host.computed as f64 / makespan.max(1) as f64;
+        let tokens = |host: &Host| match role {
+            Role::Prefill => host.tokens_computed() as f64,
+            Role::Decode => host.tokens_generated() as f64,
+        };
+        let workers = of_role().count();
+        let sum = of_role().map(tokens).sum::<f64>();
+        let most = of_role().map(tokens).fold(0.0, f64::max);
+        Balance {
+            workers,
+            busy_mean: of_role().map(busy).sum::<f64>() / workers as f64,
+            busy_max: of_role().map(busy).fold(0.0, f64::max),
+            tokens_max_to_mean: if sum > 0.0 { most / (sum / workers as f64) } else { 1.0 },
+        }
+    }
+}
+
+/// What came of it. All that is not of the wall clock follows from the seed.
+#[derive(Clone, Serialize, Debug)]
+pub struct Summary {
+    /// The seed.
+    pub seed: u64,
+    /// Requests that came.
+    pub requests: usize,
+    /// That were served.
+    pub completed: usize,
+    /// That no worker took, by cause.
+    pub refused: BTreeMap<&'static str, usize>,
+    /// Tokens of prompts of those served.
+    pub input_tokens: u64,
+    /// Tokens of their answers.
+    pub output_tokens: u64,
+    /// From the first arrival to the last token, in simulated seconds.
+    pub makespan_s: f64,
+    /// Served in a simulated second.
+    pub requests_per_s: f64,
+    /// Generated in a simulated second.
+    pub output_tokens_per_s: f64,
+    /// Arrival to the first token.
+    pub ttft_ms: Spread,
+    /// Of a request, time from its first to its last token, by token.
+    pub tpot_ms: Spread,
+    /// Between any two tokens; three digits.
+    pub itl_ms: Spread,
+    /// Arrival to the last token.
+    pub e2e_ms: Spread,
+    /// Requests that kept both limits.
+    pub good: usize,
+    /// Of all that came.
+    pub goodput: f64,
+    /// Of prompts, the share that prefill workers had.
+    pub prefix_reuse: f64,
+    /// KV that was moved, in bytes.
+    pub kv_bytes: u64,
+    /// Of prefill workers.
+    pub prefill: Balance,
+    /// Of decode workers.
+    pub decode: Balance,
+    /// Turns of workers, messages, transfers.
+    pub happenings: u64,
+    /// Equal for equal runs.
+    pub hash: u64,
+    /// Seconds it took.
+    pub wall_s: f64,
+    /// Simulated seconds in one.
+    pub simulated_per_wall: f64,
+    /// Requests in a minute of the wall clock.
+    pub requests_per_wall_minute: f64,
+}
+
+/// What the cluster knows at the end besides.
+#[derive(Clone, Copy, Debug)]
+pub struct Totals {
+    /// The seed.
+    pub seed: u64,
+    /// From the first arrival to the last token.
+    pub makespan: Nanos,
+    /// Bytes moved.
+    pub kv_bytes: u64,
+    /// Things that happened.
+    pub happenings: u64,
+    /// Over all of them.
+    pub hash: u64,
+    /// How long it took.
+    pub wall: Duration,
+}
+
+impl Summary {
+    /// Of these samples.
+    pub fn new(samples: Samples, hosts: &[Host], totals: Totals) -> Summary {
+        let requests = samples.ended();
+        let completed = samples.ttft.len();
+        let Totals { seed, makespan, kv_bytes, happenings, hash, wall } = totals;
+        let (seconds, wall_s) = (makespan as f64 / SECOND as f64, wall.as_secs_f64());
+        let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+        Summary {
+            seed,
+            requests,
+            completed,
+            refused: samples.refused,
+            input_tokens: samples.input,
+            output_tokens: samples.output,
+            makespan_s: seconds,
+            requests_per_s: share(completed as f64, seconds),
+            output_tokens_per_s: share(samples.output as f64, seconds),
+            ttft_ms: Spread::of(samples.ttft),
+            tpot_ms: Spread::of(samples.tpot),
+            itl_ms: Spread::of_micros(&samples.itl),
+            e2e_ms: Spread::of(samples.e2e),
+            good: samples.good,
+            goodput: share(samples.good as f64, requests as f64),
+            prefix_reuse: share(samples.cached as f64, samples.input as f64),
+            kv_bytes,
+            prefill: Balance::of(Role::Prefill, hosts, makespan),
+            decode: Balance::of(Role::Decode, hosts, makespan),
+            happenings,
+            hash,
+            wall_s,
+            simulated_per_wall: share(seconds, wall_s),
+            requests_per_wall_minute: share(requests as f64, wall_s) * 60.0,
+        }
+    }
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{} requests, {} served in {:.1} s: {:.2} requests and {:.0} tokens a second",
+            self.requests, self.completed, self.makespan_s, self.requests_per_s, self.output_tokens_per_s
+        )?;
+        if !self.refused.is_empty() {
+            let refused = self.refused.iter().map(|(cause, count)| format!("{cause} {count}"));
+            writeln!(f, "refused: {}", refused.collect::<Vec<_>>().join(", "))?;
+        }
+        writeln!(f, "{:>10} {:>10} {:>10} {:>10} {:>10} {:>10}", "ms", "mean", "p50", "p90", "p99", "max")?;
+        for (name, spread) in
+            [("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms), ("ITL", self.itl_ms), ("E2E", self.e2e_ms)]
+        {
+            let Spread { mean, p50, p90, p99, max } = spread;
+            writeln!(f, "{name:>10} {mean:>10.2} {p50:>10.2} {p90:>10.2} {p99:>10.2} {max:>10.2}")?;
+        }
+        writeln!(
+            f,
+            "goodput {:.1} % ({}), prefix reuse {:.1} % of {} prompt tokens, {:.1} GB of KV moved",
+            self.goodput * 100.0,
+            self.good,
+            self.prefix_reuse * 100.0,
+            self.input_tokens,
+            self.kv_bytes as f64 / 1e9
+        )?;
+        for (name, balance) in [("prefill", self.prefill), ("decode", self.decode)] {
+            writeln!(
+                f,
+                "{} {name} workers: busy {:.1} %, the busiest {:.1} %; most tokens to mean {:.2}",
+                balance.workers,
+                balance.busy_mean * 100.0,
+                balance.busy_max * 100.0,
+                balance.tokens_max_to_mean
+            )?;
+        }
+        write!(
+            f,
+            "{:.2} s of wall time: {:.0} requests a minute, {:.1} s simulated in one, {} happenings, hash {:016x}",
+            self.wall_s, self.requests_per_wall_minute, self.simulated_per_wall, self.happenings, self.hash
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_nearest_ranks() {
+        let spread = Spread::of((1..=200).rev().map(|ms| ms * MILLI).collect());
+        assert_eq!((spread.p50, spread.p90, spread.p99, spread.max), (100.0, 180.0, 198.0, 200.0));
+        assert_eq!(spread.mean, 100.5);
+        assert_eq!(Spread::of(vec![MILLI]).p99, 1.0);
+        assert_eq!(Spread::of(Vec::new()), Spread::default());
+    }
+
+    #[test]
+    fn who_misses_one_limit_is_not_good() {
+        let mut samples = Samples::new(Objective { ttft: 10 * MILLI, itl: 2 * MILLI });
+        let served =
+            |ttft, e2e, output| Served { ttft: ttft * MILLI, e2e: e2e * MILLI, input: 8, cached: 2, output };
+        samples.served(served(10, 18, 5));
+        samples.served(served(11, 12, 5));
+        samples.served(served(10, 19, 5));
+        samples.served(served(3, 3, 1));
+        samples.refused("overloaded");
+        assert_eq!((samples.good, samples.ended(), samples.tpot.len()), (2, 5, 3));
+    }
+
+    #[test]
+    fn gaps_are_told_to_three_digits() {
+        let mut samples = Samples::new(Objective { ttft: 0, itl: 0 });
+        (1..=100).for_each(|ms| samples.gap(ms * MILLI));
+        let spread = Spread::of_micros(&samples.itl);
+        let close = |a: f64, b: f64| (a - b).abs() / b < 2e-3;
+        assert!(close(spread.p50, 50.0) && close(spread.p99, 99.0) && close(spread.max, 100.0), "{spread:?}");
+    }
+}

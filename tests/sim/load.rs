@@ -1,0 +1,190 @@
+//! The load mode: that its arithmetic is that of its models, that nothing is left over, that it repeats itself, and that
+//! what must be worse is.
+
+use baton::config::{self, Invocation, Surroundings};
+use baton::sim::load::cluster::Cluster;
+use baton::sim::load::plan::Plan;
+use baton::sim::load::report::Summary;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// An excerpt of a trace of Mooncake.
+const TRACE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/traces/mooncake_conversation_100.jsonl");
+
+/// What `baton sim --load` with these words means.
+fn plan(words: &str) -> Result<Plan, String> {
+    let arguments = ["baton", "sim", "--load"].into_iter().chain(words.split_whitespace());
+    match config::parse(arguments, &Surroundings::of_this_process()) {
+        Ok(Invocation::Sim(flags)) => Plan::new(&flags).map_err(|error| error.to_string()),
+        Ok(_) => unreachable!("that is another command"),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// What comes of it; that nothing is left over is looked for at its end.
+fn simulate(words: &str) -> Summary {
+    super::quiet();
+    let plan = plan(words).unwrap_or_else(|error| panic!("{words}: {error}"));
+    let arrivals = plan.arrivals().unwrap_or_else(|error| panic!("{words}: {error}"));
+    Cluster::new(&plan, &arrivals).run().unwrap_or_else(|failure| panic!("{words}: {failure}"))
+}
+
+/// A trace of these requests: milliseconds, prompt, answer, blocks.
+fn trace(name: &str, requests: &[(u32, u32, u32, &str)]) -> PathBuf {
+    let line = |&(at, input, output, blocks): &(u32, u32, u32, &str)| {
+        format!(
+            "{{\"timestamp\": {at}, \"input_length\": {input}, \"output_length\": {output}, \"hash_ids\": [{blocks}]}}\n"
+        )
+    };
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.jsonl"));
+    fs::write(&path, requests.iter().map(line).collect::<String>()).unwrap();
+    path
+}
+
+/// A token takes 50 µs to read and 1 µs to move, a step 10 ms besides, a message 0.1 ms.
+const PLAIN: &str = "--prefill 1 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 --kv-bytes-per-token 25000 \
+                     --nic-gigabytes 25 --latency-us 100 --kv-tokens 65536";
+
+#[test]
+fn an_idle_cluster_takes_the_time_that_the_models_say() {
+    let path = trace("idle", &[(0, 12_000, 5, "1,2"), (5000, 1024, 1, "1,2")]);
+    let one = simulate(&format!("{PLAIN} --trace-file {} --requests 1", path.display()));
+    let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5, "{a} is not {b}");
+    // Two chunks, of which the first travels while the second is computed; request, Destination and the last byte.
+    let ttft = (10.0 + 0.05 * 8192.0) + (10.0 + 0.05 * 3808.0) + 3.808 + 3.0 * 0.1;
+    close(one.ttft_ms.mean, ttft);
+    // The first token is told before the step that brings the second.
+    close(one.e2e_ms.mean, ttft + 4.0 * 10.0);
+    close(one.tpot_ms.mean, 10.0);
+    assert_eq!((one.kv_bytes, one.prefix_reuse), (12_000 * 25_000, 0.0));
+
+    // Both workers have all of the second's prompt but what is computed for its logits: the last page.
+    let two = simulate(&format!("{PLAIN} --trace-file {}", path.display()));
+    close(two.ttft_ms.mean * 2.0 - ttft, 10.0 + 0.05 * 16.0 + 0.016 + 3.0 * 0.1);
+    assert_eq!(two.kv_bytes, (12_000 + 16) * 25_000);
+    close(two.prefix_reuse, 1008.0 / 13_024.0);
+
+    let without = simulate(&format!("{PLAIN} --disable-radix-cache --trace-file {}", path.display()));
+    close(without.ttft_ms.mean * 2.0 - ttft, 10.0 + 0.05 * 1024.0 + 1.024 + 3.0 * 0.1);
+    assert_eq!(without.prefix_reuse, 0.0);
+}
+
+/// What only its prefill worker has travels while the rest is computed.
+#[test]
+fn what_the_cache_has_leaves_before_the_pass() {
+    let path = trace("cached", &[(0, 4096, 1, "1,2,3,4,5,6,7,8"), (2000, 8192, 1, "1,2,3,4,5,6,7,8")]);
+    let two = PLAIN.replace("--decode 1", "--decode 2");
+    let summary = simulate(&format!("{two} --policy round_robin --trace-file {}", path.display()));
+    let first = 10.0 + 0.05 * 4096.0 + 4.096 + 0.3;
+    let second = 10.0 + 0.05 * 4096.0 + 4.096 + 0.3;
+    assert!((summary.ttft_ms.mean - (first + second) / 2.0).abs() < 1e-5, "{:?}", summary.ttft_ms);
+    assert_eq!(summary.kv_bytes, (4096 + 8192) * 25_000, "the other decode worker has none of it");
+}
+
+#[test]
+fn who_shares_a_nic_waits_for_it() {
+    // Two prompts of a page, each of which takes its NICs for 16 s, and nothing else takes time.
+    let path = trace("nic", &[(0, 16, 1, ""), (0, 16, 1, "")]);
+    let ttft = |prefill: u32, decode: u32| {
+        let words = format!(
+            "--prefill {prefill} --decode {decode} --prefill-ms 0,0,0 --decode-ms 0,0,0 --kv-bytes-per-token 1000000000 \
+             --nic-gigabytes 1 --latency-us 0 --kv-tokens 65536 --policy round_robin --trace-file {}",
+            path.display()
+        );
+        let summary = simulate(&words);
+        (summary.ttft_ms.p50, summary.ttft_ms.max)
+    };
+    assert_eq!(ttft(1, 2), (16_000.0, 32_000.0), "the source's");
+    assert_eq!(ttft(2, 1), (16_000.0, 32_000.0), "the destination's");
+    assert_eq!(ttft(2, 2), (16_000.0, 16_000.0));
+}
+
+const SMALL: &str = "--kv-tokens 16384 --requests 400";
+
+#[test]
+fn a_load_repeats_itself_and_another_seed_is_another() {
+    let figures = |words: &str| {
+        let mut value = serde_json::to_value(simulate(words)).unwrap();
+        for wall in ["wall_s", "simulated_per_wall", "requests_per_wall_minute"] {
+            assert!(value.as_object_mut().unwrap().shift_remove(wall).is_some());
+        }
+        value
+    };
+    let one = figures(SMALL);
+    assert_eq!(one, figures(SMALL));
+    assert_ne!(one["hash"], figures(&format!("{SMALL} --seed 2"))["hash"]);
+    assert_eq!(one["completed"], 400);
+}
+
+#[test]
+fn a_trace_is_served_to_its_end() {
+    let words = format!(
+        "--prefill 2 --decode 2 --page-size 64 --kv-tokens 131072 --requests 16 --trace-file {TRACE}"
+    );
+    let summary = simulate(&words);
+    assert_eq!((summary.requests, summary.completed), (16, 16));
+    assert!(summary.prefix_reuse > 0.0, "all prompts of this trace begin with one block");
+    let faster = simulate(&format!("{words} --speed 20"));
+    assert!(faster.ttft_ms.mean > 1.3 * summary.ttft_ms.mean, "they come nearly at once");
+    let spread = simulate(&format!("{words} --jitter-ms 3000"));
+    assert!(spread.ttft_ms.mean < 0.9 * summary.ttft_ms.mean, "they do not come in bursts");
+}
+
+#[test]
+fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
+    let words =
+        format!("{SMALL} --prefill 1 --decode 1 --rate 1e5 --max-running-requests 4 --max-queued-requests 2");
+    let summary = simulate(&words);
+    let refused: usize = summary.refused.values().sum();
+    assert!(summary.refused["overloaded"] == refused && refused > 300, "{:?}", summary.refused);
+    assert_eq!(summary.completed + refused, 400);
+    assert!(summary.good <= summary.completed && summary.goodput < 0.3);
+}
+
+#[test]
+fn a_policy_that_sees_less_is_worse_and_more_workers_are_not() {
+    // Every other prompt is long, so that who takes turns gives all long ones to one of two workers.
+    let long_and_short =
+        (0..60).map(|index| (index * 150, if index % 2 == 0 { 4000 } else { 40 }, 3, "")).collect::<Vec<_>>();
+    let path = trace("turns", &long_and_short);
+    let words = |policy: &str, prefill: u32| {
+        format!(
+            "--prefill {prefill} --decode 2 --prefill-ms 10,0.08,0 --kv-tokens 65536 --policy {policy} --trace-file {}",
+            path.display()
+        )
+    };
+    let (turns, least) = (simulate(&words("round_robin", 2)), simulate(&words("least_loaded", 2)));
+    assert!(turns.ttft_ms.mean > 1.5 * least.ttft_ms.mean, "{} {}", turns.ttft_ms.mean, least.ttft_ms.mean);
+    assert!(turns.prefill.tokens_max_to_mean > 1.9 && least.prefill.tokens_max_to_mean < 1.6);
+    let (one, four) = (simulate(&words("least_loaded", 1)), simulate(&words("least_loaded", 4)));
+    assert!(one.ttft_ms.mean > least.ttft_ms.mean && least.ttft_ms.mean >= four.ttft_ms.mean);
+    assert!(one.e2e_ms.p99 >= least.e2e_ms.p99 && least.e2e_ms.p99 >= four.e2e_ms.p99);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name() {
+    let refused = |words: &str, what: &str| {
+        let plan = plan(words);
+        let error = plan.and_then(|plan| plan.arrivals().map(|_| ()).map_err(|error| error.to_string()));
+        let error = error.expect_err(words);
+        assert!(error.contains(what), "{words}: {error}");
+    };
+    refused("--rate 0", "--rate 0: a number above 0");
+    refused("--rate 1 --trace-file x", "--rate and --trace-file");
+    refused("--speed 2", "--trace-file is needed: --speed");
+    refused("--page-size 24", "--page-size 24: a power of two");
+    refused("--prefill-ms 1,2", "--prefill-ms 1,2: three or four numbers");
+    refused("--slo-ttft-ms=-1", "--slo-ttft-ms -1");
+    refused("--trace-file /nowhere.jsonl", "--trace-file /nowhere.jsonl");
+    refused("--seeds 3", "cannot be used with '--seeds <K>'");
+    refused("--calm", "cannot be used with '--calm'");
+    refused("--prefill 1025", "--prefill");
+    let path = trace("long", &[(0, 100, 1, ""), (1, 5000, 1, "")]);
+    refused(
+        &format!("--kv-tokens 4096 --trace-file {}", path.display()),
+        "--kv-tokens 4096: a request has 5001",
+    );
+    let path = trace("bad", &[(0, 100, 1, ""), (1, 100, 0, "")]);
+    refused(&format!("--trace-file {}", path.display()), "line 2: output_length 0");
+}

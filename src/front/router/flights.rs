@@ -499,7 +499,9 @@ impl Flights {
     fn fail(&mut self, client: ConnId, mut flight: Flight, cause: Cause, way: &mut Way<'_>) {
         flight.tell("request failed", Role::Decode, cause, way);
         self.failed(&flight, cause);
-        let told = flight.last.take().unwrap_or_else(|| {
+        // That it has gone is not for a client that is here.
+        let told = flight.last.take().filter(|told| Failure::of(told).cause != Cause::ClientGone);
+        let told = told.unwrap_or_else(|| {
             WorkerAnswer::error(&failure::error(cause, "the request could not be served".into()))
         });
         match flight.body {
@@ -579,7 +581,7 @@ impl Flight {
     /// Logs how a request fared, and at which worker where it was one; what is the client's making is no news.
     fn tell(&self, what: &str, role: Role, cause: Cause, way: &Way<'_>) {
         let level = match cause {
-            Cause::Refused | Cause::ClientGone => LogLevel::Debug,
+            Cause::Refused | Cause::Aborted => LogLevel::Debug,
             _ => LogLevel::Warn,
         };
         if log::is_logged(level) {

@@ -146,7 +146,8 @@ impl Entry {
             | Cause::Incompatible
             | Cause::Denied
             | Cause::Unreachable
-            | Cause::Flushed => false,
+            | Cause::Flushed
+            | Cause::Aborted => false,
         }
     }
 }

@@ -5,9 +5,11 @@
 //! Invariants: whatever is drawn comes from the plan's dice, so that a seed repeats itself; a connection keeps
 //! its order, two of them do not.
 
+mod calls;
 mod harm;
 mod network;
 mod requests;
+mod stream;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
 use super::checkers::{Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow};
@@ -16,16 +18,20 @@ use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
 use super::plan::{Plan, Size};
 use super::process::{Process, Thread};
-use super::router::{Answer, Flights, LegName};
+use super::router::Flights;
+use super::router::fleet::CallName;
 use super::story::Story;
 use super::workload::Workload;
 use crate::cluster::router::Role;
+use crate::front::router::TICK as ROUTER_TICK;
 use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
 use crate::sched::worker::Activity;
 use crate::transfer::waiter::Next;
-use std::collections::{BTreeMap, VecDeque};
+use calls::Call;
+use std::collections::BTreeMap;
 use std::time::Instant;
+use stream::Stream;
 
 /// Most happenings of a run: many times what the longest of them takes.
 const EVENTS_MAX: u64 = 20_000_000;
@@ -83,13 +89,19 @@ enum Happening {
     Reach { conn: ConnNumber, until: Nanos },
     /// Something comes that is not on a connection.
     Pass { host: usize, life: u32, input: Input },
-    /// A leg's request, or its cancellation, reaches the worker.
-    ToWorker { leg: LegName, input: Input },
-    /// Something reaches the router.
-    ToRouter { leg: LegName, answer: Answer },
+    /// The router's dial reaches a worker's host, or not.
+    Knock(CallName),
+    /// The next of what was sent on a call's connection reaches the worker.
+    ToWorker(CallName),
+    /// The next of it reaches the router.
+    ToRouter(CallName),
+    /// The router finds that connections it keeps to a process are closed.
+    Dropped { host: usize, life: u32 },
+    /// The router looks for what is overdue.
+    RouterTick,
     /// A client asks.
     Request,
-    /// A flight's time may be up.
+    /// A flight's next try may be due.
     Remind(usize),
     /// Is everything as it must be?
     Check,
@@ -108,6 +120,8 @@ struct Host {
     role: Role,
     size: Size,
     process: Option<Process>,
+    /// Nobody is told that there is no process, until then.
+    dark_until: Nanos,
     /// Processes so far.
     life: u32,
     /// When each thread's next turn is.
@@ -126,12 +140,6 @@ struct Host {
     skew: Nanos,
 }
 
-impl Host {
-    fn is_up(&self, now: Nanos) -> bool {
-        self.process.is_some() && self.paused_until <= now
-    }
-}
-
 /// A control connection.
 #[derive(Debug)]
 struct Conn {
@@ -139,28 +147,14 @@ struct Conn {
     hosts: [usize; 2],
     lives: [u32; 2],
     open: [bool; 2],
-    /// On their way to each end, and when they come.
-    queues: [VecDeque<(Nanos, Parcel)>; 2],
-    /// When the last of them comes.
-    last: [Nanos; 2],
-    /// Those that were lost and will be sent again.
-    lost: [u32; 2],
+    /// On their way to each end.
+    to: [Stream<Parcel>; 2],
 }
 
 impl Conn {
     fn is_end(&self, end: usize, host: usize, life: u32) -> bool {
         (self.hosts[end], self.lives[end]) == (host, life)
     }
-}
-
-/// A leg's HTTP connection.
-#[derive(Debug)]
-struct Leg {
-    host: usize,
-    life: u32,
-    room: Room,
-    /// When the last of what travels to the worker, and back, comes.
-    last: [Nanos; 2],
 }
 
 /// What a run goes through.
@@ -185,7 +179,7 @@ pub struct Cluster<'a> {
     hosts: Vec<Host>,
     conns: BTreeMap<ConnNumber, Conn>,
     last_conn: ConnNumber,
-    legs: BTreeMap<LegName, Leg>,
+    calls: BTreeMap<CallName, Call>,
     flights: Flights,
     workload: Workload,
     ends: Ends,
@@ -212,6 +206,7 @@ impl<'a> Cluster<'a> {
             role,
             size,
             process: None,
+            dark_until: 0,
             life: 0,
             due: [Nanos::MAX; 3],
             computes_until: 0,
@@ -229,7 +224,7 @@ impl<'a> Cluster<'a> {
             hosts: hosts.chain((0..decode).map(|_| host(Role::Decode, plan.decode))).collect(),
             conns: BTreeMap::new(),
             last_conn: 0,
-            legs: BTreeMap::new(),
+            calls: BTreeMap::new(),
             flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
             ends: Ends::new(plan.is_ample()),
@@ -245,6 +240,7 @@ impl<'a> Cluster<'a> {
         (0..prefill + decode).for_each(|host| cluster.start(host));
         cluster.agenda.put(0, Happening::Request);
         cluster.agenda.put(CHECK_EVERY, Happening::Check);
+        cluster.agenda.put(0, Happening::RouterTick);
         if let Some(faults) = &plan.faults {
             cluster.hosts.iter_mut().zip(&faults.lags).for_each(|(host, &lags)| host.lags = lags);
             for &(at, fault) in &faults.list {
@@ -304,12 +300,18 @@ impl<'a> Cluster<'a> {
             Happening::Arrive { conn, end } => self.arrive(conn, end),
             Happening::Reach { conn, until } => self.reach(conn, until),
             Happening::Pass { host, life, input } => self.pass(host, life, input),
-            Happening::ToWorker { leg, input } => self.reach_worker(leg, input),
-            Happening::ToRouter { leg, answer } => self.reach_router(leg, answer)?,
+            Happening::Knock(call) => self.knock(call),
+            Happening::ToWorker(call) => self.reach_worker(call),
+            Happening::ToRouter(call) => self.reach_router(call)?,
+            Happening::Dropped { host, life } => self.flights.drop_kept(host, life),
+            Happening::RouterTick => {
+                self.agenda.put(now + ROUTER_TICK.as_nanos() as Nanos, Happening::RouterTick);
+                self.flights.tick(now);
+                self.carry_out()?;
+            }
             Happening::Request => self.request()?,
             Happening::Remind(flight) => {
-                let hosts = &self.hosts;
-                self.flights.remind(flight, |host| hosts[host].process.is_some(), now);
+                self.flights.remind(flight, now);
                 self.carry_out()?;
             }
             Happening::Check => self.check()?,
@@ -331,7 +333,7 @@ impl<'a> Cluster<'a> {
         host.life += 1;
         host.due = [Nanos::MAX; 3];
         (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
-        host.slow_until = 0;
+        (host.slow_until, host.dark_until) = (0, 0);
         for thread in Thread::ALL {
             let at = now + self.late();
             self.wake(index, thread, at);
@@ -455,8 +457,6 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now, &self.reasons)?;
-        let hosts = &self.hosts;
-        self.flights.probe(|host| hosts[host].is_up(now), now);
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
             Phase::Working if all && self.ends.open() == 0 && now >= self.reasons.quiet_from() => {

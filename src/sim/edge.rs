@@ -9,6 +9,7 @@ use super::agenda::Nanos;
 use super::checkers::shadow::{Grant, Grants};
 use super::checkers::{Checked, Checker, Finding, salts::Salts, tokens};
 use super::process::WORKER;
+use super::router::fleet::CallName;
 use super::router::{Answer, LegName};
 use super::workload::Order;
 use crate::cause::Cause;
@@ -100,6 +101,8 @@ pub enum Input {
     Submit(Box<Job>),
     /// The router has closed a leg's connection.
     Cancel(LegName),
+    /// The router asks how the worker is.
+    Ask(CallName),
 }
 
 /// What a process sends.
@@ -121,7 +124,7 @@ pub enum Output {
     /// Its answer.
     Show(ConnNumber, Option<Box<Shown>>),
     /// To the router.
-    Answer(LegName, Answer),
+    Answer(CallName, Answer),
 }
 
 /// A link as this end knows it.
@@ -278,6 +281,7 @@ impl Edge {
             }
             Input::Shown(conn, shown) => self.shown(conn, shown, now),
             Input::Submit(job) => self.submit(*job, now),
+            Input::Ask(probe) => self.outbox.push(Output::Answer(probe, Answer::Well)),
             Input::Cancel(name) => {
                 if let Some(leg) = self.legs.values_mut().find(|leg| leg.name == name) {
                     leg.muted = true;
@@ -496,7 +500,7 @@ impl Edge {
         let worker = self.handoff.worker_mut(WORKER);
         let Some(slot) = worker.take_slot(prompt_of(&order.prompt), deadline) else {
             let refused = Answer::Ended(Outcome::Failed(Cause::Overloaded));
-            self.outbox.push(Output::Answer(name, refused));
+            self.outbox.push(Output::Answer(CallName::Leg(name), refused));
             return;
         };
         let (max_new, salt) = match name.role {
@@ -557,7 +561,8 @@ impl Edge {
                 match leg.name.role {
                     Role::Prefill => leg.held = Some(sampled.token),
                     Role::Decode if !leg.muted => {
-                        self.outbox.push(Output::Answer(leg.name, Answer::Token(sampled.token)));
+                        let name = CallName::Leg(leg.name);
+                        self.outbox.push(Output::Answer(name, Answer::Token(sampled.token)));
                     }
                     Role::Decode => {}
                 }
@@ -595,7 +600,7 @@ impl Edge {
                 if std::mem::replace(&mut leg.finished, true) {
                     return wrong(leg, "a leg ended twice");
                 }
-                let (slot, name, muted) = (leg.slot, leg.name, leg.muted);
+                let (slot, name, muted) = (leg.slot, CallName::Leg(leg.name), leg.muted);
                 let failure = match outcome {
                     Outcome::Failed(cause) => Some(cause),
                     _ => None,

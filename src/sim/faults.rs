@@ -5,11 +5,16 @@ use super::agenda::{MILLI, Nanos, SECOND};
 use super::dice::Dice;
 use super::process::Thread;
 
+/// The router's host, beside those of processes.
+pub const ROUTER: usize = usize::MAX;
+
 /// Something that goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A control connection is reset.
     Cut,
+    /// A leg's connection is.
+    CutCall,
     /// A process dies, and another one is started at its address.
     Crash {
         /// Whose.
@@ -37,9 +42,9 @@ pub enum Fault {
     },
     /// Packets between two hosts are lost.
     Part {
-        /// From here,
+        /// From here, which may be [`ROUTER`],
         from: usize,
-        /// to there,
+        /// to there, which may be it as well,
         to: usize,
         /// and back.
         both: bool,
@@ -80,7 +85,7 @@ pub struct Faults {
 impl Faults {
     /// Of a cluster with `prefill` and `decode` workers to which requests come for `span`.
     pub fn draw(dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) -> Faults {
-        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 7)).collect();
+        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 9)).collect();
         let hosts = prefill + decode;
         let mut list: Vec<(Nanos, Fault)> = (0..dice.within(1, 12))
             .map(|_| {
@@ -97,9 +102,9 @@ impl Faults {
                         host,
                         time: dice.pick(&[50 * MILLI, 600 * MILLI, 1900 * MILLI, 2500 * MILLI, 6 * SECOND]),
                     },
-                    3 => {
-                        let (one, other) =
-                            (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+                    kind @ (3 | 7) => {
+                        let pair = [dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode];
+                        let (one, other) = if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
                         let (from, to) = if dice.one_in(2) { (one, other) } else { (other, one) };
                         let time = dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
                         Fault::Part { from, to, both: dice.one_in(2), time }
@@ -114,6 +119,7 @@ impl Faults {
                         thread: dice.pick(&Thread::ALL),
                         time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
                     },
+                    8 => Fault::CutCall,
                     _ => Fault::Leave,
                 };
                 (at, fault)

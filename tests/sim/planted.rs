@@ -49,6 +49,8 @@ const MISTAKES: &[Mistake] = &[
     mistake("pages change places", Checker::Shadow, "with other KV"),
     mistake("done is not told", Checker::Ends, "has not ended in time"),
     mistake("what was told counts as prompt", Checker::Tokens, "is right"),
+    mistake("connection is not counted", Checker::Ends, "has not ended in time"),
+    mistake("lost leg is its client's end", Checker::Ends, "client_gone"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

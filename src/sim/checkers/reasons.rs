@@ -6,6 +6,7 @@
 
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
 use crate::sim::agenda::{Nanos, SECOND};
+use crate::sim::faults::ROUTER;
 use std::ops::Range;
 
 /// What some messages in a row take at most where now and then one is lost and threads lag.
@@ -28,10 +29,11 @@ pub enum Place {
 
 impl Place {
     /// Whether requests of this pair go there.
-    fn concerns(self, [prefill, decode]: [usize; 2]) -> bool {
+    fn concerns(self, pair: [usize; 2]) -> bool {
+        let goes = |host: usize| host == ROUTER || pair.contains(&host);
         match self {
-            Place::Host(host) => host == prefill || host == decode,
-            Place::Way(one, other) => (one, other) == (prefill, decode) || (other, one) == (prefill, decode),
+            Place::Host(host) => goes(host),
+            Place::Way(one, other) => goes(one) && goes(other),
         }
     }
 }

@@ -1,15 +1,14 @@
 //! How faults are carried out, and undone.
 
 use super::{Cluster, Conn, Happening, RESENT};
-use crate::limits::NET_HOST_SILENCE_MAX;
 use crate::sim::agenda::Nanos;
 use crate::sim::checkers::Checked;
 use crate::sim::checkers::reasons::{Effect, Place};
 use crate::sim::edge::{ConnNumber, Parcel};
-use crate::sim::faults::Fault;
+use crate::sim::faults::{Fault, ROUTER};
 use crate::sim::plan::Size;
 use crate::sim::process::Thread;
-use crate::sim::router::{Answer, LegName};
+use crate::sim::router::fleet::CallName;
 
 impl Cluster<'_> {
     pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
@@ -21,7 +20,7 @@ impl Cluster<'_> {
             | Fault::Stall { time, .. }
             | Fault::Part { time, .. }
             | Fault::Slow { time, .. } => now + time,
-            Fault::Cut | Fault::Jump { .. } | Fault::Leave => now,
+            Fault::Cut | Fault::CutCall | Fault::Jump { .. } | Fault::Leave => now,
         };
         match fault {
             Fault::Crash { host, .. } => self.reasons.add(Effect::Breaks, Place::Host(host), now, over),
@@ -39,7 +38,7 @@ impl Cluster<'_> {
                 self.reasons.add(Effect::Silences, Place::Way(from, to), now, over);
             }
             Fault::Jump { host, by } => self.reasons.add(Effect::Skips(by), Place::Host(host), now, now),
-            Fault::Cut | Fault::Leave => {}
+            Fault::Cut | Fault::CutCall | Fault::Leave => {}
         }
         match fault {
             Fault::Cut => {
@@ -50,6 +49,15 @@ impl Cluster<'_> {
                     let [from, to] = self.conns[&number].hosts;
                     self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
                     self.cut(number);
+                }
+            }
+            Fault::CutCall => {
+                let open: Vec<CallName> = self.open_calls().collect();
+                if !open.is_empty() {
+                    let name = self.dice.pick(&open);
+                    let way = Place::Way(ROUTER, self.calls[&name].host);
+                    self.reasons.add(Effect::Breaks, way, now, now);
+                    self.cut_call(name);
                 }
             }
             Fault::Crash { host, silent, .. } => self.crash(host, silent, over),
@@ -64,7 +72,7 @@ impl Cluster<'_> {
                 *until = over.max(*until);
             }
             Fault::Part { from, to, both, .. } => {
-                self.story.tell(now, "process", from, "is parted", None, to as u64);
+                self.story.tell(now, "way", from, "is parted", None, to as u64);
                 let ways = [Some((from, to)), both.then_some((to, from))];
                 for &way in ways.iter().flatten() {
                     let until = self.parted.entry(way).or_default();
@@ -91,7 +99,7 @@ impl Cluster<'_> {
                 if !open.is_empty() {
                     let flight = self.dice.pick(&open);
                     self.ends.left(flight);
-                    self.flights.gone(flight);
+                    self.flights.gone(flight, now);
                     self.carry_out()?;
                 }
             }
@@ -106,8 +114,7 @@ impl Cluster<'_> {
             // Who sends next, or whose kernel asks, finds out first.
             let rare = if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 };
             if let Some(conn) = self.conns.get_mut(&number) {
-                conn.queues[end].clear();
-                conn.last[end] = 0;
+                conn.to[end].clear();
             }
             self.reset(number, end, self.agenda.now() + rare);
         }
@@ -130,25 +137,21 @@ impl Cluster<'_> {
                 _ => self.send(index, number, Parcel::Close),
             }
         }
-        let heard = if silent { over.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos) } else { now };
-        let legs = self.legs.iter().filter(|(_, leg)| (leg.host, leg.life) == (index, life));
-        for name in legs.map(|(&name, _)| name).collect::<Vec<_>>() {
-            self.lose(name, heard);
+        if silent {
+            self.hosts[index].dark_until = over;
+        } else {
+            let at = now + self.delay();
+            self.agenda.put(at, Happening::Dropped { host: index, life });
+        }
+        let calls = self.calls.iter().filter(|(_, call)| call.leads_to(index, life));
+        for name in calls.map(|(&name, _)| name).collect::<Vec<_>>() {
+            self.lose(name);
         }
     }
 
     fn find(&self, is_meant: impl Fn(&Conn, usize) -> bool) -> Vec<(ConnNumber, usize)> {
         let ends = self.conns.iter().flat_map(|(&number, conn)| [(number, conn, 0), (number, conn, 1)]);
         ends.filter(|&(_, conn, end)| is_meant(conn, end)).map(|(number, _, end)| (number, end)).collect()
-    }
-
-    /// The router finds a leg's connection broken.
-    pub(super) fn lose(&mut self, name: LegName, from: Nanos) {
-        let delay = self.delay();
-        let Some(leg) = self.legs.get_mut(&name) else { return };
-        let at = (from + delay).max(leg.last[1] + 1);
-        leg.last[1] = at;
-        self.agenda.put(at, Happening::ToRouter { leg: name, answer: Answer::Lost });
     }
 
     /// Another process at the same address: it knows nothing of the connections of the one before, and says so.
@@ -172,9 +175,21 @@ impl Cluster<'_> {
                 if self.parted.contains_key(&(conn.hosts[1 - end], conn.hosts[end])) {
                     continue;
                 }
-                for _ in 0..std::mem::take(&mut conn.lost[end]) {
+                for _ in 0..conn.to[end].resend() {
                     let at = now + self.dice.within(0, RESENT);
                     self.agenda.put(at, Happening::Arrive { conn: number, end });
+                }
+            }
+        }
+        for (&name, call) in &mut self.calls {
+            let (there, back) = ((ROUTER, call.host), (call.host, ROUTER));
+            let to_worker = if self.parted.contains_key(&there) { 0 } else { call.to_worker.resend() };
+            let to_router = if self.parted.contains_key(&back) { 0 } else { call.to_router.resend() };
+            let again = [(to_worker, Happening::ToWorker as fn(_) -> _), (to_router, Happening::ToRouter)];
+            for (lost, arrives) in again {
+                for _ in 0..lost {
+                    let at = now + self.dice.within(0, RESENT);
+                    self.agenda.put(at, arrives(name));
                 }
             }
         }

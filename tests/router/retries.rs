@@ -143,6 +143,20 @@ fn a_client_is_waited_for_no_longer_than_it_said() {
     assert_eq!(client.answer().0, 200);
 }
 
+/// Both legs are given up at the same time, in any order.
+#[test]
+fn a_client_whose_time_is_up_is_told_so_whichever_leg_is_given_up_first() {
+    let (prefill, decode, router) = trio();
+    let mut clients: Vec<Client> = (0..8).map(|_| router.connect()).collect();
+    for client in &mut clients {
+        client.post("/v1/completions", "x-request-timeout-ms: 200\r\n", PROMPT);
+    }
+    let _silent: Vec<_> = clients.iter().map(|_| (prefill.asked(), decode.asked())).collect();
+    for client in &mut clients {
+        assert_eq!(client.answer().0, 408);
+    }
+}
+
 #[test]
 fn a_stream_goes_on_where_its_worker_died_and_the_client_sees_no_seam() {
     let four = Quartet::start(&[]);

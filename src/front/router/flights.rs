@@ -262,6 +262,8 @@ impl Flights {
                     return self.take(client, flight, news, way);
                 }
             }
+            // The client's time is up, which ends decode's leg, too: that is what the client is told.
+            What::Lost(Lost::Deadline) => flight.prefill = None,
             What::Lost(lost) => {
                 flight.prefill = None;
                 if !flight.has_begun(way) {

@@ -12,7 +12,9 @@ mod requests;
 mod stream;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
-use super::checkers::{Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow};
+use super::checkers::{
+    Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow, silence,
+};
 use super::dice::Dice;
 use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
@@ -41,6 +43,10 @@ const CHECK_EVERY: Nanos = SECOND;
 const RECOVERED: Nanos = 10 * SECOND;
 /// From the last request's end until nothing of it is held any more but rooms whose request never came.
 const CLEARED: Nanos = 10 * SECOND;
+/// From the time a process is told to drain, and all else is well, until it has ended and another one is there.
+const DRAINED: Nanos = 60 * SECOND;
+/// Between two looks of an idle engine for work.
+const ENGINE_LOOKS: Nanos = SECOND;
 /// Longest that a thread which always lags is late.
 const LAG_MAX: Nanos = 30 * MILLI;
 /// How long a lost packet waits to be sent again, at most.
@@ -81,6 +87,8 @@ pub struct Report {
 /// Something that is to happen.
 #[derive(Debug)]
 enum Happening {
+    /// A worker of which nothing was heard since then must be given up.
+    Silent { host: usize, life: u32, since: Nanos },
     /// A thread's turn, if that is still when it is due.
     Turn { host: usize, life: u32, thread: Thread, at: Nanos },
     /// The next parcel of a connection reaches this end.
@@ -122,6 +130,8 @@ struct Host {
     process: Option<Process>,
     /// Nobody is told that there is no process, until then.
     dark_until: Nanos,
+    /// It was told to drain then, and another one is started so long after its end.
+    leaves: Option<(Nanos, Nanos)>,
     /// Processes so far.
     life: u32,
     /// When each thread's next turn is.
@@ -207,6 +217,7 @@ impl<'a> Cluster<'a> {
             size,
             process: None,
             dark_until: 0,
+            leaves: None,
             life: 0,
             due: [Nanos::MAX; 3],
             computes_until: 0,
@@ -300,6 +311,10 @@ impl<'a> Cluster<'a> {
             Happening::Arrive { conn, end } => self.arrive(conn, end),
             Happening::Reach { conn, until } => self.reach(conn, until),
             Happening::Pass { host, life, input } => self.pass(host, life, input),
+            Happening::Silent { host, life, since } if self.hosts[host].life == life => {
+                silence::known(host, self.flights.waits_for(host, since))?;
+            }
+            Happening::Silent { .. } => {}
             Happening::Knock(call) => self.knock(call),
             Happening::ToWorker(call) => self.reach_worker(call),
             Happening::ToRouter(call) => self.reach_router(call)?,
@@ -333,7 +348,7 @@ impl<'a> Cluster<'a> {
         host.life += 1;
         host.due = [Nanos::MAX; 3];
         (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
-        (host.slow_until, host.dark_until) = (0, 0);
+        (host.slow_until, host.dark_until, host.leaves) = (0, 0, None);
         for thread in Thread::ALL {
             let at = now + self.late();
             self.wake(index, thread, at);
@@ -374,6 +389,10 @@ impl<'a> Cluster<'a> {
     }
 
     fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Checked {
+        let clients = match (thread, self.hosts[index].leaves) {
+            (Thread::Ctl, Some(_)) => self.clients(index),
+            _ => 0,
+        };
         let host = &mut self.hosts[index];
         let Some(process) = &mut host.process else { return Ok(()) };
         let own = now + host.skew;
@@ -386,7 +405,8 @@ impl<'a> Cluster<'a> {
                 let pause = match activity {
                     Activity::Busy => Some(0),
                     Activity::Waiting => Some(self.dice.within(MILLI, 10 * MILLI)),
-                    Activity::Idle => None,
+                    // Looks for work, as it does far more often in production.
+                    Activity::Idle => Some(ENGINE_LOOKS),
                 };
                 if let Some(pause) = pause {
                     let at = now + took + pause + self.late();
@@ -420,6 +440,7 @@ impl<'a> Cluster<'a> {
                     nanos: own,
                     computes,
                     conns: &mut self.last_conn,
+                    clients,
                 })?;
                 process.attend(false);
                 let tick = process.edge.next_tick - host.skew;
@@ -428,6 +449,10 @@ impl<'a> Cluster<'a> {
                 outputs.into_iter().for_each(|output| self.dispatch(index, output));
                 let heard = self.hosts[index].computes_until;
                 self.wake(index, thread, if computes { tick.min(heard) } else { tick });
+                if self.hosts[index].process.as_ref().is_some_and(|process| process.edge.has_ended()) {
+                    self.leave(index);
+                    return Ok(());
+                }
                 sent as u64
             }
         };
@@ -457,9 +482,15 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now, &self.reasons)?;
+        self.drained(now)?;
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
-            Phase::Working if all && self.ends.open() == 0 && now >= self.reasons.quiet_from() => {
+            Phase::Working
+                if all
+                    && self.ends.open() == 0
+                    && now >= self.reasons.quiet_from()
+                    && self.reasons.leaving().next().is_none() =>
+            {
                 self.phase = match self.plan.is_calm() {
                     true => Phase::Idle { since: now },
                     false => Phase::Recovering { pair: 0 },
@@ -488,6 +519,22 @@ impl<'a> Cluster<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Who drains is over when what it had is.
+    fn drained(&self, now: Nanos) -> Checked {
+        let begun = |from: Nanos| from.max(self.reasons.quiet_from());
+        let late = self.reasons.leaving().find(|&(_, from)| begun(from) + DRAINED < now);
+        late.map_or(Ok(()), |(host, _)| {
+            Err(Finding::new(Checker::Ends, format!("process {host} was told to drain and is not over")))
+        })
+    }
+
+    /// Connections of the router to a host's process.
+    fn clients(&self, index: usize) -> usize {
+        let life = self.hosts[index].life;
+        let calls = self.calls.values().filter(|call| call.leads_to(index, life)).count();
+        calls + self.flights.kept(index, life)
     }
 
     /// Whether something is true of all processes.

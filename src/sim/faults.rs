@@ -67,6 +67,22 @@ pub enum Fault {
         /// By so much.
         by: Nanos,
     },
+    /// An engine hangs.
+    Hang {
+        /// Whose.
+        host: usize,
+        /// For so long.
+        time: Nanos,
+    },
+    /// A process is told to drain; another one is started when it has ended.
+    Drain {
+        /// Whose.
+        host: usize,
+        /// So long after.
+        down: Nanos,
+    },
+    /// Somebody has a request end.
+    Abort,
     /// A client goes away.
     Leave,
 }
@@ -85,7 +101,7 @@ pub struct Faults {
 impl Faults {
     /// Of a cluster with `prefill` and `decode` workers to which requests come for `span`.
     pub fn draw(dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) -> Faults {
-        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 9)).collect();
+        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 12)).collect();
         let hosts = prefill + decode;
         let mut list: Vec<(Nanos, Fault)> = (0..dice.within(1, 12))
             .map(|_| {
@@ -120,6 +136,9 @@ impl Faults {
                         time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
                     },
                     8 => Fault::CutCall,
+                    9 => Fault::Hang { host, time: dice.pick(&[9 * SECOND, 20 * SECOND, 40 * SECOND]) },
+                    10 => Fault::Drain { host, down: dice.pick(&[MILLI, SECOND, 6 * SECOND]) },
+                    11 => Fault::Abort,
                     _ => Fault::Leave,
                 };
                 (at, fault)

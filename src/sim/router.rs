@@ -46,6 +46,10 @@ pub enum Answer {
     Ended(Outcome),
     /// It is well.
     Well,
+    /// It drains, and takes nothing new.
+    Drains,
+    /// Its engine hangs.
+    Hangs,
     /// The connection broke, or was refused.
     Lost,
 }
@@ -111,6 +115,10 @@ struct Flight {
     answer: Vec<u32>,
     /// It is tried again then.
     due: Option<Nanos>,
+    /// The current try was sent.
+    placed: bool,
+    /// Somebody wants it to end.
+    aborted: bool,
     over: bool,
 }
 
@@ -158,6 +166,8 @@ impl Flights {
             legs: [false; 2],
             answer: Vec::new(),
             due: None,
+            placed: false,
+            aborted: false,
             over: false,
         });
         self.attempt(id, now);
@@ -225,6 +235,27 @@ impl Flights {
         }
     }
 
+    /// Somebody has a request end, and all workers are told: it is sent nowhere again, and ends here where nothing of
+    /// it is with any worker.
+    pub fn abort(&mut self, id: usize, now: Nanos) {
+        let flight = &mut self.flights[id];
+        flight.aborted = true;
+        if !flight.placed {
+            self.end(id, Err(Cause::Aborted), now);
+            self.settle(now);
+        }
+    }
+
+    /// Whether a call that began until then still waits for a worker.
+    pub fn waits_for(&self, worker: usize, since: Nanos) -> bool {
+        self.fleet.waits_for(worker, since)
+    }
+
+    /// Connections to a worker's process that are kept without a call.
+    pub fn kept(&self, worker: usize, life: u32) -> usize {
+        self.fleet.kept(worker, life)
+    }
+
     /// A client has gone.
     pub fn gone(&mut self, id: usize, now: Nanos) {
         self.end(id, Err(Cause::ClientGone), now);
@@ -254,11 +285,18 @@ impl Flights {
                 flight.answer.push(token);
                 News::Passes { resumable: true }
             }
+            (What::TurnedAway, _) if counts => News::Failed(role, Cause::Draining),
+            // What a leg that was taken says of a drain is the other one's.
+            (What::Ended(Outcome::Failed(Cause::Draining)), _) if counts => {
+                News::Failed(role.other(), Cause::Draining)
+            }
             (What::Ended(Outcome::Failed(cause)), _) if counts => News::Failed(role, cause),
             (What::Ended(outcome), Role::Decode) => return self.land(id, outcome, now),
+            // Decode's leg is given up at the same time.
+            (What::Lost(Lost::Deadline), Role::Prefill) => return,
             (What::Lost(Lost::Deadline), Role::Decode) => News::Lost(role, Cause::Deadline),
             (What::Lost(_), _) if counts => News::Lost(role, Cause::PeerLost),
-            (What::Token(_) | What::Ended(_) | What::Lost(_), _) => return,
+            (What::Token(_) | What::Ended(_) | What::TurnedAway | What::Lost(_), _) => return,
         };
         self.follow(id, news, now);
     }
@@ -322,6 +360,7 @@ impl Flights {
             Next::Calm => self.fleet.set_deadline(self.call(id, Role::Decode), self.until(id)),
             Next::Send => self.send(id, now),
             Next::Hurry(until) => self.fleet.set_deadline(self.call(id, Role::Decode), self.nanos(until)),
+            Next::Again(_) if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
             Next::Again(at) => {
                 self.cancel(id, now);
                 let at = self.nanos(at);
@@ -340,6 +379,7 @@ impl Flights {
         let Some(order) = flight.order.after(&flight.answer, now - flight.begun) else {
             return self.end(id, Err(Cause::Deadline), now);
         };
+        flight.placed = true;
         let (attempt, again) = (flight.attempt, std::mem::replace(&mut flight.sent, true));
         for role in [Role::Prefill, Role::Decode] {
             self.fleet.begin(self.call(id, role));
@@ -369,7 +409,7 @@ impl Flights {
     }
 
     fn cancel(&mut self, id: usize, now: Nanos) {
-        self.flights[id].legs = [false; 2];
+        (self.flights[id].legs, self.flights[id].placed) = ([false; 2], false);
         for role in [Role::Decode, Role::Prefill] {
             self.fleet.cancel(self.call(id, role), now);
         }

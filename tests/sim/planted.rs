@@ -51,6 +51,10 @@ const MISTAKES: &[Mistake] = &[
     mistake("what was told counts as prompt", Checker::Tokens, "is right"),
     mistake("connection is not counted", Checker::Ends, "has not ended in time"),
     mistake("lost leg is its client's end", Checker::Ends, "client_gone"),
+    mistake("silent worker is waited for", Checker::Silence, "is waited for"),
+    mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
+    mistake("hung engine looks well", Checker::Silence, "is waited for"),
+    mistake("busy engine looks hung", Checker::Ends, "peer_lost"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

@@ -75,6 +75,9 @@ impl Cluster<'_> {
     pub(super) fn answer(&mut self, name: CallName, answer: Answer) {
         let at = self.agenda.now() + self.delay();
         let Some(call) = self.calls.get_mut(&name) else { return };
+        if let (CallName::Leg(leg), Answer::Drains | Answer::Hangs) = (name, answer) {
+            self.ends.turned_away(leg.flight);
+        }
         let at = call.to_router.put(at, answer);
         self.agenda.put(at, Happening::ToRouter(name));
     }
@@ -167,12 +170,13 @@ impl Cluster<'_> {
             let (what, detail) = match answer {
                 Answer::Stands(_) => ("is connected", leg.role as u64),
                 Answer::Token(token) => ("answers", token.into()),
+                Answer::Drains | Answer::Hangs => ("turns away", leg.role as u64),
                 Answer::Ended(_) | Answer::Well => ("has answered", leg.role as u64),
                 Answer::Lost => ("is lost", leg.role as u64),
             };
             self.story.tell(now, "process", host, what, room, detail);
         }
-        if matches!(answer, Answer::Ended(_) | Answer::Well | Answer::Lost) {
+        if !matches!(answer, Answer::Stands(_) | Answer::Token(_)) {
             self.calls.remove(&name);
         }
         self.flights.take(name, answer, now);

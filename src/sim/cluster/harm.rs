@@ -1,10 +1,12 @@
 //! How faults are carried out, and undone.
 
 use super::{Cluster, Conn, Happening, RESENT};
+use crate::limits::ENGINE_STILL_MAX;
 use crate::sim::agenda::Nanos;
 use crate::sim::checkers::Checked;
 use crate::sim::checkers::reasons::{Effect, Place};
-use crate::sim::edge::{ConnNumber, Parcel};
+use crate::sim::checkers::silence;
+use crate::sim::edge::{ConnNumber, Input, Parcel};
 use crate::sim::faults::{Fault, ROUTER};
 use crate::sim::plan::Size;
 use crate::sim::process::Thread;
@@ -18,13 +20,21 @@ impl Cluster<'_> {
             Fault::Crash { down: time, .. }
             | Fault::Pause { time, .. }
             | Fault::Stall { time, .. }
+            | Fault::Hang { time, .. }
             | Fault::Part { time, .. }
             | Fault::Slow { time, .. } => now + time,
-            Fault::Cut | Fault::CutCall | Fault::Jump { .. } | Fault::Leave => now,
+            Fault::Cut
+            | Fault::CutCall
+            | Fault::Jump { .. }
+            | Fault::Drain { .. }
+            | Fault::Abort
+            | Fault::Leave => now,
         };
         match fault {
             Fault::Crash { host, .. } => self.reasons.add(Effect::Breaks, Place::Host(host), now, over),
-            Fault::Pause { host, .. } | Fault::Stall { host, thread: Thread::Ctl, .. } => {
+            Fault::Pause { host, .. }
+            | Fault::Hang { host, .. }
+            | Fault::Stall { host, thread: Thread::Ctl, .. } => {
                 self.reasons.add(Effect::Silences, Place::Host(host), now, over);
             }
             Fault::Stall { host, .. } => self.reasons.add(Effect::Delays, Place::Host(host), now, over),
@@ -38,8 +48,9 @@ impl Cluster<'_> {
                 self.reasons.add(Effect::Silences, Place::Way(from, to), now, over);
             }
             Fault::Jump { host, by } => self.reasons.add(Effect::Skips(by), Place::Host(host), now, now),
-            Fault::Cut | Fault::CutCall | Fault::Leave => {}
+            Fault::Cut | Fault::CutCall | Fault::Drain { .. } | Fault::Abort | Fault::Leave => {}
         }
+        self.expect_silence(fault, over);
         match fault {
             Fault::Cut => {
                 let open = self.conns.iter().filter(|(_, conn)| conn.open == [true; 2]);
@@ -70,6 +81,19 @@ impl Cluster<'_> {
                 self.story.tell(now, "process", host, "has a thread stand still", None, thread as u64);
                 let until = &mut self.hosts[host].stalled_until[thread as usize];
                 *until = over.max(*until);
+            }
+            Fault::Hang { host, .. } => {
+                self.story.tell(now, "process", host, "has an engine that hangs", None, over);
+                let until = &mut self.hosts[host].stalled_until[Thread::Engine as usize];
+                *until = over.max(*until);
+            }
+            Fault::Drain { host, down } => self.drain(host, down),
+            Fault::Abort => {
+                let open: Vec<usize> = self.flights.open().collect();
+                if !open.is_empty() {
+                    let flight = self.dice.pick(&open);
+                    self.abort(flight)?;
+                }
             }
             Fault::Part { from, to, both, .. } => {
                 self.story.tell(now, "way", from, "is parted", None, to as u64);
@@ -105,6 +129,60 @@ impl Cluster<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Somebody has a request end: the router tells all workers that it reaches.
+    fn abort(&mut self, flight: usize) -> Checked {
+        let now = self.agenda.now();
+        self.ends.aborted(flight);
+        for host in 0..self.hosts.len() {
+            if !self.is_parted(ROUTER, host) {
+                let (at, life) = (now + self.delay(), self.hosts[host].life);
+                self.agenda.put(at, Happening::Pass { host, life, input: Input::Abort(flight) });
+            }
+        }
+        self.flights.abort(flight, now);
+        self.carry_out()
+    }
+
+    /// A process is told to drain, unless there is none, or it does.
+    fn drain(&mut self, index: usize, down: Nanos) {
+        let now = self.agenda.now();
+        let host = &mut self.hosts[index];
+        if host.process.is_some() && host.leaves.is_none() {
+            host.leaves = Some((now, down));
+            let life = host.life;
+            self.reasons.leaves(index, now);
+            self.story.tell(now, "process", index, "is told to drain", None, down);
+            self.deliver(index, life, Input::Drain);
+        }
+    }
+
+    /// A process that drained has ended.
+    pub(super) fn leave(&mut self, index: usize) {
+        let now = self.agenda.now();
+        let down = self.hosts[index].leaves.map_or(0, |(_, down)| down);
+        self.story.tell(now, "process", index, "has drained", None, down);
+        self.reasons.ends(index, now);
+        self.crash(index, false, now + down);
+    }
+
+    /// Whoever stands still for long enough is waited for by nobody who asked before.
+    fn expect_silence(&mut self, fault: Fault, over: Nanos) {
+        let now = self.agenda.now();
+        let (host, from) = match fault {
+            Fault::Pause { host, .. } | Fault::Crash { host, silent: true, .. } => (host, now),
+            Fault::Hang { host, .. } => (host, now + ENGINE_STILL_MAX.as_nanos() as Nanos),
+            Fault::Part { from: ROUTER, to: host, .. } | Fault::Part { from: host, to: ROUTER, .. } => {
+                (host, now)
+            }
+            _ => return,
+        };
+        let known = from + silence::KNOWN;
+        if known < over {
+            let life = self.hosts[host].life;
+            self.agenda.put(known, Happening::Silent { host, life, since: now });
+        }
     }
 
     /// Both ends learn of it, each at its time; what was on the way is lost.
@@ -156,7 +234,9 @@ impl Cluster<'_> {
 
     /// Another process at the same address: it knows nothing of the connections of the one before, and says so.
     pub(super) fn restart(&mut self, index: usize) {
-        self.story.tell(self.agenda.now(), "process", index, "is started again", None, 0);
+        let now = self.agenda.now();
+        self.story.tell(now, "process", index, "is started again", None, 0);
+        self.reasons.returns(index, now);
         let life = self.hosts[index].life;
         self.start(index);
         let is_left = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[1 - end];

@@ -41,11 +41,12 @@ impl Cluster<'_> {
         for wish in self.flights.take_wishes() {
             match wish {
                 Wish::Choose { flight, room, pair } => {
-                    self.ends.placed(flight, pair);
+                    self.ends.chosen(flight, pair, now);
                     self.story.tell(now, "request", flight, "gets a pair", Some(room), pair[1] as u64);
                 }
                 Wish::Open { call, worker, life } => self.open_call(call, worker, life),
                 Wish::Send { flight, attempt, again, order } => {
+                    self.ends.sent(flight)?;
                     let (room, pair) = (self.flights.room(flight), self.flights.pair(flight));
                     let what = if again { "is sent again" } else { "is sent" };
                     self.report.retries += usize::from(again);

@@ -5,6 +5,7 @@
 //! a worker is beyond that it answers (introductions).
 
 use super::{Answer, LegName, Wish};
+use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Router};
 use crate::front::router::call::Lost;
 use crate::limits::{ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME};
@@ -33,6 +34,8 @@ pub enum What {
     Token(u32),
     /// The answer is whole.
     Ended(Outcome),
+    /// The worker takes nothing new.
+    TurnedAway,
     /// No further answer will come.
     Lost(Lost),
 }
@@ -49,6 +52,7 @@ enum Line {
 #[derive(Debug)]
 struct Call {
     booking: Booking,
+    since: Nanos,
     /// When it is given up.
     until: Nanos,
     line: Line,
@@ -102,12 +106,25 @@ impl Fleet {
         self.news.pop_front()
     }
 
+    /// Whether a call that began until then still waits for a worker.
+    pub fn waits_for(&self, worker: usize, since: Nanos) -> bool {
+        self.calls.iter().any(|(name, call)| {
+            let is_leg = matches!(name, CallName::Leg(_));
+            is_leg && call.heard && call.booking.worker().0 == worker && call.since <= since
+        })
+    }
+
+    /// Connections to a worker's process of this life that are kept without a call.
+    pub fn kept(&self, worker: usize, life: u32) -> usize {
+        self.kept[worker].iter().filter(|kept| kept.life == life).count()
+    }
+
     /// Takes a connection to the booked worker; whether it stands already.
     pub fn open(&mut self, name: CallName, booking: Booking, until: Nanos, now: Nanos) -> bool {
         let worker = booking.worker().0;
         let kept = self.kept[worker].pop().map(|kept| kept.life);
         let line = kept.map_or(Line::Dialled(now + nanos(ROUTER_CONNECT_TIME)), Line::Stands);
-        self.calls.insert(name, Call { booking, until, line, begun: false, heard: true });
+        self.calls.insert(name, Call { booking, since: now, until, line, begun: false, heard: true });
         self.wishes.push(Wish::Open { call: name, worker, life: kept });
         kept.is_some()
     }
@@ -162,6 +179,25 @@ impl Fleet {
             Answer::Well => {
                 if let Some(worker) = self.end(name, now) {
                     self.router.probed(worker, true, self.instant(now));
+                }
+            }
+            Answer::Drains => {
+                let Some(worker) = self.end(name, now) else { return };
+                // Its end meets no request that is on its way to it.
+                self.router.refused(worker);
+                self.kept[worker.0].clear();
+                match name {
+                    CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
+                    CallName::Probe(_) => {
+                        self.router.probed(worker, false, self.instant(now));
+                    }
+                }
+            }
+            Answer::Hangs => {
+                let Some(worker) = self.end(name, now) else { return };
+                match name {
+                    CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
+                    CallName::Probe(_) => self.unwell(worker, now),
                 }
             }
             Answer::Lost => self.closed(name, now),
@@ -224,12 +260,15 @@ impl Fleet {
             CallName::Leg(leg) => {
                 self.news.push_back((leg, if begun { What::Lost(lost) } else { What::Refused }));
             }
-            CallName::Probe(_) => {
-                self.router.probed(worker, false, self.instant(now));
-                if self.router.is_silent(worker) {
-                    self.give_up(worker.0, now);
-                }
-            }
+            CallName::Probe(_) => self.unwell(worker, now),
+        }
+    }
+
+    /// A probe has failed.
+    fn unwell(&mut self, worker: WorkerNumber, now: Nanos) {
+        self.router.probed(worker, false, self.instant(now));
+        if self.router.is_silent(worker) {
+            self.give_up(worker.0, now);
         }
     }
 
@@ -249,7 +288,7 @@ impl Fleet {
     }
 
     /// The answer of a call is whole; whose it was.
-    fn end(&mut self, name: CallName, now: Nanos) -> Option<crate::cluster::loads::WorkerNumber> {
+    fn end(&mut self, name: CallName, now: Nanos) -> Option<WorkerNumber> {
         let call = self.calls.remove(&name)?;
         let worker = call.booking.worker();
         self.settle(name, call, true, now);

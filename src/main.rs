@@ -89,7 +89,14 @@ fn run_bench(plan: &Plan) -> ExitCode {
 fn run_sim(flags: &SimFlags) -> ExitCode {
     // What workers warn of is what is simulated.
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
-    if Campaign::new(flags).run() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    match Campaign::new(flags) {
+        Ok(campaign) if campaign.run() => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("baton sim: {error}");
+            ExitCode::from(2)
+        }
+    }
 }
 
 fn run_doctor(flags: &DoctorFlags, surroundings: &Surroundings) -> ExitCode {

@@ -4,6 +4,7 @@ use super::agenda::{MILLI, SECOND};
 use super::checkers::Checker;
 use super::cluster::{Cluster, Failure, Report};
 use super::plan::{Plan, Scale};
+use crate::cause::Cause;
 use crate::config::flags::SimFlags;
 use crate::ids::Room;
 use std::collections::BTreeMap;
@@ -25,19 +26,29 @@ pub struct Campaign {
 
 impl Campaign {
     /// As typed.
-    pub fn new(flags: &SimFlags) -> Campaign {
+    ///
+    /// # Errors
+    /// There are not so many seeds from the first one on.
+    pub fn new(flags: &SimFlags) -> Result<Campaign, String> {
         let SimFlags { seed, seeds, prefill, decode, requests, calm, trace } = *flags;
+        if seed.checked_add(seeds - 1).is_none() {
+            return Err(format!("--seeds {seeds} from --seed {seed}: the last seed is {}", u64::MAX));
+        }
         let scale = Scale { prefill, decode, requests, faults: !calm };
-        Campaign { seed, seeds, scale, trace: trace.map(Room) }
+        Ok(Campaign { seed, seeds, scale, trace: trace.map(Room) })
     }
 
     /// Runs all seeds and says what came of them. True when all is well.
     pub fn run(&self) -> bool {
         let begun = Instant::now();
         let mut sum = Report::default();
-        for seed in (0..self.seeds).map(|number| self.seed.wrapping_add(number)) {
+        let mut told = false;
+        for seed in (0..self.seeds).map(|number| self.seed + number) {
             match self.run_one(seed) {
-                Ok(report) => add(&mut sum, &report),
+                Ok(report) => {
+                    told |= report.rooms.iter().any(|&(_, room)| Some(room) == self.trace);
+                    add(&mut sum, report);
+                }
                 Err(failure) => {
                     println!("{}", self.tell(seed, &failure));
                     return false;
@@ -47,19 +58,28 @@ impl Campaign {
         let seconds = begun.elapsed().as_secs_f64();
         let each_minute = (sum.requests as f64 / seconds * 60.0) as u64;
         println!(
-            "{} seeds from {}: {} requests, {} ended well, {} tries more, {} happenings, {:.1} s of {:.0} s simulated ({each_minute} requests a minute)",
+            "{} seeds from {}: {} requests, and {} more to see whether each pair serves again; {} ended well, {} were sent again; {} happenings, {seconds:.1} s for {:.0} s simulated ({each_minute} requests a minute)",
             self.seeds,
             self.seed,
-            sum.requests,
+            sum.requests - sum.trials,
+            sum.trials,
             sum.well,
             sum.retries,
-            sum.events,
-            seconds,
+            sum.happenings,
             sum.time as f64 / SECOND as f64,
         );
         if !sum.failures.is_empty() {
-            let failures = sum.failures.iter().map(|(cause, count)| format!("{cause} {count}"));
-            println!("failed, as faults have it: {}", failures.collect::<Vec<_>>().join(", "));
+            println!("the others failed for what was done to them:");
+            for (cause, count) in &sum.failures {
+                println!("{count:>8} {cause}: {}", meaning(cause));
+            }
+        }
+        if let Some(room) = self.trace.filter(|_| !told) {
+            println!("no request met in room {}; those of seed {} did in these:", room.0, self.seed);
+            for (request, room) in &sum.rooms {
+                println!("request {request:>4}: --trace {}", room.0);
+            }
+            return false;
         }
         if self.seeds == 1 {
             println!("hash {:016x}", sum.hash);
@@ -88,15 +108,35 @@ impl Campaign {
     }
 }
 
-fn add(sum: &mut Report, report: &Report) {
+/// What a cause means of a simulated request.
+fn meaning(cause: &str) -> &'static str {
+    match Cause::named(cause) {
+        Some(Cause::ClientGone) => "its client left",
+        Some(Cause::Aborted) => "somebody had it end",
+        Some(Cause::Refused) => "one of its legs was sent twice, and the other copy came first",
+        Some(Cause::Overloaded) => "its worker had no place for it, or a line it would not have outlasted",
+        Some(Cause::Deadline) => "its client waited no longer",
+        Some(Cause::PeerLost) => "a worker was lost, or none was to be had",
+        Some(Cause::OtherLeg) => "its other leg ended first",
+        Some(Cause::Draining) => "its worker was about to leave",
+        _ => "see the causes of failures",
+    }
+}
+
+/// Of the rooms, those of the first seed.
+fn add(sum: &mut Report, report: Report) {
     sum.hash = report.hash;
-    sum.events += report.events;
+    sum.happenings += report.happenings;
     sum.requests += report.requests;
+    sum.trials += report.trials;
+    if sum.rooms.is_empty() {
+        sum.rooms = report.rooms;
+    }
     sum.well += report.well;
     sum.retries += report.retries;
     sum.time += report.time;
     let failures: &mut BTreeMap<_, _> = &mut sum.failures;
-    for (cause, count) in &report.failures {
+    for (cause, count) in report.failures {
         *failures.entry(cause).or_default() += count;
     }
 }

@@ -36,7 +36,7 @@ use std::time::Instant;
 use stream::Stream;
 
 /// Most happenings of a run: many times what the longest of them takes.
-const EVENTS_MAX: u64 = 20_000_000;
+const HAPPENINGS_MAX: u64 = 20_000_000;
 /// Between two looks at what is overdue.
 const CHECK_EVERY: Nanos = SECOND;
 /// How long a request may take when all is well again.
@@ -71,9 +71,13 @@ pub struct Report {
     /// Equal for equal runs.
     pub hash: u64,
     /// Happenings.
-    pub events: u64,
-    /// Requests begun.
+    pub happenings: u64,
+    /// Requests begun: those that were asked for, and those that tried at the end whether each pair serves again.
     pub requests: usize,
+    /// Of them, the latter.
+    pub trials: usize,
+    /// Where legs met, by request, if one of them is asked for.
+    pub rooms: Vec<(usize, Room)>,
     /// Of them, those that ended well.
     pub well: usize,
     /// Tries beyond the first of each.
@@ -272,14 +276,15 @@ impl<'a> Cluster<'a> {
                 Some(what) => self.happen(what),
                 None => Err(Finding::new(Checker::Agenda, "nothing is to happen any more")),
             };
-            let went = went.and_then(|()| match self.story.events() < EVENTS_MAX {
+            let went = went.and_then(|()| match self.story.happenings() < HAPPENINGS_MAX {
                 true => Ok(()),
                 false => Err(Finding::new(Checker::Agenda, "it goes on and on")),
             });
             went.map_err(|finding| self.failure(finding))?;
         }
         self.report.hash = self.story.hash();
-        self.report.events = self.story.events();
+        self.report.happenings = self.story.happenings();
+        self.report.rooms = self.story.rooms();
         self.report.time = self.agenda.now();
         Ok(self.report.clone())
     }

@@ -4,6 +4,7 @@
 use super::agenda::{MILLI, Nanos, SECOND};
 use super::dice::Dice;
 use super::process::Thread;
+use std::fmt;
 
 /// The router's host, beside those of processes.
 pub const ROUTER: usize = usize::MAX;
@@ -85,6 +86,54 @@ pub enum Fault {
     Abort,
     /// A client goes away.
     Leave,
+}
+
+/// A host by its number, or the router's.
+struct Name(usize);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ROUTER => f.write_str("the router"),
+            host => write!(f, "process {host}"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |time: Nanos| time as f64 / SECOND as f64;
+        match *self {
+            Fault::Cut => f.write_str("a connection between two processes breaks, if one stands"),
+            Fault::CutCall => f.write_str("a connection of the router breaks, if one stands"),
+            Fault::Crash { host, silent, down } => {
+                let told = if silent { ", and nobody is told" } else { "" };
+                write!(f, "{} dies, for {} s{told}", Name(host), seconds(down))
+            }
+            Fault::Pause { host, time } => write!(f, "{} stands still for {} s", Name(host), seconds(time)),
+            Fault::Stall { host, thread, time } => {
+                let thread = format!("{thread:?}").to_lowercase();
+                write!(f, "thread {thread} of {} stands still for {} s", Name(host), seconds(time))
+            }
+            Fault::Part { from, to, both, time } => {
+                let back = if both { " and back" } else { "" };
+                let (from, to, time) = (Name(from), Name(to), seconds(time));
+                write!(f, "nothing comes from {from} to {to}{back} for {time} s")
+            }
+            Fault::Slow { host, factor, time } => {
+                write!(f, "the model of {} is {factor} times slower for {} s", Name(host), seconds(time))
+            }
+            Fault::Jump { host, by } => write!(f, "the clock of {} jumps by {} s", Name(host), seconds(by)),
+            Fault::Hang { host, time } => {
+                write!(f, "the engine of {} hangs for {} s", Name(host), seconds(time))
+            }
+            Fault::Drain { host, down } => {
+                write!(f, "{} is told to drain, and is there again {} s after", Name(host), seconds(down))
+            }
+            Fault::Abort => f.write_str("somebody has a request end, if one runs"),
+            Fault::Leave => f.write_str("a client leaves, if one is there"),
+        }
+    }
 }
 
 /// Faults of a run, and what else is not as it should be.

@@ -54,7 +54,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("silent worker is waited for", Checker::Silence, "is waited for"),
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     mistake("hung engine looks well", Checker::Silence, "is waited for"),
-    mistake("busy engine looks hung", Checker::Ends, "peer_lost"),
+    mistake("busy engine looks hung", Checker::Ends, "which nothing that was done to it explains"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

@@ -15,7 +15,10 @@ use crate::sim::router::fleet::CallName;
 impl Cluster<'_> {
     pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
         let now = self.agenda.now();
-        self.story.tell_of_fault(now, &fault);
+        // Of these the request tells that they meet.
+        if !matches!(fault, Fault::CutCall | Fault::Abort | Fault::Leave) {
+            self.story.tell_of_fault(now, &fault);
+        }
         let over = match fault {
             Fault::Crash { down: time, .. }
             | Fault::Pause { time, .. }
@@ -122,6 +125,8 @@ impl Cluster<'_> {
                 let open: Vec<usize> = self.flights.open().collect();
                 if !open.is_empty() {
                     let flight = self.dice.pick(&open);
+                    let room = self.flights.room(flight);
+                    self.story.tell(now, "request", flight, "is left by its client", Some(room), 0);
                     self.ends.left(flight);
                     self.flights.gone(flight, now);
                     self.carry_out()?;
@@ -134,6 +139,8 @@ impl Cluster<'_> {
     /// Somebody has a request end: the router tells all workers that it reaches.
     fn abort(&mut self, flight: usize) -> Checked {
         let now = self.agenda.now();
+        let room = self.flights.room(flight);
+        self.story.tell(now, "request", flight, "is aborted", Some(room), 0);
         self.ends.aborted(flight);
         for host in 0..self.hosts.len() {
             if !self.is_parted(ROUTER, host) {

@@ -30,6 +30,7 @@ impl Cluster<'_> {
         }
         self.ends.begun(now, order.patience, must_succeed);
         self.report.requests += 1;
+        self.report.trials += usize::from(pair.is_some());
         let id = self.flights.begin(order, pair, now);
         self.story.tell(now, "request", id, "begins", Some(self.flights.room(id)), 0);
         self.carry_out()

@@ -12,7 +12,7 @@ use baton::stdx::planted::{plant, planted};
 use std::panic;
 
 /// Seeds until which each must be found.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 400;
 
 /// What must be said of a mistake.
 struct Mistake {

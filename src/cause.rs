@@ -49,7 +49,7 @@ macro_rules! causes {
 }
 
 causes! {
-    /// The client or the router closed its connection, or asked for an abort.
+    /// Who asked has closed its connection.
     ClientGone = 1, "client_gone", 499, false;
     /// The request itself is wrong: the same everywhere.
     Refused = 2, "refused", 400, false;
@@ -79,6 +79,8 @@ causes! {
     Unreachable = 13, "unreachable", 502, true;
     /// Stopped where it was, since another transfer of the same session broke.
     Flushed = 14, "flushed", 502, true;
+    /// Somebody asked for its end.
+    Aborted = 15, "aborted", 499, false;
 }
 
 impl fmt::Display for Cause {

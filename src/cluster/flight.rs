@@ -18,6 +18,7 @@ use super::retries::{self, Retries};
 use super::router::Role;
 use crate::cause::Cause;
 use crate::limits::{RETRY_TIME_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX};
+use crate::stdx::planted::is_planted;
 use std::time::Instant;
 
 /// Whom a request is not sent to again.
@@ -203,7 +204,8 @@ impl Flight {
                 Next::On
             }
             (Stage::Connecting(awaited), News::Connected) if awaited > 1 => {
-                self.stage = Stage::Connecting(awaited - 1);
+                let stands = u32::from(!is_planted("connection is not counted"));
+                self.stage = Stage::Connecting(awaited - stands);
                 Next::On
             }
             (Stage::Connecting(_), News::Connected) => self.send(),
@@ -275,6 +277,11 @@ impl Flight {
         match cause {
             Cause::Overloaded | Cause::Draining => self.avoid.unwilling.extend(self.worker(role)),
             Cause::Incompatible => self.avoid.unwilling.extend(self.worker(other)),
+            Cause::ClientGone if !is_planted("lost leg is its client's end") => {
+                // Whose client is here: the other leg's connection was lost.
+                self.shun(other);
+                return self.again(Cause::PeerLost, terms);
+            }
             Cause::Internal => self.shun(role),
             cause if cause.may_be_retried() => {
                 // The other one was lost to it, which of them so ever has lost the network.
@@ -411,7 +418,7 @@ mod tests {
 
     #[test]
     fn who_is_to_blame_is_not_asked_again() {
-        use Cause::{Corrupt, Draining, Incompatible, Internal, Overloaded, PeerLost};
+        use Cause::{ClientGone, Corrupt, Draining, Incompatible, Internal, Overloaded, PeerLost};
         let (p, d) = (Role::Prefill, Role::Decode);
         let nobody: &[WorkerNumber] = &[];
         for (news, failed, unwilling) in [
@@ -420,6 +427,7 @@ mod tests {
             (News::Failed(p, PeerLost), &[DECODE, PREFILL], nobody),
             (News::Failed(d, Corrupt), &[PREFILL, DECODE], nobody),
             (News::Failed(d, Internal), &[DECODE], nobody),
+            (News::Failed(p, ClientGone), &[DECODE], nobody),
             (News::Failed(p, Overloaded), nobody, &[PREFILL]),
             (News::Failed(d, Draining), nobody, &[DECODE]),
             (News::Failed(d, Incompatible), nobody, &[PREFILL]),
@@ -441,7 +449,7 @@ mod tests {
         assert_eq!(tries(Cause::PeerLost, RETRIES_DEFAULT), Some(RETRIES_DEFAULT + 1));
         assert_eq!(tries(Cause::PeerLost, 0), Some(1));
         assert_eq!(tries(Cause::Internal, RETRIES_DEFAULT), Some(2));
-        for cause in [Cause::Refused, Cause::Deadline, Cause::Mismatch, Cause::ClientGone] {
+        for cause in [Cause::Refused, Cause::Deadline, Cause::Mismatch, Cause::Aborted] {
             assert_eq!(tries(cause, RETRIES_DEFAULT), Some(1), "{cause}");
         }
     }

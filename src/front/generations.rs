@@ -280,7 +280,7 @@ impl Generations {
         };
         let hit: Vec<u64> = self.live.iter().filter(|(_, live)| named(live)).map(|(&id, _)| id).collect();
         for &exchange in &hit {
-            self.fail(exchange, &ApiError::aborted(), Cause::ClientGone, way);
+            self.fail(exchange, &error_of(Cause::Aborted), Cause::Aborted, way);
         }
         hit.len()
     }
@@ -674,7 +674,8 @@ const SOURCE_PARAM: &str = "bootstrap_host";
 /// What a client is told of a failure.
 fn error_of(cause: Cause) -> ApiError {
     let message = match cause {
-        Cause::ClientGone => "the request was aborted",
+        Cause::ClientGone => "the connection of the request's other leg was closed",
+        Cause::Aborted => "the request was aborted",
         Cause::Refused => "the request does not fit this server's KV memory",
         Cause::Overloaded => "too many requests are waiting; try again later",
         Cause::PeerLost => "the worker at the other end of the hand-off was lost",

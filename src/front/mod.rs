@@ -13,6 +13,7 @@ pub mod lanes;
 pub mod openai;
 pub mod passing;
 pub mod peers;
+pub mod progress;
 pub mod registrar;
 pub mod resolver;
 pub mod router;

@@ -32,7 +32,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 /// How often overdue things are looked for.
-const TICK: Duration = Duration::from_millis(100);
+pub const TICK: Duration = Duration::from_millis(100);
 
 /// A router.
 #[derive(Debug)]

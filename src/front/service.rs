@@ -9,9 +9,10 @@ use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
 use crate::front::generations::{Generations, Way};
 use crate::front::peers::Peers;
+use crate::front::progress::Progress;
 use crate::front::registrar::Registrar;
 use crate::front::routes::Routes;
-use crate::limits::{DRAIN_TIME_MAX, ENGINE_STILL_MAX, HTTP_CONNECTIONS_MAX};
+use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::sched::mailbox;
@@ -20,7 +21,7 @@ use crossbeam_channel::Receiver;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 /// How often overdue things are looked for.
@@ -42,25 +43,6 @@ pub struct Service {
     bell: Arc<Bell>,
     drain: Drain,
     next_tick: Instant,
-}
-
-/// An engine's count of turns and layers, and when it last moved.
-#[derive(Debug)]
-struct Progress {
-    count: Arc<AtomicU64>,
-    seen: u64,
-    moved: Instant,
-}
-
-impl Progress {
-    /// Whether the engine hangs: a busy one moves with each layer, an idle one with each look for work.
-    fn stands_still(&mut self, now: Instant) -> bool {
-        let count = self.count.load(Ordering::Relaxed);
-        if count != self.seen {
-            (self.seen, self.moved) = (count, now);
-        }
-        now.saturating_duration_since(self.moved) > ENGINE_STILL_MAX
-    }
 }
 
 impl Service {
@@ -86,7 +68,7 @@ impl Service {
             bootstrap: None,
             registrar: None,
             events,
-            progress: Progress { count: progress, seen: 0, moved: now },
+            progress: Progress::new(progress, now),
             bell,
             drain: Drain::default(),
             next_tick: now + TICK,

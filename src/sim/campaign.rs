@@ -4,9 +4,11 @@ use super::agenda::{MILLI, SECOND};
 use super::checkers::Checker;
 use super::cluster::{Cluster, Failure, Report};
 use super::plan::{Plan, Scale};
+use crate::cause::Cause;
 use crate::config::error::ConfigError;
 use crate::config::flags::SimFlags;
 use crate::ids::Room;
+use crate::say;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -35,7 +37,7 @@ impl Campaign {
     /// As typed.
     ///
     /// # Errors
-    /// A flag is for `--load` alone, or a size is.
+    /// A flag is for `--load` alone, or a size is, or there are not so many seeds from the first one on.
     pub fn new(flags: &SimFlags) -> Result<Campaign, ConfigError> {
         let SimFlags { seed, seeds, prefill, decode, requests, calm, trace, ref load } = *flags;
         if let Some(flag) = load.first_typed() {
@@ -53,6 +55,10 @@ impl Campaign {
                 return Err(ConfigError::Value { flag, value: value.to_string(), limit });
             }
         }
+        if seed.checked_add(seeds - 1).is_none() {
+            let limit = format!("the last seed is {}, and the first here {seed}", u64::MAX);
+            return Err(ConfigError::Value { flag: "--seeds", value: seeds.to_string(), limit });
+        }
         let scale = Scale { prefill, decode, requests, faults: !calm };
         Ok(Campaign { seed, seeds, scale, trace: trace.map(Room) })
     }
@@ -61,34 +67,47 @@ impl Campaign {
     pub fn run(&self) -> bool {
         let begun = Instant::now();
         let mut sum = Report::default();
-        for seed in (0..self.seeds).map(|number| self.seed.wrapping_add(number)) {
+        let mut told = false;
+        for seed in (0..self.seeds).map(|number| self.seed + number) {
             match self.run_one(seed) {
-                Ok(report) => add(&mut sum, &report),
+                Ok(report) => {
+                    told |= report.rooms.iter().any(|&(_, room)| Some(room) == self.trace);
+                    add(&mut sum, report);
+                }
                 Err(failure) => {
-                    println!("{}", self.tell(seed, &failure));
+                    say!("{}", self.tell(seed, &failure));
                     return false;
                 }
             }
         }
         let seconds = begun.elapsed().as_secs_f64();
         let each_minute = (sum.requests as f64 / seconds * 60.0) as u64;
-        println!(
-            "{} seeds from {}: {} requests, {} ended well, {} tries more, {} happenings, {:.1} s of {:.0} s simulated ({each_minute} requests a minute)",
+        say!(
+            "{} seeds from {}: {} requests, and {} more to see whether each pair serves again; {} ended well, {} were sent again; {} happenings, {seconds:.1} s for {:.0} s simulated ({each_minute} requests a minute)",
             self.seeds,
             self.seed,
-            sum.requests,
+            sum.requests - sum.trials,
+            sum.trials,
             sum.well,
             sum.retries,
-            sum.events,
-            seconds,
+            sum.happenings,
             sum.time as f64 / SECOND as f64,
         );
         if !sum.failures.is_empty() {
-            let failures = sum.failures.iter().map(|(cause, count)| format!("{cause} {count}"));
-            println!("failed, as faults have it: {}", failures.collect::<Vec<_>>().join(", "));
+            say!("the others failed for what was done to them:");
+            for (cause, count) in &sum.failures {
+                say!("{count:>8} {cause}: {}", meaning(cause));
+            }
+        }
+        if let Some(room) = self.trace.filter(|_| !told) {
+            say!("no request met in room {}; those of seed {} did in these:", room.0, self.seed);
+            for (request, room) in &sum.rooms {
+                say!("request {request:>4}: --trace {}", room.0);
+            }
+            return false;
         }
         if self.seeds == 1 {
-            println!("hash {:016x}", sum.hash);
+            say!("hash {:016x}", sum.hash);
         }
         true
     }
@@ -96,7 +115,7 @@ impl Campaign {
     fn run_one(&self, seed: u64) -> Result<Report, Failure> {
         let plan = Plan::new(seed, self.scale);
         let (result, lines) = run(&plan, self.trace);
-        lines.iter().for_each(|line| println!("{line}"));
+        lines.iter().for_each(|line| say!("{line}"));
         result
     }
 
@@ -114,15 +133,35 @@ impl Campaign {
     }
 }
 
-fn add(sum: &mut Report, report: &Report) {
+/// What a cause means of a simulated request.
+fn meaning(cause: &str) -> &'static str {
+    match Cause::named(cause) {
+        Some(Cause::ClientGone) => "its client left",
+        Some(Cause::Aborted) => "somebody had it end",
+        Some(Cause::Refused) => "one of its legs was sent twice, and the other copy came first",
+        Some(Cause::Overloaded) => "its worker had no place for it, or a line it would not have outlasted",
+        Some(Cause::Deadline) => "its client waited no longer",
+        Some(Cause::PeerLost) => "a worker was lost, or none was to be had",
+        Some(Cause::OtherLeg) => "its other leg ended first",
+        Some(Cause::Draining) => "its worker was about to leave",
+        _ => "see the causes of failures",
+    }
+}
+
+/// Of the rooms, those of the first seed.
+fn add(sum: &mut Report, report: Report) {
     sum.hash = report.hash;
-    sum.events += report.events;
+    sum.happenings += report.happenings;
     sum.requests += report.requests;
+    sum.trials += report.trials;
+    if sum.rooms.is_empty() {
+        sum.rooms = report.rooms;
+    }
     sum.well += report.well;
     sum.retries += report.retries;
     sum.time += report.time;
     let failures: &mut BTreeMap<_, _> = &mut sum.failures;
-    for (cause, count) in &report.failures {
+    for (cause, count) in report.failures {
         *failures.entry(cause).or_default() += count;
     }
 }

@@ -5,36 +5,48 @@
 //! Invariants: whatever is drawn comes from the plan's dice, so that a seed repeats itself; a connection keeps
 //! its order, two of them do not.
 
+mod calls;
 mod harm;
 mod network;
 mod requests;
+mod stream;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
-use super::checkers::{Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow};
+use super::checkers::{
+    Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow, silence,
+};
 use super::dice::Dice;
 use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
 use super::plan::{Plan, Size};
 use super::process::{Process, Thread};
-use super::router::{Answer, Flights, LegName};
+use super::router::Flights;
+use super::router::fleet::CallName;
 use super::story::Story;
 use super::workload::Workload;
 use crate::cluster::router::Role;
+use crate::front::router::TICK as ROUTER_TICK;
 use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
 use crate::sched::worker::Activity;
 use crate::transfer::waiter::Next;
-use std::collections::{BTreeMap, VecDeque};
+use calls::Call;
+use std::collections::BTreeMap;
 use std::time::Instant;
+use stream::Stream;
 
 /// Most happenings of a run: many times what the longest of them takes.
-const EVENTS_MAX: u64 = 20_000_000;
+const HAPPENINGS_MAX: u64 = 20_000_000;
 /// Between two looks at what is overdue.
 const CHECK_EVERY: Nanos = SECOND;
 /// How long a request may take when all is well again.
 const RECOVERED: Nanos = 10 * SECOND;
 /// From the last request's end until nothing of it is held any more but rooms whose request never came.
 const CLEARED: Nanos = 10 * SECOND;
+/// From the time a process is told to drain, and all else is well, until it has ended and another one is there.
+const DRAINED: Nanos = 60 * SECOND;
+/// Between two looks of an idle engine for work.
+const ENGINE_LOOKS: Nanos = SECOND;
 /// Longest that a thread which always lags is late.
 const LAG_MAX: Nanos = 30 * MILLI;
 /// How long a lost packet waits to be sent again, at most.
@@ -59,9 +71,13 @@ pub struct Report {
     /// Equal for equal runs.
     pub hash: u64,
     /// Happenings.
-    pub events: u64,
-    /// Requests begun.
+    pub happenings: u64,
+    /// Requests begun: those that were asked for, and those that tried at the end whether each pair serves again.
     pub requests: usize,
+    /// Of them, the latter.
+    pub trials: usize,
+    /// Where legs met, by request, if one of them is asked for.
+    pub rooms: Vec<(usize, Room)>,
     /// Of them, those that ended well.
     pub well: usize,
     /// Tries beyond the first of each.
@@ -75,6 +91,8 @@ pub struct Report {
 /// Something that is to happen.
 #[derive(Debug)]
 enum Happening {
+    /// A worker of which nothing was heard since then must be given up.
+    Silent { host: usize, life: u32, since: Nanos },
     /// A thread's turn, if that is still when it is due.
     Turn { host: usize, life: u32, thread: Thread, at: Nanos },
     /// The next parcel of a connection reaches this end.
@@ -83,13 +101,19 @@ enum Happening {
     Reach { conn: ConnNumber, until: Nanos },
     /// Something comes that is not on a connection.
     Pass { host: usize, life: u32, input: Input },
-    /// A leg's request, or its cancellation, reaches the worker.
-    ToWorker { leg: LegName, input: Input },
-    /// Something reaches the router.
-    ToRouter { leg: LegName, answer: Answer },
+    /// The router's dial reaches a worker's host, or not.
+    Knock(CallName),
+    /// The next of what was sent on a call's connection reaches the worker.
+    ToWorker(CallName),
+    /// The next of it reaches the router.
+    ToRouter(CallName),
+    /// The router finds that connections it keeps to a process are closed.
+    Dropped { host: usize, life: u32 },
+    /// The router looks for what is overdue.
+    RouterTick,
     /// A client asks.
     Request,
-    /// A flight's time may be up.
+    /// A flight's next try may be due.
     Remind(usize),
     /// Is everything as it must be?
     Check,
@@ -108,6 +132,10 @@ struct Host {
     role: Role,
     size: Size,
     process: Option<Process>,
+    /// Nobody is told that there is no process, until then.
+    dark_until: Nanos,
+    /// It was told to drain then, and another one is started so long after its end.
+    leaves: Option<(Nanos, Nanos)>,
     /// Processes so far.
     life: u32,
     /// When each thread's next turn is.
@@ -126,12 +154,6 @@ struct Host {
     skew: Nanos,
 }
 
-impl Host {
-    fn is_up(&self, now: Nanos) -> bool {
-        self.process.is_some() && self.paused_until <= now
-    }
-}
-
 /// A control connection.
 #[derive(Debug)]
 struct Conn {
@@ -139,28 +161,14 @@ struct Conn {
     hosts: [usize; 2],
     lives: [u32; 2],
     open: [bool; 2],
-    /// On their way to each end, and when they come.
-    queues: [VecDeque<(Nanos, Parcel)>; 2],
-    /// When the last of them comes.
-    last: [Nanos; 2],
-    /// Those that were lost and will be sent again.
-    lost: [u32; 2],
+    /// On their way to each end.
+    to: [Stream<Parcel>; 2],
 }
 
 impl Conn {
     fn is_end(&self, end: usize, host: usize, life: u32) -> bool {
         (self.hosts[end], self.lives[end]) == (host, life)
     }
-}
-
-/// A leg's HTTP connection.
-#[derive(Debug)]
-struct Leg {
-    host: usize,
-    life: u32,
-    room: Room,
-    /// When the last of what travels to the worker, and back, comes.
-    last: [Nanos; 2],
 }
 
 /// What a run goes through.
@@ -185,7 +193,7 @@ pub struct Cluster<'a> {
     hosts: Vec<Host>,
     conns: BTreeMap<ConnNumber, Conn>,
     last_conn: ConnNumber,
-    legs: BTreeMap<LegName, Leg>,
+    calls: BTreeMap<CallName, Call>,
     flights: Flights,
     workload: Workload,
     ends: Ends,
@@ -212,6 +220,8 @@ impl<'a> Cluster<'a> {
             role,
             size,
             process: None,
+            dark_until: 0,
+            leaves: None,
             life: 0,
             due: [Nanos::MAX; 3],
             computes_until: 0,
@@ -229,7 +239,7 @@ impl<'a> Cluster<'a> {
             hosts: hosts.chain((0..decode).map(|_| host(Role::Decode, plan.decode))).collect(),
             conns: BTreeMap::new(),
             last_conn: 0,
-            legs: BTreeMap::new(),
+            calls: BTreeMap::new(),
             flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
             ends: Ends::new(plan.is_ample()),
@@ -245,6 +255,7 @@ impl<'a> Cluster<'a> {
         (0..prefill + decode).for_each(|host| cluster.start(host));
         cluster.agenda.put(0, Happening::Request);
         cluster.agenda.put(CHECK_EVERY, Happening::Check);
+        cluster.agenda.put(0, Happening::RouterTick);
         if let Some(faults) = &plan.faults {
             cluster.hosts.iter_mut().zip(&faults.lags).for_each(|(host, &lags)| host.lags = lags);
             for &(at, fault) in &faults.list {
@@ -265,14 +276,15 @@ impl<'a> Cluster<'a> {
                 Some(what) => self.happen(what),
                 None => Err(Finding::new(Checker::Agenda, "nothing is to happen any more")),
             };
-            let went = went.and_then(|()| match self.story.events() < EVENTS_MAX {
+            let went = went.and_then(|()| match self.story.happenings() < HAPPENINGS_MAX {
                 true => Ok(()),
                 false => Err(Finding::new(Checker::Agenda, "it goes on and on")),
             });
             went.map_err(|finding| self.failure(finding))?;
         }
         self.report.hash = self.story.hash();
-        self.report.events = self.story.events();
+        self.report.happenings = self.story.happenings();
+        self.report.rooms = self.story.rooms();
         self.report.time = self.agenda.now();
         Ok(self.report.clone())
     }
@@ -304,12 +316,22 @@ impl<'a> Cluster<'a> {
             Happening::Arrive { conn, end } => self.arrive(conn, end),
             Happening::Reach { conn, until } => self.reach(conn, until),
             Happening::Pass { host, life, input } => self.pass(host, life, input),
-            Happening::ToWorker { leg, input } => self.reach_worker(leg, input),
-            Happening::ToRouter { leg, answer } => self.reach_router(leg, answer)?,
+            Happening::Silent { host, life, since } if self.hosts[host].life == life => {
+                silence::known(host, self.flights.waits_for(host, since))?;
+            }
+            Happening::Silent { .. } => {}
+            Happening::Knock(call) => self.knock(call),
+            Happening::ToWorker(call) => self.reach_worker(call),
+            Happening::ToRouter(call) => self.reach_router(call)?,
+            Happening::Dropped { host, life } => self.flights.drop_kept(host, life),
+            Happening::RouterTick => {
+                self.agenda.put(now + ROUTER_TICK.as_nanos() as Nanos, Happening::RouterTick);
+                self.flights.tick(now);
+                self.carry_out()?;
+            }
             Happening::Request => self.request()?,
             Happening::Remind(flight) => {
-                let hosts = &self.hosts;
-                self.flights.remind(flight, |host| hosts[host].process.is_some(), now);
+                self.flights.remind(flight, now);
                 self.carry_out()?;
             }
             Happening::Check => self.check()?,
@@ -331,7 +353,7 @@ impl<'a> Cluster<'a> {
         host.life += 1;
         host.due = [Nanos::MAX; 3];
         (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
-        host.slow_until = 0;
+        (host.slow_until, host.dark_until, host.leaves) = (0, 0, None);
         for thread in Thread::ALL {
             let at = now + self.late();
             self.wake(index, thread, at);
@@ -372,6 +394,10 @@ impl<'a> Cluster<'a> {
     }
 
     fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Checked {
+        let clients = match (thread, self.hosts[index].leaves) {
+            (Thread::Ctl, Some(_)) => self.clients(index),
+            _ => 0,
+        };
         let host = &mut self.hosts[index];
         let Some(process) = &mut host.process else { return Ok(()) };
         let own = now + host.skew;
@@ -384,7 +410,8 @@ impl<'a> Cluster<'a> {
                 let pause = match activity {
                     Activity::Busy => Some(0),
                     Activity::Waiting => Some(self.dice.within(MILLI, 10 * MILLI)),
-                    Activity::Idle => None,
+                    // Looks for work, as it does far more often in production.
+                    Activity::Idle => Some(ENGINE_LOOKS),
                 };
                 if let Some(pause) = pause {
                     let at = now + took + pause + self.late();
@@ -418,6 +445,7 @@ impl<'a> Cluster<'a> {
                     nanos: own,
                     computes,
                     conns: &mut self.last_conn,
+                    clients,
                 })?;
                 process.attend(false);
                 let tick = process.edge.next_tick - host.skew;
@@ -426,6 +454,10 @@ impl<'a> Cluster<'a> {
                 outputs.into_iter().for_each(|output| self.dispatch(index, output));
                 let heard = self.hosts[index].computes_until;
                 self.wake(index, thread, if computes { tick.min(heard) } else { tick });
+                if self.hosts[index].process.as_ref().is_some_and(|process| process.edge.has_ended()) {
+                    self.leave(index);
+                    return Ok(());
+                }
                 sent as u64
             }
         };
@@ -455,11 +487,15 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now, &self.reasons)?;
-        let hosts = &self.hosts;
-        self.flights.probe(|host| hosts[host].is_up(now), now);
+        self.drained(now)?;
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
-            Phase::Working if all && self.ends.open() == 0 && now >= self.reasons.quiet_from() => {
+            Phase::Working
+                if all
+                    && self.ends.open() == 0
+                    && now >= self.reasons.quiet_from()
+                    && self.reasons.leaving().next().is_none() =>
+            {
                 self.phase = match self.plan.is_calm() {
                     true => Phase::Idle { since: now },
                     false => Phase::Recovering { pair: 0 },
@@ -488,6 +524,22 @@ impl<'a> Cluster<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Who drains is over when what it had is.
+    fn drained(&self, now: Nanos) -> Checked {
+        let begun = |from: Nanos| from.max(self.reasons.quiet_from());
+        let late = self.reasons.leaving().find(|&(_, from)| begun(from) + DRAINED < now);
+        late.map_or(Ok(()), |(host, _)| {
+            Err(Finding::new(Checker::Ends, format!("process {host} was told to drain and is not over")))
+        })
+    }
+
+    /// Connections of the router to a host's process.
+    fn clients(&self, index: usize) -> usize {
+        let life = self.hosts[index].life;
+        let calls = self.calls.values().filter(|call| call.leads_to(index, life)).count();
+        calls + self.flights.kept(index, life)
     }
 
     /// Whether something is true of all processes.

@@ -4,12 +4,18 @@
 use super::agenda::{MILLI, Nanos, SECOND};
 use super::dice::Dice;
 use super::process::Thread;
+use std::fmt;
+
+/// The router's host, beside those of processes.
+pub const ROUTER: usize = usize::MAX;
 
 /// Something that goes wrong.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// A control connection is reset.
     Cut,
+    /// A leg's connection is.
+    CutCall,
     /// A process dies, and another one is started at its address.
     Crash {
         /// Whose.
@@ -37,9 +43,9 @@ pub enum Fault {
     },
     /// Packets between two hosts are lost.
     Part {
-        /// From here,
+        /// From here, which may be [`ROUTER`],
         from: usize,
-        /// to there,
+        /// to there, which may be it as well,
         to: usize,
         /// and back.
         both: bool,
@@ -62,8 +68,72 @@ pub enum Fault {
         /// By so much.
         by: Nanos,
     },
+    /// An engine hangs.
+    Hang {
+        /// Whose.
+        host: usize,
+        /// For so long.
+        time: Nanos,
+    },
+    /// A process is told to drain; another one is started when it has ended.
+    Drain {
+        /// Whose.
+        host: usize,
+        /// So long after.
+        down: Nanos,
+    },
+    /// Somebody has a request end.
+    Abort,
     /// A client goes away.
     Leave,
+}
+
+/// A host by its number, or the router's.
+struct Name(usize);
+
+impl fmt::Display for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            ROUTER => f.write_str("the router"),
+            host => write!(f, "process {host}"),
+        }
+    }
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = |time: Nanos| time as f64 / SECOND as f64;
+        match *self {
+            Fault::Cut => f.write_str("a connection between two processes breaks, if one stands"),
+            Fault::CutCall => f.write_str("a connection of the router breaks, if one stands"),
+            Fault::Crash { host, silent, down } => {
+                let told = if silent { ", and nobody is told" } else { "" };
+                write!(f, "{} dies, for {} s{told}", Name(host), seconds(down))
+            }
+            Fault::Pause { host, time } => write!(f, "{} stands still for {} s", Name(host), seconds(time)),
+            Fault::Stall { host, thread, time } => {
+                let thread = format!("{thread:?}").to_lowercase();
+                write!(f, "thread {thread} of {} stands still for {} s", Name(host), seconds(time))
+            }
+            Fault::Part { from, to, both, time } => {
+                let back = if both { " and back" } else { "" };
+                let (from, to, time) = (Name(from), Name(to), seconds(time));
+                write!(f, "nothing comes from {from} to {to}{back} for {time} s")
+            }
+            Fault::Slow { host, factor, time } => {
+                write!(f, "the model of {} is {factor} times slower for {} s", Name(host), seconds(time))
+            }
+            Fault::Jump { host, by } => write!(f, "the clock of {} jumps by {} s", Name(host), seconds(by)),
+            Fault::Hang { host, time } => {
+                write!(f, "the engine of {} hangs for {} s", Name(host), seconds(time))
+            }
+            Fault::Drain { host, down } => {
+                write!(f, "{} is told to drain, and is there again {} s after", Name(host), seconds(down))
+            }
+            Fault::Abort => f.write_str("somebody has a request end, if one runs"),
+            Fault::Leave => f.write_str("a client leaves, if one is there"),
+        }
+    }
 }
 
 /// Faults of a run, and what else is not as it should be.
@@ -80,7 +150,7 @@ pub struct Faults {
 impl Faults {
     /// Of a cluster with `prefill` and `decode` workers to which requests come for `span`.
     pub fn draw(dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) -> Faults {
-        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 7)).collect();
+        let kinds: Vec<u64> = (0..dice.within(1, 4)).map(|_| dice.within(0, 12)).collect();
         let hosts = prefill + decode;
         let mut list: Vec<(Nanos, Fault)> = (0..dice.within(1, 12))
             .map(|_| {
@@ -97,9 +167,9 @@ impl Faults {
                         host,
                         time: dice.pick(&[50 * MILLI, 600 * MILLI, 1900 * MILLI, 2500 * MILLI, 6 * SECOND]),
                     },
-                    3 => {
-                        let (one, other) =
-                            (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+                    kind @ (3 | 7) => {
+                        let pair = [dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode];
+                        let (one, other) = if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
                         let (from, to) = if dice.one_in(2) { (one, other) } else { (other, one) };
                         let time = dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
                         Fault::Part { from, to, both: dice.one_in(2), time }
@@ -114,6 +184,10 @@ impl Faults {
                         thread: dice.pick(&Thread::ALL),
                         time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
                     },
+                    8 => Fault::CutCall,
+                    9 => Fault::Hang { host, time: dice.pick(&[9 * SECOND, 20 * SECOND, 40 * SECOND]) },
+                    10 => Fault::Drain { host, down: dice.pick(&[MILLI, SECOND, 6 * SECOND]) },
+                    11 => Fault::Abort,
                     _ => Fault::Leave,
                 };
                 (at, fault)

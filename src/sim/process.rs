@@ -121,11 +121,12 @@ impl Process {
         let mail = Mail::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
+        let engine = Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock));
         Ok(Process {
-            edge: Edge::new(index, Handoff::new(members, offer), events),
+            edge: Edge::new(index, Handoff::new(members, offer), events, engine.progress().clone()),
             stats,
             memory,
-            engine: Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock)),
+            engine,
             mover,
             round: Round::new(size.spins),
             doorbell,

@@ -1,8 +1,10 @@
 //! The router and its clients: requests to pairs, decode's answer back, another pair where one fails, by
 //! `cluster::flight` around the decisions of `cluster::router`, as `front::router::flights` has it.
 //!
-//! Owns: all requests that are being served. Not here: what an answer must be (`checkers`), how long a leg's
-//! connection takes to carry something (`cluster`).
+//! Owns: all requests that are being served. Not here: their connections to workers (`fleet`), what an answer must be
+//! (`checkers`), how long a connection takes to stand and to carry something (`cluster`).
+
+pub mod fleet;
 
 use super::agenda::Nanos;
 use super::dice::Dice;
@@ -12,9 +14,12 @@ use crate::cause::Cause;
 use crate::cluster::flight::{Avoid, Flight as Core, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
-use crate::cluster::router::{Booking, Role, Router};
+use crate::cluster::router::{Role, Router};
+use crate::front::router::call::Lost;
 use crate::ids::Room;
+use crate::limits::ROUTER_GRACE;
 use crate::sched::mailbox::Outcome;
+use fleet::{CallName, Fleet, What};
 use std::time::{Duration, Instant};
 
 /// A leg of a request, which has a connection of its own.
@@ -22,7 +27,7 @@ use std::time::{Duration, Instant};
 pub struct LegName {
     /// Which request.
     pub flight: usize,
-    /// Of which of its tries.
+    /// With which of the pairs that were chosen for it.
     pub attempt: u32,
     /// Which leg.
     pub role: Role,
@@ -30,37 +35,63 @@ pub struct LegName {
     pub copy: u8,
 }
 
-/// What a worker answers on a leg.
+/// What comes on a connection to a worker.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Answer {
+    /// It stands, and leads to the worker's process of this life.
+    Stands(u32),
     /// A token.
     Token(u32),
     /// The end.
     Ended(Outcome),
-    /// The connection broke.
+    /// It is well.
+    Well,
+    /// It drains, and takes nothing new.
+    Drains,
+    /// Its engine hangs.
+    Hangs,
+    /// The connection broke, or was refused.
     Lost,
 }
 
 /// What the router wants done.
 #[derive(Debug)]
 pub enum Wish {
-    /// Both legs of a try leave.
+    /// The request is to be served by these from now on, under this room.
+    Choose {
+        /// Which request.
+        flight: usize,
+        /// Where its legs meet.
+        room: Room,
+        /// Its prefill and its decode worker.
+        pair: [usize; 2],
+    },
+    /// A call takes a connection.
+    Open {
+        /// Which call.
+        call: CallName,
+        /// To which worker.
+        worker: usize,
+        /// A kept one, to its process of this life; else one that is dialled.
+        life: Option<u32>,
+    },
+    /// Both legs of a try leave, on their connections.
     Send {
         /// Which request.
         flight: usize,
         /// Which of its tries.
         attempt: u32,
-        /// Where its legs meet.
-        room: Room,
-        /// Its prefill worker.
-        prefill: usize,
-        /// Its decode worker.
-        decode: usize,
-        /// What is still asked of them.
+        /// Whether it was sent before.
+        again: bool,
+        /// What is still asked.
         order: Box<Order>,
     },
-    /// A leg's connection is closed.
-    Cancel(LegName),
+    /// A worker is asked how it is.
+    Ask(CallName),
+    /// A call's connection is closed.
+    Close(CallName),
+    /// It is kept for another one.
+    Keep(CallName),
     /// [`Flights::remind`] is to be called then.
     Remind(usize, Nanos),
     /// The client has its answer.
@@ -72,30 +103,34 @@ struct Flight {
     order: Order,
     core: Core,
     begun: Nanos,
+    /// Pairs so far.
     attempt: u32,
     /// Of the current try.
     room: Room,
-    /// By role.
-    booked: [Option<Booking>; 2],
+    /// The workers of the current try.
+    pair: [usize; 2],
+    sent: bool,
+    /// By role: whether its call can still say something.
+    legs: [bool; 2],
     answer: Vec<u32>,
-    /// Its prefill leg broke: decode has until then.
-    decides_until: Option<Nanos>,
     /// It is tried again then.
     due: Option<Nanos>,
+    /// The current try was sent.
+    placed: bool,
+    /// Somebody wants it to end.
+    aborted: bool,
     over: bool,
 }
 
 /// All requests.
 #[derive(Debug)]
 pub struct Flights {
-    router: Router,
+    fleet: Fleet,
     workers: usize,
     retries: Retries,
     base: Instant,
     dice: Dice,
     flights: Vec<Flight>,
-    /// What is to be done.
-    pub wishes: Vec<Wish>,
 }
 
 impl Flights {
@@ -111,26 +146,12 @@ impl Flights {
             router.probed(worker, true, base);
         }
         let retries = Retries::new(plan.retries, base);
-        Flights {
-            router,
-            workers: prefill + decode,
-            retries,
-            base,
-            dice,
-            flights: Vec::new(),
-            wishes: Vec::new(),
-        }
+        let fleet = Fleet::new(router, base);
+        Flights { fleet, workers: prefill + decode, retries, base, dice, flights: Vec::new() }
     }
 
-    /// A client asks. `takes` says whether a worker takes connections now; `pair` is whom it must be served by, if
-    /// that is not the router's to choose.
-    pub fn begin(
-        &mut self,
-        order: Order,
-        pair: Option<[usize; 2]>,
-        takes: impl Fn(usize) -> bool,
-        now: Nanos,
-    ) -> usize {
+    /// A client asks; `pair` is whom it must be served by, if that is not the router's to choose.
+    pub fn begin(&mut self, order: Order, pair: Option<[usize; 2]>, now: Nanos) -> usize {
         let id = self.flights.len();
         let others = |pair: [usize; 2]| (0..self.workers).filter(move |worker| !pair.contains(worker));
         let unwilling = pair.into_iter().flat_map(others).map(WorkerNumber).collect();
@@ -140,13 +161,16 @@ impl Flights {
             begun: now,
             attempt: 0,
             room: Room(0),
-            booked: [None, None],
+            pair: [0; 2],
+            sent: false,
+            legs: [false; 2],
             answer: Vec::new(),
-            decides_until: None,
             due: None,
+            placed: false,
+            aborted: false,
             over: false,
         });
-        self.attempt(id, takes, now);
+        self.attempt(id, now);
         id
     }
 
@@ -165,9 +189,9 @@ impl Flights {
         self.flights[flight].room
     }
 
-    /// Whether its client has its answer.
-    pub fn is_over(&self, flight: usize) -> bool {
-        self.flights[flight].over
+    /// The workers of its last try.
+    pub fn pair(&self, flight: usize) -> [usize; 2] {
+        self.flights[flight].pair
     }
 
     /// Requests that are not over.
@@ -177,154 +201,190 @@ impl Flights {
 
     /// Sequences that are charged to workers.
     pub fn booked(&self) -> u32 {
-        self.router.workers().map(|(_, _, load)| load.booked).sum()
+        self.fleet.booked()
     }
 
-    /// Asks the workers whose turn it is how they are.
-    pub fn probe(&mut self, is_well: impl Fn(usize) -> bool, now: Nanos) {
-        let now = self.instant(now);
-        while let Some(worker) = self.router.begin_probe(now) {
-            self.router.probed(worker, is_well(worker.0), now);
-        }
+    /// What is to be done.
+    pub fn take_wishes(&mut self) -> Vec<Wish> {
+        std::mem::take(&mut self.fleet.wishes)
     }
 
-    /// Something has come on a leg.
-    pub fn take(&mut self, leg: LegName, what: Answer, takes: impl Fn(usize) -> bool, now: Nanos) {
-        let id = leg.flight;
-        let flight = &mut self.flights[id];
-        if leg.copy > 0 || leg.attempt != flight.attempt || flight.over || flight.due.is_some() {
-            return;
-        }
-        let news = match (leg.role, what) {
-            (Role::Decode, Answer::Token(token)) => {
-                flight.answer.push(token);
-                News::Passes { resumable: true }
-            }
-            (Role::Prefill, Answer::Token(_)) => return,
-            (role, what) => {
-                self.close(id, role, false);
-                match (role, what) {
-                    // Decode has begun to answer.
-                    (Role::Prefill, _) if !self.flights[id].core.is_waiting() => return,
-                    (_, Answer::Ended(Outcome::Failed(cause))) => News::Failed(role, cause),
-                    (Role::Decode, Answer::Ended(outcome)) => return self.land(id, outcome, now),
-                    (Role::Prefill, Answer::Ended(_)) => return,
-                    (role, _) => News::Lost(role, Cause::PeerLost),
-                }
-            }
-        };
-        self.happen(id, news, takes, now);
+    /// Gives up what is overdue and sends probes: to be called every so often.
+    pub fn tick(&mut self, now: Nanos) {
+        self.fleet.tick(now);
+        self.settle(now);
+    }
+
+    /// Something has come on the connection of a call.
+    pub fn take(&mut self, call: CallName, what: Answer, now: Nanos) {
+        self.fleet.take(call, what, now);
+        self.settle(now);
+    }
+
+    /// The worker's process of this life has closed what it had open.
+    pub fn drop_kept(&mut self, worker: usize, life: u32) {
+        self.fleet.drop_kept(worker, life);
     }
 
     /// A time has come that was asked for.
-    pub fn remind(&mut self, id: usize, takes: impl Fn(usize) -> bool, now: Nanos) {
+    pub fn remind(&mut self, id: usize, now: Nanos) {
         let flight = &mut self.flights[id];
-        let is_due = |at: Option<Nanos>| at.is_some_and(|at| at <= now);
-        if is_due(flight.due) && !flight.over {
-            flight.due = None;
-            self.attempt(id, takes, now);
-        } else if is_due(flight.decides_until) && !flight.over {
-            self.happen(id, News::Lost(Role::Decode, Cause::Deadline), takes, now);
+        if !flight.over && flight.due.take_if(|at| *at <= now).is_some() {
+            self.attempt(id, now);
+            self.settle(now);
         }
     }
 
-    /// A client has gone.
-    pub fn gone(&mut self, id: usize) {
-        self.end(id, Err(Cause::ClientGone));
+    /// Somebody has a request end, and all workers are told: it is sent nowhere again, and ends here where nothing of
+    /// it is with any worker.
+    pub fn abort(&mut self, id: usize, now: Nanos) {
+        let flight = &mut self.flights[id];
+        flight.aborted = true;
+        if !flight.placed {
+            self.end(id, Err(Cause::Aborted), now);
+            self.settle(now);
+        }
     }
 
-    /// Takes a pair.
-    fn attempt(&mut self, id: usize, takes: impl Fn(usize) -> bool, now: Nanos) {
-        let instant = self.instant(now);
+    /// Whether a call that began until then still waits for a worker.
+    pub fn waits_for(&self, worker: usize, since: Nanos) -> bool {
+        self.fleet.waits_for(worker, since)
+    }
+
+    /// Connections to a worker's process that are kept without a call.
+    pub fn kept(&self, worker: usize, life: u32) -> usize {
+        self.fleet.kept(worker, life)
+    }
+
+    /// A client has gone.
+    pub fn gone(&mut self, id: usize, now: Nanos) {
+        self.end(id, Err(Cause::ClientGone), now);
+        self.settle(now);
+    }
+
+    /// Deals with all that has become of legs.
+    fn settle(&mut self, now: Nanos) {
+        while let Some((leg, what)) = self.fleet.poll() {
+            self.hear(leg, what, now);
+        }
+    }
+
+    fn hear(&mut self, leg: LegName, what: What, now: Nanos) {
+        let (id, role) = (leg.flight, leg.role);
         let flight = &mut self.flights[id];
-        let pair = match self.router.choose(1, flight.core.avoid(), instant) {
+        if leg.attempt != flight.attempt || !flight.legs[role as usize] {
+            return;
+        }
+        flight.legs[role as usize] &= matches!(what, What::Ready | What::Token(_));
+        // What prefill comes to counts until decode has begun to answer.
+        let counts = role == Role::Decode || flight.core.is_waiting();
+        let news = match (what, role) {
+            (What::Ready, _) => News::Connected,
+            (What::Refused, _) => News::Refused(role),
+            (What::Token(token), Role::Decode) => {
+                flight.answer.push(token);
+                News::Passes { resumable: true }
+            }
+            (What::TurnedAway, _) if counts => News::Failed(role, Cause::Draining),
+            // What a leg that was taken says of a drain is the other one's.
+            (What::Ended(Outcome::Failed(Cause::Draining)), _) if counts => {
+                News::Failed(role.other(), Cause::Draining)
+            }
+            (What::Ended(Outcome::Failed(cause)), _) if counts => News::Failed(role, cause),
+            (What::Ended(outcome), Role::Decode) => return self.land(id, outcome, now),
+            // Decode's leg is given up at the same time.
+            (What::Lost(Lost::Deadline), Role::Prefill) => return,
+            (What::Lost(Lost::Deadline), Role::Decode) => News::Lost(role, Cause::Deadline),
+            (What::Lost(_), _) if counts => News::Lost(role, Cause::PeerLost),
+            (What::Token(_) | What::Ended(_) | What::TurnedAway | What::Lost(_), _) => return,
+        };
+        self.follow(id, news, now);
+    }
+
+    /// Takes a pair, and connections to it.
+    fn attempt(&mut self, id: usize, now: Nanos) {
+        let instant = self.instant(now);
+        let deadline = Some(self.deadline(id));
+        let flight = &mut self.flights[id];
+        let pair = match self.fleet.router().choose(1, flight.core.avoid(), instant) {
             Ok(pair) => pair,
             Err(none) => {
                 let chance = self.dice.draw();
-                let deadline = self.base + Duration::from_nanos(flight.begun + flight.order.patience);
-                let terms =
-                    Terms { now: instant, chance, deadline: Some(deadline), retries: &mut self.retries };
+                let terms = Terms { now: instant, chance, deadline, retries: &mut self.retries };
                 let next = flight.core.nobody(none.may_come(), &terms);
-                return self.carry_out(id, next, takes, now);
+                return self.carry_out(id, next, now);
             }
         };
         let workers = [pair.prefill.worker(), pair.decode.worker()];
         flight.core.choose(Some(workers[0]), Some(workers[1]));
-        flight.booked = [Some(pair.prefill), Some(pair.decode)];
-        let refusing =
-            [Role::Prefill, Role::Decode].into_iter().find(|&role| !takes(workers[role as usize].0));
-        let news = match refusing {
-            Some(role) => {
-                self.router.refused(workers[role as usize]);
-                News::Refused(role)
-            }
-            None => News::Opened(0),
-        };
-        self.happen(id, news, takes, now);
+        flight.pair = workers.map(|worker| worker.0);
+        flight.attempt += 1;
+        flight.room = Room(self.dice.draw() >> 1);
+        flight.legs = [true; 2];
+        let (attempt, room, pair_of) = (flight.attempt, flight.room, flight.pair);
+        self.fleet.wishes.push(Wish::Choose { flight: id, room, pair: pair_of });
+        let until = self.until(id);
+        let mut awaited = 0;
+        for (role, booking) in [(Role::Prefill, pair.prefill), (Role::Decode, pair.decode)] {
+            let leg = CallName::Leg(LegName { flight: id, attempt, role, copy: 0 });
+            awaited += u32::from(!self.fleet.open(leg, booking, until, now));
+        }
+        self.follow(id, News::Opened(awaited), now);
     }
 
-    fn happen(&mut self, id: usize, news: News, takes: impl Fn(usize) -> bool, now: Nanos) {
+    /// What follows from what has happened to a flight.
+    fn follow(&mut self, id: usize, news: News, now: Nanos) {
         let chance = self.dice.draw();
         let deadline = Some(self.deadline(id));
-        let terms = &mut Terms { now: self.instant(now), chance, deadline, retries: &mut self.retries };
+        let instant = self.instant(now);
+        let terms = &mut Terms { now: instant, chance, deadline, retries: &mut self.retries };
         let core = &mut self.flights[id].core;
         let next = core.take(news, terms);
-        let instant = self.base + Duration::from_nanos(now);
+        let router = self.fleet.router();
         match (next, news) {
             (Next::Again(_) | Next::Fail(_), _) => {
-                core.accused().for_each(|worker| self.router.accuse(worker, instant));
+                core.accused().for_each(|worker| router.accuse(worker, instant));
             }
             (_, News::Passes { .. }) => {
                 let workers = [Role::Prefill, Role::Decode].into_iter().filter_map(|role| core.worker(role));
-                workers.for_each(|worker| self.router.acquit(worker));
+                workers.for_each(|worker| router.acquit(worker));
             }
             _ => {}
         }
-        self.carry_out(id, next, takes, now);
+        self.carry_out(id, next, now);
     }
 
-    fn carry_out(&mut self, id: usize, next: Next, takes: impl Fn(usize) -> bool, now: Nanos) {
-        let base = self.base;
-        let nanos = |at: Instant| at.saturating_duration_since(base).as_nanos() as Nanos;
-        let flight = &mut self.flights[id];
+    fn carry_out(&mut self, id: usize, next: Next, now: Nanos) {
         match next {
             Next::On | Next::Land => {}
-            Next::Calm => flight.decides_until = None,
+            Next::Calm => self.fleet.set_deadline(self.call(id, Role::Decode), self.until(id)),
             Next::Send => self.send(id, now),
-            Next::Hurry(until) => {
-                flight.decides_until = Some(nanos(until));
-                self.wishes.push(Wish::Remind(id, nanos(until)));
-            }
+            Next::Hurry(until) => self.fleet.set_deadline(self.call(id, Role::Decode), self.nanos(until)),
+            Next::Again(_) if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
             Next::Again(at) => {
-                flight.decides_until = None;
-                self.cancel(id);
-                if nanos(at) <= now {
-                    return self.attempt(id, takes, now);
+                self.cancel(id, now);
+                let at = self.nanos(at);
+                if at <= now {
+                    return self.attempt(id, now);
                 }
-                self.flights[id].due = Some(nanos(at));
-                self.wishes.push(Wish::Remind(id, nanos(at)));
+                self.flights[id].due = Some(at);
+                self.fleet.wishes.push(Wish::Remind(id, at));
             }
-            Next::Fail(cause) => self.end(id, Err(cause)),
+            Next::Fail(cause) => self.end(id, Err(cause), now),
         }
     }
 
     fn send(&mut self, id: usize, now: Nanos) {
-        let room = Room(self.dice.draw() >> 1);
         let flight = &mut self.flights[id];
-        flight.attempt += 1;
-        flight.room = room;
         let Some(order) = flight.order.after(&flight.answer, now - flight.begun) else {
-            return self.end(id, Err(Cause::Deadline));
+            return self.end(id, Err(Cause::Deadline), now);
         };
-        let worker = |role: Role| flight.core.worker(role).expect("a pair was chosen").0;
-        self.wishes.push(Wish::Send {
-            flight: id,
-            attempt: flight.attempt,
-            room,
-            prefill: worker(Role::Prefill),
-            decode: worker(Role::Decode),
-            order: Box::new(order),
-        });
+        flight.placed = true;
+        let (attempt, again) = (flight.attempt, std::mem::replace(&mut flight.sent, true));
+        for role in [Role::Prefill, Role::Decode] {
+            self.fleet.begin(self.call(id, role));
+        }
+        self.fleet.wishes.push(Wish::Send { flight: id, attempt, again, order: Box::new(order) });
     }
 
     /// A whole answer: what prefill still does is left alone.
@@ -334,39 +394,45 @@ impl Flights {
         let terms = &mut Terms { now: self.instant(now), chance, deadline, retries: &mut self.retries };
         let next = self.flights[id].core.take(News::Landed, terms);
         assert_eq!(next, Next::Land, "decode answers what was sent");
-        self.close(id, Role::Prefill, false);
+        self.fleet.leave(self.call(id, Role::Prefill));
+        self.flights[id].legs = [false; 2];
         self.flights[id].over = true;
-        self.wishes.push(Wish::Over(id, Ok(outcome)));
+        self.fleet.wishes.push(Wish::Over(id, Ok(outcome)));
     }
 
-    fn end(&mut self, id: usize, result: Result<Outcome, Cause>) {
+    fn end(&mut self, id: usize, result: Result<Outcome, Cause>, now: Nanos) {
         if std::mem::replace(&mut self.flights[id].over, true) {
             return;
         }
-        self.cancel(id);
-        self.wishes.push(Wish::Over(id, result));
+        self.cancel(id, now);
+        self.fleet.wishes.push(Wish::Over(id, result));
     }
 
-    fn cancel(&mut self, id: usize) {
-        self.close(id, Role::Decode, true);
-        self.close(id, Role::Prefill, true);
+    fn cancel(&mut self, id: usize, now: Nanos) {
+        (self.flights[id].legs, self.flights[id].placed) = ([false; 2], false);
+        for role in [Role::Decode, Role::Prefill] {
+            self.fleet.cancel(self.call(id, role), now);
+        }
     }
 
-    fn close(&mut self, id: usize, role: Role, cancel: bool) {
-        let flight = &mut self.flights[id];
-        if let Some(booking) = flight.booked[role as usize].take() {
-            self.router.release(booking);
-        }
-        if cancel {
-            self.wishes.push(Wish::Cancel(LegName { flight: id, attempt: flight.attempt, role, copy: 0 }));
-        }
+    fn call(&self, id: usize, role: Role) -> CallName {
+        CallName::Leg(LegName { flight: id, attempt: self.flights[id].attempt, role, copy: 0 })
     }
 
     fn deadline(&self, id: usize) -> Instant {
         self.instant(self.flights[id].begun + self.flights[id].order.patience)
     }
 
+    /// When its legs are given up: a worker keeps the client's time itself, unless it stands still.
+    fn until(&self, id: usize) -> Nanos {
+        self.nanos(self.deadline(id) + ROUTER_GRACE)
+    }
+
     fn instant(&self, now: Nanos) -> Instant {
         self.base + Duration::from_nanos(now)
+    }
+
+    fn nanos(&self, at: Instant) -> Nanos {
+        at.saturating_duration_since(self.base).as_nanos() as Nanos
     }
 }

@@ -61,20 +61,26 @@ fn rest(client: &mut Client) -> String {
 #[test]
 fn a_request_goes_to_another_pair_when_a_worker_is_lost_or_says_no() {
     let four = Quartet::start(&[]);
-    for (role, status) in
-        [("decode", ""), ("decode", "429 Too Many"), ("decode", "502 Oh"), ("prefill", "503 No")]
-    {
+    // A worker tells of a client that has gone where the other leg's connection was lost: the router's client has not.
+    const GONE: &str = "{\"error\":{\"code\":\"client_gone\"}}";
+    for (role, status, told) in [
+        ("decode", "", ""),
+        ("decode", "429 Too Many", "{}"),
+        ("decode", "502 Oh", "{}"),
+        ("prefill", "503 No", "{}"),
+        ("prefill", "499 Gone", GONE),
+    ] {
         let mut client = four.router.post("/v1/completions", PROMPT);
         let (first, mut at_prefill, mut at_decode) = four.asked();
         let first_room = room(&at_decode);
         match (role, status) {
             ("decode", "") => at_decode.hang_up(),
-            ("decode", status) => at_decode.answer(status, "{}"),
-            (_, status) => at_prefill.answer(status, "{}"),
+            ("decode", status) => at_decode.answer(status, told),
+            (_, status) => at_prefill.answer(status, told),
         }
         let (second, mut at_prefill, mut at_decode) = four.asked();
         // That a worker is lost says nothing about the other one.
-        let blamed = if role == "prefill" { 0 } else { 1 };
+        let blamed = if role == "prefill" && told != GONE { 0 } else { 1 };
         assert_ne!(second[blamed], first[blamed], "{role} {status}");
         if status.starts_with("502") {
             assert_ne!(second[0], first[0], "one of the two has lost the other, and nobody knows which");
@@ -97,6 +103,13 @@ fn tries_have_an_end_and_the_last_answer_is_the_clients() {
     }
     assert_eq!(client.answer(), (502, "{\"error\":{\"code\":\"peer_lost\"}}".into()));
     let mut client = router.post("/v1/completions", PROMPT);
+    for _ in 0..5 {
+        decode.asked();
+        prefill.asked().answer("499 Gone", "{\"error\":{\"code\":\"client_gone\"}}");
+    }
+    let (status, told) = client.answer();
+    assert!((status, told.contains("peer_lost")) == (502, true), "the client has not gone: {status} {told}");
+    let mut client = router.post("/v1/completions", PROMPT);
     for _ in 0..2 {
         prefill.asked();
         decode.asked().answer("500 Oh", "{}");
@@ -106,6 +119,12 @@ fn tries_have_an_end_and_the_last_answer_is_the_clients() {
     prefill.asked();
     decode.asked().answer("400 No", "{}");
     assert_eq!(client.answer().0, 400);
+    for told in ["{\"error\":{\"code\":\"aborted\"}}", "{}"] {
+        let mut client = router.post("/v1/completions", PROMPT);
+        prefill.asked();
+        decode.asked().answer("499 Aborted", told);
+        assert_eq!(client.answer().0, 499, "what somebody has aborted does not come back to life");
+    }
     assert!(prefill.is_unasked() && decode.is_unasked());
 }
 
@@ -122,6 +141,20 @@ fn a_client_is_waited_for_no_longer_than_it_said() {
     assert!(left <= 59_980, "{left}");
     decode.asked().answer("200 OK", "{}");
     assert_eq!(client.answer().0, 200);
+}
+
+/// Both legs are given up at the same time, in any order.
+#[test]
+fn a_client_whose_time_is_up_is_told_so_whichever_leg_is_given_up_first() {
+    let (prefill, decode, router) = trio();
+    let mut clients: Vec<Client> = (0..8).map(|_| router.connect()).collect();
+    for client in &mut clients {
+        client.post("/v1/completions", "x-request-timeout-ms: 200\r\n", PROMPT);
+    }
+    let _silent: Vec<_> = clients.iter().map(|_| (prefill.asked(), decode.asked())).collect();
+    for client in &mut clients {
+        assert_eq!(client.answer().0, 408);
+    }
 }
 
 #[test]

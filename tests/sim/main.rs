@@ -11,6 +11,7 @@ use baton::sim::campaign::{Campaign, run};
 use baton::sim::cluster::Report;
 use baton::sim::plan::{Plan, Scale};
 use std::ops::RangeInclusive;
+use std::process::Command;
 
 const SCALE: Scale = Scale { prefill: 3, decode: 5, requests: 100, faults: false };
 
@@ -78,4 +79,24 @@ fn a_seed_repeats_itself_to_the_last_happening() {
     hashes.sort_unstable();
     hashes.dedup();
     assert_eq!(hashes.len() as u64, SEEDS, "another seed is another story");
+}
+
+/// The command, its exit status and what it says.
+fn command(args: &[&str]) -> (Option<i32>, String) {
+    let output = Command::new(env!("CARGO_BIN_EXE_baton")).arg("sim").args(args).output().unwrap();
+    let said = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    (output.status.code(), said)
+}
+
+#[test]
+fn what_cannot_be_simulated_or_told_is_said() {
+    let (code, said) = command(&["--seed", "18446744073709551615", "--seeds", "2"]);
+    assert!(code == Some(2) && said.contains("the last seed is 18446744073709551615"), "{code:?} {said}");
+    let (code, said) = command(&["--seed", "3", "--requests", "5", "--calm", "--trace", "1"]);
+    assert!(code == Some(1) && said.contains("no request met in room 1;"), "{code:?} {said}");
+    let rooms: Vec<&str> =
+        said.lines().filter_map(|line| line.split_once("--trace ")).map(|(_, room)| room).collect();
+    assert!(rooms.len() >= 5, "{said}");
+    let (code, said) = command(&["--seed", "3", "--requests", "5", "--calm", "--trace", rooms[0]]);
+    assert!(code == Some(0) && said.contains("request 0: begins") && said.contains("ends well"), "{said}");
 }

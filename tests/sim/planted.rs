@@ -12,7 +12,7 @@ use baton::stdx::planted::{plant, planted};
 use std::panic;
 
 /// Seeds until which each must be found.
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 400;
 
 /// What must be said of a mistake.
 struct Mistake {
@@ -51,6 +51,12 @@ const MISTAKES: &[Mistake] = &[
     mistake("pages change places", Checker::Shadow, "with other KV"),
     mistake("done is not told", Checker::Ends, "has not ended in time"),
     mistake("what was told counts as prompt", Checker::Tokens, "is right"),
+    mistake("connection is not counted", Checker::Ends, "has not ended in time"),
+    mistake("lost leg is its client's end", Checker::Ends, "client_gone"),
+    mistake("silent worker is waited for", Checker::Silence, "is waited for"),
+    mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
+    mistake("hung engine looks well", Checker::Silence, "is waited for"),
+    mistake("busy engine looks hung", Checker::Ends, "which nothing that was done to it explains"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

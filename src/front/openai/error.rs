@@ -75,11 +75,6 @@ impl ApiError {
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// Somebody has told so, by `/abort_request`.
-    pub fn aborted() -> Self {
-        Self::new(499, "aborted", "the request was aborted")
-    }
-
     /// Nothing new is begun here; somewhere else it may be, or here after a restart.
     pub fn draining(message: impl Into<String>) -> Self {
         let error = Self::new(503, Cause::Draining.name(), message);

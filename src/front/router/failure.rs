@@ -30,7 +30,7 @@ impl Failure {
         let told = serde_json::from_slice::<Told>(&answer.body).ok();
         let names_field = told.as_ref().is_some_and(|told| told.error.param.is_some());
         let code = told.and_then(Told::code);
-        let cause = code.as_deref().and_then(named).unwrap_or_else(|| cause_of(answer.status));
+        let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
         Failure { status: answer.status, code, own: answer.own.clone(), names_field, cause }
     }
 
@@ -81,11 +81,6 @@ impl Told {
     }
 }
 
-/// The cause of this name; what somebody aborted is not wanted any more.
-fn named(code: &str) -> Option<Cause> {
-    if code == "aborted" { Some(Cause::ClientGone) } else { Cause::named(code) }
-}
-
 /// The cause that an event of a stream tells, if it tells one.
 pub fn cause_in(data: &[u8]) -> Option<Cause> {
     if !data.starts_with(b"{\"error\"") {
@@ -93,11 +88,15 @@ pub fn cause_in(data: &[u8]) -> Option<Cause> {
     }
     let code = serde_json::from_slice::<Told>(data).ok().and_then(Told::code);
     // What nobody knows is told, and not tried again.
-    Some(code.as_deref().and_then(named).unwrap_or(Cause::Refused))
+    Some(code.as_deref().and_then(Cause::named).unwrap_or(Cause::Refused))
 }
 
 /// The cause that a worker's status stands for.
 pub fn cause_of(status: u16) -> Cause {
+    // Of two causes of one status, the one that is the client's own doing.
+    if status == Cause::Aborted.http_status() {
+        return Cause::Aborted;
+    }
     let is_same = |cause: &&Cause| cause.http_status() == status;
     let known = Cause::ALL.iter().find(is_same).copied();
     known.unwrap_or(if status < 500 { Cause::Refused } else { Cause::Internal })

@@ -177,8 +177,9 @@ impl Flights {
         let open = self.open.iter().filter(|(_, flight)| named(&flight.request));
         for client in open.map(|(&client, _)| client).collect::<Vec<_>>() {
             if let Some(mut flight) = self.open.remove(&client) {
-                flight.last = Some(WorkerAnswer::error(&ApiError::aborted()));
-                self.fail(client, flight, Cause::ClientGone, way);
+                let aborted = failure::error(Cause::Aborted, "the request was aborted".into());
+                flight.last = Some(WorkerAnswer::error(&aborted));
+                self.fail(client, flight, Cause::Aborted, way);
             }
         }
     }
@@ -277,6 +278,8 @@ impl Flights {
                     return self.take(client, flight, news, way);
                 }
             }
+            // The client's time is up, which ends decode's leg, too: that is what the client is told.
+            What::Lost(Lost::Deadline) => flight.prefill = None,
             What::Lost(lost) => {
                 flight.prefill = None;
                 if !flight.has_begun(way) {
@@ -523,7 +526,9 @@ impl Flights {
     fn fail(&mut self, client: ConnId, mut flight: Flight, cause: Cause, way: &mut Way<'_>) {
         flight.tell("request failed", Role::Decode, cause, way);
         self.failed(&flight, cause);
-        let told = flight.last.take().unwrap_or_else(|| {
+        // That it has gone is not for a client that is here.
+        let told = flight.last.take().filter(|told| Failure::of(told).cause != Cause::ClientGone);
+        let told = told.unwrap_or_else(|| {
             WorkerAnswer::error(&failure::error(cause, "the request could not be served".into()))
         });
         match flight.body {
@@ -603,7 +608,7 @@ impl Flight {
     /// Logs how a request fared, and at which worker where it was one; what is the client's making is no news.
     fn tell(&self, what: &str, role: Role, cause: Cause, way: &Way<'_>) {
         let level = match cause {
-            Cause::Refused | Cause::ClientGone => LogLevel::Debug,
+            Cause::Refused | Cause::Aborted => LogLevel::Debug,
             _ => LogLevel::Warn,
         };
         if log::is_logged(level) {

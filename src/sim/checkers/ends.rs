@@ -1,6 +1,6 @@
 //! Every request ends, once and in time; and well, unless something that was done to it explains how it failed.
 
-use super::reasons::Reasons;
+use super::reasons::{Reasons, WEATHER};
 use super::{Checked, Checker, Finding};
 use crate::cause::Cause;
 use crate::sched::mailbox::Outcome;
@@ -19,12 +19,20 @@ struct Entry {
     /// How long it may take in calm.
     served: Nanos,
     over: bool,
-    /// The workers it was sent to.
+    /// The workers that were chosen for it,
     pairs: Vec<[usize; 2]>,
+    /// and when.
+    chosen: Vec<Nanos>,
     /// One of its legs was sent twice.
     doubled: bool,
     /// Its client went away.
     left: bool,
+    /// Somebody had it end.
+    aborted: bool,
+    /// It has left the router.
+    sent: bool,
+    /// A worker that drains, or hangs, took nothing of it.
+    turned_away: bool,
     /// Nobody else is in its way, either.
     must_succeed: bool,
 }
@@ -60,16 +68,21 @@ impl Ends {
             served,
             over: false,
             pairs: Vec::new(),
+            chosen: Vec::new(),
             doubled: false,
             left: false,
+            aborted: false,
+            sent: false,
+            turned_away: false,
             must_succeed,
         });
         self.open += 1;
     }
 
-    /// A request was sent to these workers.
-    pub fn placed(&mut self, id: usize, pair: [usize; 2]) {
+    /// These workers were chosen for a request.
+    pub fn chosen(&mut self, id: usize, pair: [usize; 2], now: Nanos) {
         self.entries[id].pairs.push(pair);
+        self.entries[id].chosen.push(now);
     }
 
     /// One of its legs was sent twice: a room that is open is refused to the newcomer.
@@ -80,6 +93,28 @@ impl Ends {
     /// Its client goes away.
     pub fn left(&mut self, id: usize) {
         self.entries[id].left = true;
+    }
+
+    /// Somebody has it end.
+    pub fn aborted(&mut self, id: usize) {
+        self.entries[id].aborted = true;
+    }
+
+    /// It is sent to its workers, which is not done once it was aborted.
+    pub fn sent(&mut self, id: usize) -> Checked {
+        let entry = &mut self.entries[id];
+        entry.sent = true;
+        match entry.aborted {
+            true => {
+                Err(Finding::about(Checker::Ends, id, format!("request {id} was sent after it was aborted")))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// A worker that takes nothing new has said so.
+    pub fn turned_away(&mut self, id: usize) {
+        self.entries[id].turned_away = true;
     }
 
     /// A request is over for its client.
@@ -131,17 +166,32 @@ impl Entry {
         // Legs find out by themselves that time is up, and one of them may hear it of the other.
         let gone = now - self.begun + reasons.skipped(&life, &self.pairs);
         let is_up = || gone >= self.patience;
+        let mut tries = self.pairs.iter().zip(&self.chosen);
+        let lost = || {
+            let mut tries = tries.clone();
+            self.turned_away
+                || reasons.may_lose(&life, &self.pairs)
+                || tries.any(|(&pair, &chosen)| reasons.has_changed(pair, chosen))
+        };
         match cause {
             Cause::ClientGone => self.left,
             // Who has little time left is turned away from a line in which it would not last.
             Cause::Overloaded => !ample || gone + self.served > self.patience,
             Cause::Refused => self.doubled,
             Cause::Deadline => is_up(),
-            Cause::PeerLost => reasons.may_lose(&life, &self.pairs),
-            Cause::OtherLeg => self.doubled || is_up() || reasons.may_lose(&life, &self.pairs),
+            // What a worker has taken it finishes before it ends; what it has not found no other.
+            Cause::PeerLost => lost() || !self.sent && reasons.may_miss(&life),
+            Cause::OtherLeg => self.doubled || is_up() || lost(),
+            // Of a leg that came too late, or found no place, decode hears as of one that never will.
+            Cause::Draining => {
+                let slack = if ample { WEATHER } else { Nanos::MAX };
+                self.turned_away
+                    || reasons.may_lose(&life, &self.pairs)
+                    || tries.any(|(&pair, &chosen)| reasons.takes_nothing(pair, chosen, slack))
+            }
+            Cause::Aborted => self.aborted,
             Cause::Mismatch
             | Cause::Corrupt
-            | Cause::Draining
             | Cause::Internal
             | Cause::Incompatible
             | Cause::Denied

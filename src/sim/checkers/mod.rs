@@ -6,6 +6,7 @@ pub mod pages;
 pub mod reasons;
 pub mod salts;
 pub mod shadow;
+pub mod silence;
 pub mod tokens;
 
 /// Who says that something is wrong.
@@ -21,6 +22,8 @@ pub enum Checker {
     Shadow,
     /// Who names another salt shares nothing.
     Salts,
+    /// Who stands still is not waited for.
+    Silence,
     /// Who has nothing to do holds nothing.
     Idle,
     /// Each turn of an engine says what may follow the one before: nothing of a request after its end.

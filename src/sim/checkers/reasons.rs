@@ -6,10 +6,11 @@
 
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
 use crate::sim::agenda::{Nanos, SECOND};
+use crate::sim::faults::ROUTER;
 use std::ops::Range;
 
 /// What some messages in a row take at most where now and then one is lost and threads lag.
-const WEATHER: Nanos = SECOND;
+pub const WEATHER: Nanos = SECOND;
 /// From a fault's end until all have noticed that something was lost, and have dialled anew.
 const REPAIRED: Nanos =
     (PEER_SILENCE_MAX.as_nanos() + DIAL_HOLD_OFF.as_nanos() + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
@@ -28,10 +29,11 @@ pub enum Place {
 
 impl Place {
     /// Whether requests of this pair go there.
-    fn concerns(self, [prefill, decode]: [usize; 2]) -> bool {
+    fn concerns(self, pair: [usize; 2]) -> bool {
+        let goes = |host: usize| host == ROUTER || pair.contains(&host);
         match self {
-            Place::Host(host) => host == prefill || host == decode,
-            Place::Way(one, other) => (one, other) == (prefill, decode) || (other, one) == (prefill, decode),
+            Place::Host(host) => goes(host),
+            Place::Way(one, other) => goes(one) && goes(other),
         }
     }
 }
@@ -65,19 +67,87 @@ impl Reason {
     }
 }
 
+/// A worker that drains.
+#[derive(Clone, Copy, Debug)]
+struct Leave {
+    host: usize,
+    from: Nanos,
+    /// It has finished what it had, and ended.
+    ended: Option<Nanos>,
+    /// Another one is there.
+    until: Option<Nanos>,
+}
+
 /// All that was done so far.
 #[derive(Debug, Default)]
-pub struct Reasons(Vec<Reason>);
+pub struct Reasons {
+    faults: Vec<Reason>,
+    leaves: Vec<Leave>,
+}
 
 impl Reasons {
     /// A fault at `place`, from now until `over`.
     pub fn add(&mut self, effect: Effect, place: Place, now: Nanos, over: Nanos) {
-        self.0.push(Reason { effect, place, time: (now, over), until: over + REPAIRED });
+        self.faults.push(Reason { effect, place, time: (now, over), until: over + REPAIRED });
     }
 
-    /// When nothing is felt any more.
+    /// A worker drains from now on.
+    pub fn leaves(&mut self, host: usize, now: Nanos) {
+        self.leaves.push(Leave { host, from: now, ended: None, until: None });
+    }
+
+    /// It has ended.
+    pub fn ends(&mut self, host: usize, now: Nanos) {
+        for leave in self.leaves.iter_mut().filter(|leave| leave.host == host) {
+            leave.ended.get_or_insert(now);
+        }
+    }
+
+    /// Another one is in its place.
+    pub fn returns(&mut self, host: usize, now: Nanos) {
+        for leave in self.leaves.iter_mut().filter(|leave| leave.host == host) {
+            leave.until.get_or_insert(now);
+        }
+    }
+
+    /// Workers that drain, or are not back, and since when.
+    pub fn leaving(&self) -> impl Iterator<Item = (usize, Nanos)> {
+        let leaving = self.leaves.iter().filter(|leave| leave.until.is_none());
+        leaving.map(|leave| (leave.host, leave.from))
+    }
+
+    /// When nothing is felt any more of what is over.
     pub fn quiet_from(&self) -> Nanos {
-        self.0.iter().map(|reason| reason.until).max().unwrap_or(0)
+        let faults = self.faults.iter().map(|reason| reason.until);
+        let leaves = self.leaves.iter().filter_map(|leave| leave.until).map(|until| until + REPAIRED);
+        faults.chain(leaves).max().unwrap_or(0)
+    }
+
+    /// Whether a request that these were chosen for then may have come to one that had ended, or to peers that do not
+    /// know yet who is in its place; before that, its end may cost nobody anything.
+    pub fn has_changed(&self, pair: [usize; 2], chosen: Nanos) -> bool {
+        let is_felt = |leave: &Leave| {
+            leave.ended.is_some_and(|ended| ended <= chosen)
+                && leave.until.is_none_or(|until| until + REPAIRED >= chosen)
+        };
+        self.leaves.iter().any(|leave| pair.contains(&leave.host) && is_felt(leave))
+    }
+
+    /// Whether one of these, chosen then, takes nothing of what comes to it; what comes in `slack` does.
+    pub fn takes_nothing(&self, pair: [usize; 2], chosen: Nanos, slack: Nanos) -> bool {
+        let is_felt = |leave: &Leave| {
+            leave.from <= chosen.saturating_add(slack)
+                && leave.until.is_none_or(|until| until + REPAIRED >= chosen)
+        };
+        self.leaves.iter().any(|leave| pair.contains(&leave.host) && is_felt(leave))
+    }
+
+    /// Whether a worker was leaving in this life.
+    pub fn may_miss(&self, life: &Range<Nanos>) -> bool {
+        let is_felt = |leave: &Leave| {
+            leave.from <= life.end && leave.until.is_none_or(|until| until + REPAIRED >= life.start)
+        };
+        self.leaves.iter().any(is_felt)
     }
 
     /// Whether a request of this life that was with these pairs may have lost a peer.
@@ -92,11 +162,11 @@ impl Reasons {
             Effect::Skips(by) => by >= LOST_AFTER,
             Effect::Silences | Effect::Delays => false,
         };
-        if self.0.iter().any(|reason| breaks(reason) && felt(reason)) {
+        if self.faults.iter().any(|reason| breaks(reason) && felt(reason)) {
             return true;
         }
         // Silences one after the other are one.
-        let silences = self.0.iter().filter(|reason| reason.effect == Effect::Silences && felt(reason));
+        let silences = self.faults.iter().filter(|reason| reason.effect == Effect::Silences && felt(reason));
         let mut silences: Vec<(Nanos, Nanos)> = silences.map(|reason| reason.time).collect();
         silences.sort_unstable();
         let mut run = (0, 0);
@@ -108,7 +178,7 @@ impl Reasons {
 
     /// How much of its time a request of this life may have missed.
     pub fn skipped(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> Nanos {
-        let skips = self.0.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));
+        let skips = self.faults.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));
         let skips = skips.filter(|reason| pairs.iter().any(|&pair| reason.place.concerns(pair)));
         skips.map(|reason| if let Effect::Skips(by) = reason.effect { by } else { 0 }).sum()
     }

@@ -1,31 +1,43 @@
 //! How faults are carried out, and undone.
 
 use super::{Cluster, Conn, Happening, RESENT};
-use crate::limits::NET_HOST_SILENCE_MAX;
+use crate::limits::ENGINE_STILL_MAX;
 use crate::sim::agenda::Nanos;
 use crate::sim::checkers::Checked;
 use crate::sim::checkers::reasons::{Effect, Place};
-use crate::sim::edge::{ConnNumber, Parcel};
-use crate::sim::faults::Fault;
+use crate::sim::checkers::silence;
+use crate::sim::edge::{ConnNumber, Input, Parcel};
+use crate::sim::faults::{Fault, ROUTER};
 use crate::sim::plan::Size;
 use crate::sim::process::Thread;
-use crate::sim::router::{Answer, LegName};
+use crate::sim::router::fleet::CallName;
 
 impl Cluster<'_> {
     pub(super) fn go_wrong(&mut self, fault: Fault) -> Checked {
         let now = self.agenda.now();
-        self.story.tell_of_fault(now, &fault);
+        // Of these the request tells that they meet.
+        if !matches!(fault, Fault::CutCall | Fault::Abort | Fault::Leave) {
+            self.story.tell_of_fault(now, &fault);
+        }
         let over = match fault {
             Fault::Crash { down: time, .. }
             | Fault::Pause { time, .. }
             | Fault::Stall { time, .. }
+            | Fault::Hang { time, .. }
             | Fault::Part { time, .. }
             | Fault::Slow { time, .. } => now + time,
-            Fault::Cut | Fault::Jump { .. } | Fault::Leave => now,
+            Fault::Cut
+            | Fault::CutCall
+            | Fault::Jump { .. }
+            | Fault::Drain { .. }
+            | Fault::Abort
+            | Fault::Leave => now,
         };
         match fault {
             Fault::Crash { host, .. } => self.reasons.add(Effect::Breaks, Place::Host(host), now, over),
-            Fault::Pause { host, .. } | Fault::Stall { host, thread: Thread::Ctl, .. } => {
+            Fault::Pause { host, .. }
+            | Fault::Hang { host, .. }
+            | Fault::Stall { host, thread: Thread::Ctl, .. } => {
                 self.reasons.add(Effect::Silences, Place::Host(host), now, over);
             }
             Fault::Stall { host, .. } => self.reasons.add(Effect::Delays, Place::Host(host), now, over),
@@ -39,8 +51,9 @@ impl Cluster<'_> {
                 self.reasons.add(Effect::Silences, Place::Way(from, to), now, over);
             }
             Fault::Jump { host, by } => self.reasons.add(Effect::Skips(by), Place::Host(host), now, now),
-            Fault::Cut | Fault::Leave => {}
+            Fault::Cut | Fault::CutCall | Fault::Drain { .. } | Fault::Abort | Fault::Leave => {}
         }
+        self.expect_silence(fault, over);
         match fault {
             Fault::Cut => {
                 let open = self.conns.iter().filter(|(_, conn)| conn.open == [true; 2]);
@@ -50,6 +63,15 @@ impl Cluster<'_> {
                     let [from, to] = self.conns[&number].hosts;
                     self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
                     self.cut(number);
+                }
+            }
+            Fault::CutCall => {
+                let open: Vec<CallName> = self.open_calls().collect();
+                if !open.is_empty() {
+                    let name = self.dice.pick(&open);
+                    let way = Place::Way(ROUTER, self.calls[&name].host);
+                    self.reasons.add(Effect::Breaks, way, now, now);
+                    self.cut_call(name);
                 }
             }
             Fault::Crash { host, silent, .. } => self.crash(host, silent, over),
@@ -63,8 +85,21 @@ impl Cluster<'_> {
                 let until = &mut self.hosts[host].stalled_until[thread as usize];
                 *until = over.max(*until);
             }
+            Fault::Hang { host, .. } => {
+                self.story.tell(now, "process", host, "has an engine that hangs", None, over);
+                let until = &mut self.hosts[host].stalled_until[Thread::Engine as usize];
+                *until = over.max(*until);
+            }
+            Fault::Drain { host, down } => self.drain(host, down),
+            Fault::Abort => {
+                let open: Vec<usize> = self.flights.open().collect();
+                if !open.is_empty() {
+                    let flight = self.dice.pick(&open);
+                    self.abort(flight)?;
+                }
+            }
             Fault::Part { from, to, both, .. } => {
-                self.story.tell(now, "process", from, "is parted", None, to as u64);
+                self.story.tell(now, "way", from, "is parted", None, to as u64);
                 let ways = [Some((from, to)), both.then_some((to, from))];
                 for &way in ways.iter().flatten() {
                     let until = self.parted.entry(way).or_default();
@@ -90,13 +125,71 @@ impl Cluster<'_> {
                 let open: Vec<usize> = self.flights.open().collect();
                 if !open.is_empty() {
                     let flight = self.dice.pick(&open);
+                    let room = self.flights.room(flight);
+                    self.story.tell(now, "request", flight, "is left by its client", Some(room), 0);
                     self.ends.left(flight);
-                    self.flights.gone(flight);
+                    self.flights.gone(flight, now);
                     self.carry_out()?;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Somebody has a request end: the router tells all workers that it reaches.
+    fn abort(&mut self, flight: usize) -> Checked {
+        let now = self.agenda.now();
+        let room = self.flights.room(flight);
+        self.story.tell(now, "request", flight, "is aborted", Some(room), 0);
+        self.ends.aborted(flight);
+        for host in 0..self.hosts.len() {
+            if !self.is_parted(ROUTER, host) {
+                let (at, life) = (now + self.delay(), self.hosts[host].life);
+                self.agenda.put(at, Happening::Pass { host, life, input: Input::Abort(flight) });
+            }
+        }
+        self.flights.abort(flight, now);
+        self.carry_out()
+    }
+
+    /// A process is told to drain, unless there is none, or it does.
+    fn drain(&mut self, index: usize, down: Nanos) {
+        let now = self.agenda.now();
+        let host = &mut self.hosts[index];
+        if host.process.is_some() && host.leaves.is_none() {
+            host.leaves = Some((now, down));
+            let life = host.life;
+            self.reasons.leaves(index, now);
+            self.story.tell(now, "process", index, "is told to drain", None, down);
+            self.deliver(index, life, Input::Drain);
+        }
+    }
+
+    /// A process that drained has ended.
+    pub(super) fn leave(&mut self, index: usize) {
+        let now = self.agenda.now();
+        let down = self.hosts[index].leaves.map_or(0, |(_, down)| down);
+        self.story.tell(now, "process", index, "has drained", None, down);
+        self.reasons.ends(index, now);
+        self.crash(index, false, now + down);
+    }
+
+    /// Whoever stands still for long enough is waited for by nobody who asked before.
+    fn expect_silence(&mut self, fault: Fault, over: Nanos) {
+        let now = self.agenda.now();
+        let (host, from) = match fault {
+            Fault::Pause { host, .. } | Fault::Crash { host, silent: true, .. } => (host, now),
+            Fault::Hang { host, .. } => (host, now + ENGINE_STILL_MAX.as_nanos() as Nanos),
+            Fault::Part { from: ROUTER, to: host, .. } | Fault::Part { from: host, to: ROUTER, .. } => {
+                (host, now)
+            }
+            _ => return,
+        };
+        let known = from + silence::KNOWN;
+        if known < over {
+            let life = self.hosts[host].life;
+            self.agenda.put(known, Happening::Silent { host, life, since: now });
+        }
     }
 
     /// Both ends learn of it, each at its time; what was on the way is lost.
@@ -106,8 +199,7 @@ impl Cluster<'_> {
             // Who sends next, or whose kernel asks, finds out first.
             let rare = if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 };
             if let Some(conn) = self.conns.get_mut(&number) {
-                conn.queues[end].clear();
-                conn.last[end] = 0;
+                conn.to[end].clear();
             }
             self.reset(number, end, self.agenda.now() + rare);
         }
@@ -130,10 +222,15 @@ impl Cluster<'_> {
                 _ => self.send(index, number, Parcel::Close),
             }
         }
-        let heard = if silent { over.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos) } else { now };
-        let legs = self.legs.iter().filter(|(_, leg)| (leg.host, leg.life) == (index, life));
-        for name in legs.map(|(&name, _)| name).collect::<Vec<_>>() {
-            self.lose(name, heard);
+        if silent {
+            self.hosts[index].dark_until = over;
+        } else {
+            let at = now + self.delay();
+            self.agenda.put(at, Happening::Dropped { host: index, life });
+        }
+        let calls = self.calls.iter().filter(|(_, call)| call.leads_to(index, life));
+        for name in calls.map(|(&name, _)| name).collect::<Vec<_>>() {
+            self.lose(name);
         }
     }
 
@@ -142,18 +239,11 @@ impl Cluster<'_> {
         ends.filter(|&(_, conn, end)| is_meant(conn, end)).map(|(number, _, end)| (number, end)).collect()
     }
 
-    /// The router finds a leg's connection broken.
-    pub(super) fn lose(&mut self, name: LegName, from: Nanos) {
-        let delay = self.delay();
-        let Some(leg) = self.legs.get_mut(&name) else { return };
-        let at = (from + delay).max(leg.last[1] + 1);
-        leg.last[1] = at;
-        self.agenda.put(at, Happening::ToRouter { leg: name, answer: Answer::Lost });
-    }
-
     /// Another process at the same address: it knows nothing of the connections of the one before, and says so.
     pub(super) fn restart(&mut self, index: usize) {
-        self.story.tell(self.agenda.now(), "process", index, "is started again", None, 0);
+        let now = self.agenda.now();
+        self.story.tell(now, "process", index, "is started again", None, 0);
+        self.reasons.returns(index, now);
         let life = self.hosts[index].life;
         self.start(index);
         let is_left = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[1 - end];
@@ -172,9 +262,21 @@ impl Cluster<'_> {
                 if self.parted.contains_key(&(conn.hosts[1 - end], conn.hosts[end])) {
                     continue;
                 }
-                for _ in 0..std::mem::take(&mut conn.lost[end]) {
+                for _ in 0..conn.to[end].resend() {
                     let at = now + self.dice.within(0, RESENT);
                     self.agenda.put(at, Happening::Arrive { conn: number, end });
+                }
+            }
+        }
+        for (&name, call) in &mut self.calls {
+            let (there, back) = ((ROUTER, call.host), (call.host, ROUTER));
+            let to_worker = if self.parted.contains_key(&there) { 0 } else { call.to_worker.resend() };
+            let to_router = if self.parted.contains_key(&back) { 0 } else { call.to_router.resend() };
+            let again = [(to_worker, Happening::ToWorker as fn(_) -> _), (to_router, Happening::ToRouter)];
+            for (lost, arrives) in again {
+                for _ in 0..lost {
+                    let at = now + self.dice.within(0, RESENT);
+                    self.agenda.put(at, arrives(name));
                 }
             }
         }

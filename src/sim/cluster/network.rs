@@ -43,14 +43,7 @@ impl Cluster<'_> {
             Output::Dial { conn, to, patience } => {
                 let until = now + patience;
                 let lives = [self.hosts[from].life, self.hosts[to].life];
-                let conns = Conn {
-                    hosts: [from, to],
-                    lives,
-                    open: [true, false],
-                    queues: Default::default(),
-                    last: [0; 2],
-                    lost: [0; 2],
-                };
+                let conns = Conn { hosts: [from, to], lives, open: [true, false], to: Default::default() };
                 self.conns.insert(conn, conns);
                 self.story.tell(now, "process", from, "dials", None, to as u64);
                 let at = now + self.delay() + self.delay();
@@ -68,13 +61,7 @@ impl Cluster<'_> {
                 let at = now + self.delay();
                 self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, shown) });
             }
-            Output::Answer(name, answer) => {
-                let delay = self.delay();
-                let Some(leg) = self.legs.get_mut(&name) else { return };
-                leg.last[1] = (now + delay).max(leg.last[1] + 1);
-                let at = leg.last[1];
-                self.agenda.put(at, Happening::ToRouter { leg: name, answer });
-            }
+            Output::Answer(name, answer) => self.answer(name, answer),
         }
     }
 
@@ -90,15 +77,14 @@ impl Cluster<'_> {
             conn.open[end] = false;
         }
         let to = 1 - end;
-        conn.last[to] = (now + delay).max(conn.last[to]);
-        let at = conn.last[to];
         if let Parcel::Message(message) = &parcel
             && let Ok(Some(message)) = Message::decode(message.parts(), None)
         {
             let (what, room) = told(&message);
             self.story.tell(now, "process", from, what, room, number.into());
         }
-        conn.queues[to].push_back((at, parcel));
+        let Some(conn) = self.conns.get_mut(&number) else { return };
+        let at = conn.to[to].put(now + delay, parcel);
         self.agenda.put(at, Happening::Arrive { conn: number, end: to });
     }
 
@@ -106,12 +92,11 @@ impl Cluster<'_> {
         let Some(conn) = self.conns.get_mut(&number) else { return };
         let (host, life) = (conn.hosts[end], conn.lives[end]);
         if self.parted.contains_key(&(conn.hosts[1 - end], host)) {
-            conn.lost[end] += 1;
-            return;
+            return conn.to[end].lose();
         }
         // What this one was put down for may have been lost with the connection.
         let now = self.agenda.now();
-        let Some((_, parcel)) = conn.queues[end].pop_front_if(|(at, _)| *at <= now) else { return };
+        let Some(parcel) = conn.to[end].take(now) else { return };
         if !conn.open[end] {
             if self.hosts[host].process.is_some() && conn.open[1 - end] {
                 self.reset(number, 1 - end, now);
@@ -128,23 +113,27 @@ impl Cluster<'_> {
     pub(super) fn reset(&mut self, number: ConnNumber, end: usize, from: Nanos) {
         let delay = self.delay();
         let Some(conn) = self.conns.get_mut(&number) else { return };
-        let at = (from + delay).max(conn.last[end]);
-        conn.last[end] = at;
-        conn.queues[end].push_back((at, Parcel::Close));
+        let at = conn.to[end].put(from + delay, Parcel::Close);
         self.agenda.put(at, Happening::Arrive { conn: number, end });
+    }
+
+    /// Whether packets between two are lost, on their way there or back.
+    pub(super) fn is_parted(&self, one: usize, other: usize) -> bool {
+        self.parted.contains_key(&(one, other)) || self.parted.contains_key(&(other, one))
     }
 
     pub(super) fn reach(&mut self, number: ConnNumber, until: Nanos) {
         let now = self.agenda.now();
         let mut answered = now + self.delay();
+        let Some(&Conn { hosts: [from, to], .. }) = self.conns.get(&number) else { return };
+        // A host that is gone answers as little as one that cannot be reached.
+        let parted = self.is_parted(from, to) || self.hosts[to].dark_until > now;
         let Some(conn) = self.conns.get_mut(&number) else { return };
-        let [from, to] = conn.hosts;
         if self.hosts[from].life != conn.lives[0] || !conn.open[0] {
             self.conns.remove(&number);
             return;
         }
         let target = &self.hosts[to];
-        let parted = self.parted.contains_key(&(from, to)) || self.parted.contains_key(&(to, from));
         let proof = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
         // Who is slow to take part does not prove itself.
         let still = target.paused_until.max(target.stalled_until[Thread::Ctl as usize]);

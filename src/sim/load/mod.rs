@@ -21,6 +21,7 @@ pub mod report;
 pub mod transfers;
 
 use crate::config::error::ConfigError;
+use crate::say;
 use plan::Plan;
 
 /// Runs what was asked for and says what came of it. True when all is well.
@@ -32,14 +33,14 @@ pub fn run(plan: &Plan) -> Result<bool, ConfigError> {
     let summary = match cluster::Cluster::new(plan, &arrivals).run() {
         Ok(summary) => summary,
         Err(failure) => {
-            println!("{failure}");
+            say!("{failure}");
             return Ok(false);
         }
     };
     if plan.json {
-        println!("{}", serde_json::to_string(&summary).expect("a summary has only string keys"));
+        say!("{}", serde_json::to_string(&summary).expect("a summary has only string keys"));
     } else {
-        println!("{summary}");
+        say!("{summary}");
     }
     Ok(true)
 }

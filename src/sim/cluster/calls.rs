@@ -1,0 +1,189 @@
+//! Connections between the router and workers: they take time to stand, meet a host that is gone or cannot be reached,
+//! and what travels on them keeps its order.
+
+use super::stream::Stream;
+use super::{Cluster, Happening, RESENT};
+use crate::ids::Room;
+use crate::limits::NET_HOST_SILENCE_MAX;
+use crate::sim::agenda::{Nanos, SECOND};
+use crate::sim::checkers::{Checked, tokens};
+use crate::sim::edge::Input;
+use crate::sim::faults::ROUTER;
+use crate::sim::router::Answer;
+use crate::sim::router::fleet::CallName;
+
+/// Between two tries of a dial whose packets are lost, as kernels have it.
+const KNOCK_AGAIN: Nanos = SECOND;
+
+/// A call's connection.
+#[derive(Debug)]
+pub(super) struct Call {
+    pub(super) host: usize,
+    /// Which of the host's processes it leads to; `None` while it does not stand.
+    life: Option<u32>,
+    /// Of the request that is served by it.
+    room: Option<Room>,
+    pub(super) to_worker: Stream<Input>,
+    pub(super) to_router: Stream<Answer>,
+}
+
+impl Call {
+    /// One that stands.
+    pub(super) fn standing(host: usize, life: u32, room: Option<Room>) -> Call {
+        Call { host, life: Some(life), room, to_worker: Stream::default(), to_router: Stream::default() }
+    }
+
+    /// Whether it stands, to this process of a host.
+    pub(super) fn leads_to(&self, host: usize, life: u32) -> bool {
+        (self.host, self.life) == (host, Some(life))
+    }
+}
+
+impl Cluster<'_> {
+    /// A call takes a connection that is kept, to the worker's process of this life, or dials.
+    pub(super) fn open_call(&mut self, name: CallName, host: usize, kept: Option<u32>) {
+        let room = match name {
+            CallName::Leg(leg) => Some(self.flights.room(leg.flight)),
+            CallName::Probe(_) => None,
+        };
+        self.calls.insert(name, Call { life: kept, ..Call::standing(host, 0, room) });
+        if kept.is_none() {
+            let at = self.agenda.now() + self.delay();
+            self.agenda.put(at, Happening::Knock(name));
+        }
+    }
+
+    /// The kernel of a worker's host takes a connection, whatever its process does.
+    pub(super) fn knock(&mut self, name: CallName) {
+        let now = self.agenda.now();
+        let Some(call) = self.calls.get(&name) else { return };
+        let (index, room) = (call.host, call.room);
+        let host = &self.hosts[index];
+        if host.dark_until > now || self.is_parted(ROUTER, index) {
+            return self.agenda.put(now + KNOCK_AGAIN, Happening::Knock(name));
+        }
+        let life = host.process.is_some().then_some(host.life);
+        if let Some(call) = self.calls.get_mut(&name) {
+            call.life = life;
+        }
+        let what = if life.is_some() { "is reached" } else { "takes no connection" };
+        self.story.tell(now, "process", index, what, room, 0);
+        self.answer(name, life.map_or(Answer::Lost, Answer::Stands));
+    }
+
+    /// Something leaves a worker for the router.
+    pub(super) fn answer(&mut self, name: CallName, answer: Answer) {
+        let at = self.agenda.now() + self.delay();
+        let Some(call) = self.calls.get_mut(&name) else { return };
+        if let (CallName::Leg(leg), Answer::Drains | Answer::Hangs) = (name, answer) {
+            self.ends.turned_away(leg.flight);
+        }
+        let at = call.to_router.put(at, answer);
+        self.agenda.put(at, Happening::ToRouter(name));
+    }
+
+    /// Something leaves the router for a worker.
+    pub(super) fn post(&mut self, name: CallName, input: Input) {
+        let at = self.agenda.now() + self.delay();
+        let Some(call) = self.calls.get_mut(&name) else { return };
+        let at = call.to_worker.put(at, input);
+        self.agenda.put(at, Happening::ToWorker(name));
+    }
+
+    /// The router closes a call's connection.
+    pub(super) fn close(&mut self, name: CallName) {
+        let Some(call) = self.calls.get(&name) else { return };
+        match (call.life, name) {
+            (Some(_), CallName::Leg(leg)) => self.post(name, Input::Cancel(leg)),
+            _ => {
+                self.calls.remove(&name);
+            }
+        }
+    }
+
+    /// The router finds a call's connection broken, once somebody tells it: nobody does where the host is gone.
+    pub(super) fn lose(&mut self, name: CallName) {
+        let now = self.agenda.now();
+        let delay = self.delay();
+        let Some(call) = self.calls.get_mut(&name) else { return };
+        let dark_until = self.hosts[call.host].dark_until.max(now);
+        let told = dark_until.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos);
+        let at = call.to_router.put(told + delay, Answer::Lost);
+        self.agenda.put(at, Happening::ToRouter(name));
+    }
+
+    /// Calls of legs whose connections stand.
+    pub(super) fn open_calls(&self) -> impl Iterator<Item = CallName> {
+        let open = self.calls.iter().filter(|(_, call)| call.life.is_some());
+        open.map(|(&name, _)| name).filter(|name| matches!(name, CallName::Leg(_)))
+    }
+
+    /// A call's connection breaks, and what is on its way: both ends learn of it, each at its time.
+    pub(super) fn cut_call(&mut self, name: CallName) {
+        let now = self.agenda.now();
+        let rare = [(); 2].map(|()| if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 });
+        let at = [now + self.delay() + rare[0], now + self.delay() + rare[1]];
+        let Some(call) = self.calls.get_mut(&name) else { return };
+        let (CallName::Leg(leg), Some(life)) = (name, call.life) else { return };
+        let host = call.host;
+        self.story.tell(now, "call", host, "is cut", call.room, leg.role as u64);
+        call.to_worker.clear();
+        call.to_router.clear();
+        let told = call.to_router.put(at[0], Answer::Lost);
+        self.agenda.put(told, Happening::ToRouter(name));
+        self.agenda.put(at[1], Happening::Pass { host, life, input: Input::Cancel(leg) });
+    }
+
+    pub(super) fn reach_worker(&mut self, name: CallName) {
+        let now = self.agenda.now();
+        let Some(call) = self.calls.get_mut(&name) else { return };
+        let host = call.host;
+        if self.parted.contains_key(&(ROUTER, host)) {
+            return call.to_worker.lose();
+        }
+        let Some(input) = call.to_worker.take(now) else { return };
+        let (life, room) = (call.life, call.room);
+        let is_last = matches!(input, Input::Cancel(_));
+        if let CallName::Leg(leg) = name {
+            let what = if is_last { "is cancelled" } else { "comes" };
+            self.story.tell(now, "process", host, what, room, leg.role as u64);
+        }
+        match life.filter(|&life| self.hosts[host].life == life && self.hosts[host].process.is_some()) {
+            Some(life) => self.deliver(host, life, input),
+            None => self.lose(name),
+        }
+        if is_last {
+            self.calls.remove(&name);
+        }
+    }
+
+    pub(super) fn reach_router(&mut self, name: CallName) -> Checked {
+        let now = self.agenda.now();
+        let Some(call) = self.calls.get_mut(&name) else { return Ok(()) };
+        if self.parted.contains_key(&(call.host, ROUTER)) {
+            call.to_router.lose();
+            return Ok(());
+        }
+        let Some(answer) = call.to_router.take(now) else { return Ok(()) };
+        let (host, room) = (call.host, call.room);
+        if let CallName::Leg(leg) = name {
+            let (what, detail) = match answer {
+                Answer::Stands(_) => ("is connected", leg.role as u64),
+                Answer::Token(token) => ("answers", token.into()),
+                Answer::Drains | Answer::Hangs => ("turns away", leg.role as u64),
+                Answer::Ended(_) | Answer::Well => ("has answered", leg.role as u64),
+                Answer::Lost => ("is lost", leg.role as u64),
+            };
+            self.story.tell(now, "process", host, what, room, detail);
+        }
+        if !matches!(answer, Answer::Stands(_) | Answer::Token(_)) {
+            self.calls.remove(&name);
+        }
+        self.flights.take(name, answer, now);
+        if let (Answer::Token(_), CallName::Leg(leg)) = (answer, name) {
+            let expected = &self.flights.order(leg.flight).expected;
+            tokens::begins(leg.flight, self.flights.answer(leg.flight), expected)?;
+        }
+        self.carry_out()
+    }
+}

@@ -1,0 +1,183 @@
+//! Legs of a process, by the rules of `front::generations`: placed, told of by the engine, cancelled, aborted.
+
+use super::{Edge, Job, Leg, Output, address_of};
+use crate::cause::Cause;
+use crate::cluster::router::Role;
+use crate::front::handoff::{Source, prompt_of};
+use crate::ids::RequestId;
+use crate::sched::mailbox::{Event, Outcome};
+use crate::sched::request::{Request, Stamps};
+use crate::sim::checkers::shadow::Grant;
+use crate::sim::checkers::{Checked, Checker, Finding, tokens};
+use crate::sim::process::WORKER;
+use crate::sim::router::fleet::CallName;
+use crate::sim::router::{Answer, LegName};
+use crate::transfer::manager::rooms::Slot;
+use std::time::{Duration, Instant};
+
+impl Edge {
+    /// Who asked has closed a leg's connection.
+    pub(super) fn cancel(&mut self, name: LegName) {
+        if let Some(leg) = self.legs.values_mut().find(|leg| leg.name == name) {
+            leg.muted = true;
+            if !leg.finished {
+                let slot = leg.slot;
+                self.handoff.worker_mut(WORKER).abort(slot, Cause::ClientGone);
+            }
+        }
+    }
+
+    /// Somebody wants a request to end; who asked for it is told.
+    pub(super) fn abort(&mut self, flight: usize) {
+        let legs = self.legs.values_mut().filter(|leg| leg.name.flight == flight && !leg.muted);
+        for leg in legs.filter(|leg| !leg.finished) {
+            leg.muted = true;
+            self.handoff.worker_mut(WORKER).abort(leg.slot, Cause::Aborted);
+            let aborted = Answer::Ended(Outcome::Failed(Cause::Aborted));
+            self.outbox.push(Output::Answer(CallName::Leg(leg.name), aborted));
+        }
+    }
+
+    /// A leg's request has come, as `front::generations` places it.
+    pub(super) fn submit(&mut self, job: Job, now: Instant) {
+        let Job { name, room, source, order } = job;
+        if self.drain.is_begun() || self.hangs {
+            let answer = if self.hangs { Answer::Hangs } else { Answer::Drains };
+            return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
+        }
+        let deadline = now + Duration::from_nanos(order.patience);
+        let worker = self.handoff.worker_mut(WORKER);
+        let Some(slot) = worker.take_slot(prompt_of(&order.prompt), deadline) else {
+            let refused = Answer::Ended(Outcome::Failed(Cause::Overloaded));
+            self.outbox.push(Output::Answer(CallName::Leg(name), refused));
+            return;
+        };
+        let (max_new, salt) = match name.role {
+            Role::Prefill => (1, order.salt),
+            // As where no key proves sources.
+            Role::Decode => (order.max_new, order.salt.of(&address_of(source).to_string())),
+        };
+        self.salts.brought(salt, &order.prompt, &order.expected);
+        let pages = worker.layout().pages_for(order.prompt.len() as u32 + max_new) as usize;
+        self.next_request += 1;
+        let request = Request {
+            id: RequestId(self.next_request),
+            worker: WORKER,
+            room,
+            slot: slot.id,
+            generation: slot.generation,
+            prompt: order.prompt.clone(),
+            alone: false,
+            resumed: order.resumed,
+            output: Vec::with_capacity(max_new as usize),
+            pages: Vec::with_capacity(pages),
+            salt: Some(salt),
+            sampling: order.sampling,
+            top_logprobs: 0,
+            max_new,
+            stop_tokens: order.stop_tokens,
+            ignore_eos: false,
+            deadline,
+            stamps: Stamps::new(now),
+        };
+        let expected = order.expected.into_iter().take(max_new as usize).collect();
+        let leg = Leg {
+            name,
+            slot,
+            salt,
+            prompt: order.prompt,
+            expected,
+            held: None,
+            finished: false,
+            muted: false,
+        };
+        self.legs.insert(request.id, leg);
+        let source = (name.role == Role::Decode).then(|| Source::Remote(address_of(source)));
+        self.handoff.submit(Box::new(request), source.as_ref(), now);
+    }
+
+    /// The engine tells, as to `front::generations`.
+    pub(super) fn event(&mut self, event: Event, now: Instant) -> Checked {
+        let wrong = |leg: &Leg, what| Err(Finding::about(Checker::Events, leg.name.flight, what));
+        match event {
+            Event::Token { request, sampled, .. } => {
+                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+                if leg.finished {
+                    return wrong(leg, "a token after the end");
+                }
+                // Also of what nobody listens to any more.
+                let right = leg.expected.pop_front();
+                tokens::next(leg.name.flight, self.process, sampled.token, right)?;
+                match leg.name.role {
+                    Role::Prefill => leg.held = Some(sampled.token),
+                    Role::Decode if !leg.muted => {
+                        let name = CallName::Leg(leg.name);
+                        self.outbox.push(Output::Answer(name, Answer::Token(sampled.token)));
+                    }
+                    Role::Decode => {}
+                }
+            }
+            Event::Expecting { worker, slot, generation, tokens, .. } => {
+                let worker_of = self.handoff.worker(worker);
+                let layout = worker_of.layout();
+                let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot, generation);
+                let Some(leg) = self.legs.values().find(same) else {
+                    return Err(Finding::new(
+                        Checker::Events,
+                        "pages were leased for a leg that is released",
+                    ));
+                };
+                self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
+                let first = (tokens.start / layout.page_size) as usize;
+                let pages = first..layout.pages_for(tokens.end) as usize;
+                let grant = Grant {
+                    generation,
+                    request: leg.name.flight,
+                    prompt: leg.prompt.clone(),
+                    tokens: tokens.clone(),
+                    first,
+                    pages: pages.map(|index| worker_of.lists().page(slot, index)).collect(),
+                };
+                self.grants.insert(slot, grant);
+                self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
+            }
+            Event::Finished { request, outcome, cached_tokens, .. } => {
+                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+                // Decode tells what its source found.
+                if leg.name.role == Role::Prefill {
+                    self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached_tokens)?;
+                }
+                if std::mem::replace(&mut leg.finished, true) {
+                    return wrong(leg, "a leg ended twice");
+                }
+                let (slot, name, muted) = (leg.slot, CallName::Leg(leg.name), leg.muted);
+                let failure = match outcome {
+                    Outcome::Failed(cause) => Some(cause),
+                    _ => None,
+                };
+                if !muted {
+                    if let (Some(token), None) = (leg.held, failure) {
+                        self.outbox.push(Output::Answer(name, Answer::Token(token)));
+                    }
+                    self.outbox.push(Output::Answer(name, Answer::Ended(outcome)));
+                }
+                self.handoff.finished(WORKER, slot, failure, now);
+            }
+            Event::Released(request) => {
+                let slot = Slot { id: request.slot, generation: request.generation };
+                self.grants.remove(&slot.id);
+                self.handoff.released(WORKER, slot);
+                match self.legs.remove(&request.id) {
+                    None => return Err(Finding::new(Checker::Events, "a leg was released twice")),
+                    Some(leg) if !leg.finished => return wrong(&leg, "a leg was released before it ended"),
+                    Some(leg) if !request.pages.is_empty() => {
+                        return wrong(&leg, "a leg was released with pages");
+                    }
+                    Some(_) => {}
+                }
+            }
+            Event::Flushed { .. } => {}
+        }
+        Ok(())
+    }
+}

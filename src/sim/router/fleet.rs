@@ -1,0 +1,317 @@
+//! The router's connections to workers: dialled, used for one call at a time, kept for the next one; and the probes that
+//! tell who stands still. By the rules of `front::router::fleet`, over what the network of the cluster does to them.
+//!
+//! Invariant: a call's booking is released when it ends, however it ends. Not here: what calls are for (`router`), who
+//! a worker is beyond that it answers (introductions).
+
+use super::{Answer, LegName, Wish};
+use crate::cluster::loads::WorkerNumber;
+use crate::cluster::router::{Booking, Router};
+use crate::front::router::call::Lost;
+use crate::limits::{ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME};
+use crate::sched::mailbox::Outcome;
+use crate::sim::agenda::Nanos;
+use std::collections::{BTreeMap, VecDeque};
+use std::time::{Duration, Instant};
+
+/// A request on a connection to a worker.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum CallName {
+    /// Of a client's.
+    Leg(LegName),
+    /// The probe of this number.
+    Probe(u64),
+}
+
+/// What becomes of a leg.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum What {
+    /// Its connection stands.
+    Ready,
+    /// There is none, and nothing was sent.
+    Refused,
+    /// A token of the answer.
+    Token(u32),
+    /// The answer is whole.
+    Ended(Outcome),
+    /// The worker takes nothing new.
+    TurnedAway,
+    /// No further answer will come.
+    Lost(Lost),
+}
+
+/// A connection.
+#[derive(Clone, Copy, Debug)]
+enum Line {
+    /// It must stand by then.
+    Dialled(Nanos),
+    /// It leads to the process that is the worker's so-manieth.
+    Stands(u32),
+}
+
+#[derive(Debug)]
+struct Call {
+    booking: Booking,
+    since: Nanos,
+    /// When it is given up.
+    until: Nanos,
+    line: Line,
+    /// Something was sent.
+    begun: bool,
+    /// What comes of it is of interest.
+    heard: bool,
+}
+
+/// A connection without a call.
+#[derive(Clone, Copy, Debug)]
+struct Kept {
+    life: u32,
+    since: Nanos,
+}
+
+/// The workers, and what runs on them.
+#[derive(Debug)]
+pub struct Fleet {
+    router: Router,
+    base: Instant,
+    calls: BTreeMap<CallName, Call>,
+    /// By worker; the one used last is the last.
+    kept: Vec<Vec<Kept>>,
+    probes: u64,
+    news: VecDeque<(LegName, What)>,
+    /// What is to be done.
+    pub wishes: Vec<Wish>,
+}
+
+impl Fleet {
+    /// These workers, numbered as the cluster numbers its processes. `base` is the beginning of time.
+    pub fn new(router: Router, base: Instant) -> Fleet {
+        let kept = router.workers().map(|_| Vec::new()).collect();
+        let (calls, news) = (BTreeMap::new(), VecDeque::new());
+        Fleet { router, base, calls, kept, probes: 0, news, wishes: Vec::new() }
+    }
+
+    /// The decisions.
+    pub fn router(&mut self) -> &mut Router {
+        &mut self.router
+    }
+
+    /// Sequences that are charged to workers.
+    pub fn booked(&self) -> u32 {
+        self.router.workers().map(|(_, _, load)| load.booked).sum()
+    }
+
+    /// What has happened to legs.
+    pub fn poll(&mut self) -> Option<(LegName, What)> {
+        self.news.pop_front()
+    }
+
+    /// Whether a call that began until then still waits for a worker.
+    pub fn waits_for(&self, worker: usize, since: Nanos) -> bool {
+        self.calls.iter().any(|(name, call)| {
+            let is_leg = matches!(name, CallName::Leg(_));
+            is_leg && call.heard && call.booking.worker().0 == worker && call.since <= since
+        })
+    }
+
+    /// Connections to a worker's process of this life that are kept without a call.
+    pub fn kept(&self, worker: usize, life: u32) -> usize {
+        self.kept[worker].iter().filter(|kept| kept.life == life).count()
+    }
+
+    /// Takes a connection to the booked worker; whether it stands already.
+    pub fn open(&mut self, name: CallName, booking: Booking, until: Nanos, now: Nanos) -> bool {
+        let worker = booking.worker().0;
+        let kept = self.kept[worker].pop().map(|kept| kept.life);
+        let line = kept.map_or(Line::Dialled(now + nanos(ROUTER_CONNECT_TIME)), Line::Stands);
+        self.calls.insert(name, Call { booking, since: now, until, line, begun: false, heard: true });
+        self.wishes.push(Wish::Open { call: name, worker, life: kept });
+        kept.is_some()
+    }
+
+    /// The request of a call leaves.
+    pub fn begin(&mut self, name: CallName) {
+        if let Some(call) = self.calls.get_mut(&name) {
+            call.begun = true;
+        }
+    }
+
+    /// Gives a call up at another time.
+    pub fn set_deadline(&mut self, name: CallName, until: Nanos) {
+        if let Some(call) = self.calls.get_mut(&name) {
+            call.until = until;
+        }
+    }
+
+    /// Lets a call end by itself.
+    pub fn leave(&mut self, name: CallName) {
+        if let Some(call) = self.calls.get_mut(&name) {
+            call.heard = false;
+        }
+    }
+
+    /// Ends a call, which tells the worker if something was sent.
+    pub fn cancel(&mut self, name: CallName, now: Nanos) {
+        if let Some(call) = self.calls.remove(&name) {
+            let is_reusable = !call.begun;
+            self.settle(name, call, is_reusable, now);
+        }
+    }
+
+    /// Something has come on the connection of a call.
+    pub fn take(&mut self, name: CallName, answer: Answer, now: Nanos) {
+        let Some(call) = self.calls.get_mut(&name) else { return };
+        match answer {
+            Answer::Stands(life) => {
+                call.line = Line::Stands(life);
+                let begun = call.begun;
+                match name {
+                    CallName::Leg(leg) if !begun => self.news.push_back((leg, What::Ready)),
+                    CallName::Leg(_) => {}
+                    CallName::Probe(_) => self.wishes.push(Wish::Ask(name)),
+                }
+            }
+            Answer::Token(token) => self.tell(name, What::Token(token)),
+            Answer::Ended(outcome) => {
+                self.end(name, now);
+                self.tell(name, What::Ended(outcome));
+            }
+            Answer::Well => {
+                if let Some(worker) = self.end(name, now) {
+                    self.router.probed(worker, true, self.instant(now));
+                }
+            }
+            Answer::Drains => {
+                let Some(worker) = self.end(name, now) else { return };
+                // Its end meets no request that is on its way to it.
+                self.router.refused(worker);
+                self.kept[worker.0].clear();
+                match name {
+                    CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
+                    CallName::Probe(_) => {
+                        self.router.probed(worker, false, self.instant(now));
+                    }
+                }
+            }
+            Answer::Hangs => {
+                let Some(worker) = self.end(name, now) else { return };
+                match name {
+                    CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
+                    CallName::Probe(_) => self.unwell(worker, now),
+                }
+            }
+            Answer::Lost => self.closed(name, now),
+        }
+    }
+
+    /// The worker's process of this life has closed what it had open.
+    pub fn drop_kept(&mut self, worker: usize, life: u32) {
+        self.kept[worker].retain(|kept| kept.life != life);
+    }
+
+    /// Gives up what took too long, and connections that nobody used; asks the workers whose turn it is how they are.
+    pub fn tick(&mut self, now: Nanos) {
+        let unconnected = |call: &Call| matches!(call.line, Line::Dialled(until) if until <= now);
+        let late = self.calls.iter().filter(|(_, call)| unconnected(call) || call.until <= now);
+        for (name, connects) in late.map(|(&name, call)| (name, unconnected(call))).collect::<Vec<_>>() {
+            match connects {
+                true => self.closed(name, now),
+                false => self.lose(name, Lost::Deadline, now),
+            }
+        }
+        for kept in &mut self.kept {
+            kept.retain(|kept| kept.since + nanos(ROUTER_IDLE_TIME) > now);
+        }
+        while let Some(worker) = self.router.begin_probe(self.instant(now)) {
+            self.probes += 1;
+            let (name, booking) = (CallName::Probe(self.probes), self.router.visit(worker));
+            let stands = self.open(name, booking, now + nanos(ROUTER_PROBE_TIME), now);
+            self.begin(name);
+            if stands {
+                self.wishes.push(Wish::Ask(name));
+            }
+        }
+    }
+
+    fn tell(&mut self, name: CallName, what: What) {
+        if let CallName::Leg(leg) = name {
+            self.news.push_back((leg, what));
+        }
+    }
+
+    /// A connection has broken, or was not to be had.
+    fn closed(&mut self, name: CallName, now: Nanos) {
+        let Some(call) = self.calls.get(&name) else { return };
+        let (worker, begun) = (call.booking.worker(), call.begun);
+        if matches!(call.line, Line::Dialled(_)) {
+            self.router.refused(worker);
+        }
+        match begun {
+            true => self.lose(name, Lost::Closed, now),
+            false => self.refuse(name, now),
+        }
+    }
+
+    fn lose(&mut self, name: CallName, lost: Lost, now: Nanos) {
+        let Some(call) = self.calls.remove(&name) else { return };
+        let (worker, begun) = (call.booking.worker(), call.begun);
+        self.settle(name, call, false, now);
+        match name {
+            CallName::Leg(leg) => {
+                self.news.push_back((leg, if begun { What::Lost(lost) } else { What::Refused }));
+            }
+            CallName::Probe(_) => self.unwell(worker, now),
+        }
+    }
+
+    /// A probe has failed.
+    fn unwell(&mut self, worker: WorkerNumber, now: Nanos) {
+        self.router.probed(worker, false, self.instant(now));
+        if self.router.is_silent(worker) {
+            self.give_up(worker.0, now);
+        }
+    }
+
+    /// What waits for a worker that stands still waits for nothing.
+    fn give_up(&mut self, worker: usize, now: Nanos) {
+        let waits = |(name, call): &(&CallName, &Call)| {
+            call.booking.worker().0 == worker && call.heard && matches!(name, CallName::Leg(_))
+        };
+        let waiting: Vec<CallName> = self.calls.iter().filter(waits).map(|(&name, _)| name).collect();
+        waiting.into_iter().for_each(|name| self.lose(name, Lost::Silent, now));
+    }
+
+    fn refuse(&mut self, name: CallName, now: Nanos) {
+        let Some(call) = self.calls.remove(&name) else { return };
+        self.settle(name, call, false, now);
+        self.tell(name, What::Refused);
+    }
+
+    /// The answer of a call is whole; whose it was.
+    fn end(&mut self, name: CallName, now: Nanos) -> Option<WorkerNumber> {
+        let call = self.calls.remove(&name)?;
+        let worker = call.booking.worker();
+        self.settle(name, call, true, now);
+        Some(worker)
+    }
+
+    fn settle(&mut self, name: CallName, call: Call, is_reusable: bool, now: Nanos) {
+        let worker = call.booking.worker().0;
+        self.router.release(call.booking);
+        match call.line {
+            Line::Stands(life) if is_reusable => {
+                self.kept[worker].push(Kept { life, since: now });
+                self.wishes.push(Wish::Keep(name));
+            }
+            _ => self.wishes.push(Wish::Close(name)),
+        }
+    }
+
+    fn instant(&self, now: Nanos) -> Instant {
+        self.base + Duration::from_nanos(now)
+    }
+}
+
+fn nanos(time: Duration) -> Nanos {
+    time.as_nanos() as Nanos
+}

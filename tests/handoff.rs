@@ -170,6 +170,7 @@ impl Cluster {
             slot: slot.id,
             generation: slot.generation,
             prompt: prompt.to_vec(),
+            alone: false,
             resumed: 0,
             output: Vec::new(),
             pages: Vec::new(),

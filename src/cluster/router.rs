@@ -98,6 +98,16 @@ impl NoWorker {
     }
 }
 
+impl NoWorker {
+    /// The same, where somebody else may come.
+    fn or_may_come(self, other: bool) -> NoWorker {
+        match self {
+            NoWorker::Of { role, may_come } => NoWorker::Of { role, may_come: may_come || other },
+            NoWorker::Fitting { may_come } => NoWorker::Fitting { may_come: may_come || other },
+        }
+    }
+}
+
 impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -252,13 +262,38 @@ impl Router {
         Ok(Pair { prefill: self.book(prefill, weight), decode: self.book(decode, weight) })
     }
 
-    /// Chooses a decode worker that serves `weight` sequences alone, where there is no pair.
+    /// Chooses who serves `weight` sequences: a pair, or, where no pair is left, or none but one whose prefill worker has
+    /// failed the request, a decode worker that reads prompts itself. A prefill worker that is there and says no is no
+    /// reason to load decode with its work.
     ///
     /// # Errors
-    /// None that does is usable.
-    pub fn choose_alone(&mut self, weight: u32, avoid: &Avoid, now: Instant) -> Result<Booking, NoWorker> {
-        let place = self.pick(Role::Decode, avoid, now, |decode| decode.reads_alone)?;
-        Ok(self.book(place, weight))
+    /// As [`Router::choose`].
+    pub fn choose_serving(
+        &mut self,
+        weight: u32,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Result<(Option<Booking>, Booking), NoWorker> {
+        let pair = self.choose(weight, avoid, now);
+        let is_wanted = match &pair {
+            Ok(pair) => avoid.failed.contains(&pair.prefill.worker),
+            Err(_) => !self.has_pair(),
+        };
+        let alone = is_wanted.then(|| self.pick(Role::Decode, avoid, now, |decode| decode.reads_alone));
+        match (pair, alone) {
+            (pair, Some(Ok(place))) => {
+                if let Ok(Pair { prefill, decode }) = pair {
+                    self.release(prefill);
+                    self.release(decode);
+                }
+                Ok((None, self.book(place, weight)))
+            }
+            (Ok(Pair { prefill, decode }), _) => Ok((Some(prefill), decode)),
+            (Err(none), _) => {
+                let reads = |decode: &Member| decode.reads_alone && !avoid.unwilling.contains(&decode.number);
+                Err(none.or_may_come(is_wanted && self.here(Role::Decode).any(reads)))
+            }
+        }
     }
 
     /// Chooses a worker of one role.
@@ -355,9 +390,10 @@ impl Router {
 
     /// Whether there is a usable pair, or a usable worker that does without.
     pub fn is_ready(&self) -> bool {
-        if self.usable(Role::Decode).any(|decode| decode.reads_alone) {
-            return true;
-        }
+        self.has_pair() || self.usable(Role::Decode).any(|decode| decode.reads_alone)
+    }
+
+    fn has_pair(&self) -> bool {
         let mut prefill = self.usable(Role::Prefill);
         prefill.any(|prefill| self.usable(Role::Decode).any(|decode| self.fit(prefill, decode)))
     }
@@ -483,6 +519,41 @@ mod tests {
 
     fn booked(router: &Router) -> Vec<u32> {
         router.workers().map(|(_, _, load)| load.booked).collect()
+    }
+
+    #[test]
+    fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
+        let now = Instant::now();
+        let mut router = router(Policy::RoundRobin, 1, 2);
+        let [prefill, first, second] = [0, 1, 2].map(WorkerNumber);
+        router.set_reads_alone(second, true);
+        router.set_reads_alone(prefill, true);
+        let serving = |router: &mut Router, avoid: &Avoid| {
+            let (prefill, decode) = router.choose_serving(3, avoid, now)?;
+            let chosen = (prefill.as_ref().map(Booking::worker), decode.worker());
+            prefill.into_iter().chain([decode]).for_each(|booking| router.release(booking));
+            Ok::<_, NoWorker>(chosen)
+        };
+        let none = Avoid::default();
+        assert_eq!(serving(&mut router, &none), Ok((Some(prefill), first)));
+        let failed = Avoid { failed: vec![prefill], ..Avoid::default() };
+        assert_eq!(serving(&mut router, &failed), Ok((None, second)));
+        // It is there and said no, which is its client's answer.
+        let unwilling = Avoid { unwilling: vec![prefill], ..Avoid::default() };
+        let no = NoWorker::Of { role: Role::Prefill, may_come: false };
+        assert_eq!(serving(&mut router, &unwilling), Err(no));
+        assert!(router.is_ready());
+        assert_eq!(router.refused(prefill), Some(Change::Down));
+        assert_eq!(serving(&mut router, &unwilling), Ok((None, second)));
+        assert!(router.is_ready());
+        assert_eq!(router.refused(second), Some(Change::Down));
+        assert!(!router.is_ready());
+        assert_eq!(
+            serving(&mut router, &unwilling).map_err(NoWorker::may_come),
+            Err(true),
+            "it may come back"
+        );
+        assert_eq!(booked(&router), [0, 0, 0]);
     }
 
     #[test]

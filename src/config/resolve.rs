@@ -114,6 +114,13 @@ impl Resolver<'_> {
         if bootstrap_allow.is_empty() {
             bootstrap_allow = Cidr::LOOPBACK.to_vec();
         }
+        if flags.destination.local_prefill && flags.handoff.transfer == Transfer::Fake {
+            return Err(ConfigError::Conflict {
+                flag: "--local-prefill",
+                other: "--transfer fake",
+                why: "who names no prefill worker is either read here or goes on from nothing",
+            });
+        }
         let mut worker = self.worker(flags.worker, DECODE_PORT)?;
         // Nothing comes, so there is nothing that a second prompt could go on from.
         worker.kv.prefix_cache &= flags.handoff.transfer != Transfer::Fake;

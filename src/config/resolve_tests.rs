@@ -97,6 +97,8 @@ fn tries_are_counted_or_left_out() {
     assert_eq!(retries("router --disable-retries"), 0);
     let both = refusal("router --disable-retries --retry-max-retries 7");
     assert!(both.contains("--disable-retries") && both.contains("--retry-max-retries"), "{both}");
+    let fake = refusal("decode m --local-prefill --transfer fake");
+    assert!(fake.contains("--local-prefill"), "{fake}");
     let negative = refusal("router --retry-max-retries -1");
     assert!(negative.contains("0..=100"), "{negative}");
 }

@@ -274,9 +274,7 @@ impl Generations {
     /// Ends the requests whose name begins with `rid`, or all; their clients are told.
     pub fn abort(&mut self, rid: Option<&str>, way: &mut Way<'_>) -> usize {
         let named = |live: &Live| {
-            rid.is_none_or(|rid| {
-                live.id.starts_with(rid) || live.request.rids.iter().any(|own| own.starts_with(rid))
-            })
+            rid.is_none_or(|rid| live.id == rid || live.request.rids.iter().any(|own| own.starts_with(rid)))
         };
         let hit: Vec<u64> = self.live.iter().filter(|(_, live)| named(live)).map(|(&id, _)| id).collect();
         for &exchange in &hit {

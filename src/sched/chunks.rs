@@ -88,6 +88,11 @@ impl Chunks {
         self.line.is_empty() && self.begun.is_empty()
     }
 
+    /// How many wait for their first chunk.
+    pub fn waiting(&self) -> usize {
+        self.line.len()
+    }
+
     /// How many have begun.
     pub fn begun(&self) -> usize {
         self.begun.len()

@@ -48,6 +48,8 @@ pub struct DecodeWorker {
     retraction: Retraction,
     /// What is computed here: prompts of those that come alone, and what was dropped.
     chunks: Chunks,
+    /// Of those that wait for a place, prompts come next, not what was handed over.
+    is_prompts_turn: bool,
     stats: Arc<WorkerStats>,
 }
 
@@ -109,6 +111,7 @@ impl DecodeWorker {
             running: Running::new(config.max_running),
             retraction: Retraction::new(slots, tier),
             chunks: Chunks::new(config, slots),
+            is_prompts_turn: false,
         }
     }
 
@@ -117,7 +120,7 @@ impl DecodeWorker {
         &self.stats
     }
 
-    fn submit(&mut self, request: Box<Request>, mail: &mut Mail) {
+    fn submit(&mut self, request: Box<Request>, now: Instant, mail: &mut Mail) {
         let slot = request.slot;
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         let stage = if request.alone { Stage::Unread } else { Stage::Connecting };
@@ -127,8 +130,20 @@ impl DecodeWorker {
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
         } else if stage == Stage::Unread {
-            self.slots[slot].foresee(&self.pool, self.config.page_size);
-            self.chunks.join(slot);
+            self.read(slot, now, mail);
+        }
+    }
+
+    /// One that comes alone gets in line, unless its deadline would pass before its turn.
+    fn read(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
+        self.slots[slot].foresee(&self.pool, self.config.page_size);
+        self.chunks.join(slot);
+        let ahead =
+            self.slots.iter().filter(|held| matches!(held.state.stage, Stage::Unread | Stage::Computing));
+        let tokens = ahead.map(|held| u64::from(held.uncomputed())).sum();
+        let left = self.slots[slot].request.deadline.saturating_duration_since(now);
+        if self.chunks.estimate(tokens).is_some_and(|wait| wait > left) {
+            self.fail(slot, Cause::Overloaded, mail);
         }
     }
 
@@ -216,26 +231,27 @@ impl DecodeWorker {
         claims
     }
 
-    /// Those that were retracted get pages again, as far as there are pages and places in the batch.
+    /// One that was retracted gets pages again, if there are pages and a place in the batch: one a turn, since its KV is
+    /// copied meanwhile.
     fn resume(&mut self, now: Instant) {
-        while self.places() > 0 {
-            let room = self.claims().room_for_retracted(self.pool.counts());
-            let (slots, pool) = (&mut self.slots, &mut self.pool);
-            let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
-                break;
-            };
-            if self.slots[slot].is_filled() {
-                self.join(slot, now);
-            } else {
-                self.slots[slot].state.stage = Stage::Computing;
-                self.chunks.go_on(slot);
-            }
+        if self.retraction.is_empty() || self.places() == 0 {
+            return;
+        }
+        let room = self.claims().room_for_retracted(self.pool.counts());
+        let (slots, pool) = (&mut self.slots, &mut self.pool);
+        let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else { return };
+        if self.slots[slot].is_filled() {
+            self.join(slot, now);
+        } else {
+            self.slots[slot].state.stage = Stage::Computing;
+            self.chunks.go_on(slot);
         }
     }
 
     /// Leases pages to the transfers of those in line that fit.
     fn admit(&mut self, now: Instant, mail: &mut Mail) {
-        if self.line.is_empty() {
+        // In their turn prompts look for pages first.
+        if self.line.is_empty() || (self.is_prompts_turn && self.chunks.waiting() > 0) {
             return;
         }
         let mut room = self.claims().room_for_newcomers(self.pool.counts());
@@ -281,12 +297,14 @@ impl DecodeWorker {
         self.running.join(slot, &mut held.request, now);
     }
 
-    /// Arrived requests take the free places of the batch.
+    /// Arrived requests take the free places of the batch, but for one that a prompt may take in its turn.
     fn fill_batch(&mut self, now: Instant) {
-        while self.places() > 0
+        let kept = usize::from(self.is_prompts_turn && self.chunks.waiting() > 0);
+        while self.places() > kept
             && let Some(slot) = self.arrived.next(|_| true)
         {
             self.join(slot, now);
+            self.is_prompts_turn = true;
         }
     }
 
@@ -295,6 +313,8 @@ impl DecodeWorker {
         if self.chunks.is_empty() {
             return false;
         }
+        // One that begins had its turn, and so had one that does not fit.
+        self.is_prompts_turn = false;
         let room = self.claims().room_for_newcomers(self.pool.counts());
         let allowance = Allowance { room, prompts: self.places() };
         self.chunks.pick(&mut self.slots, &mut self.pool, turn, allowance);
@@ -413,7 +433,7 @@ impl Worker for DecodeWorker {
 
     fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
         match command {
-            Command::Submit(request) => self.submit(request, mail),
+            Command::Submit(request) => self.submit(request, now, mail),
             Command::SessionReady { slot, generation, session, .. } => {
                 let held = self.slots.named(slot, generation);
                 if let Some(held) = held.filter(|held| held.state.stage == Stage::Connecting) {

@@ -136,20 +136,19 @@ impl MixedWorker {
         Allowance { room, prompts: self.config.max_running - taken }
     }
 
-    /// Those that were retracted get pages again, as far as there are.
+    /// One that was retracted gets pages again, if there are: one a turn, since its KV is copied meanwhile.
     fn resume(&mut self, now: Instant) {
-        loop {
-            let room = self.claims().room_for_retracted(self.pool.counts());
-            let (slots, pool) = (&mut self.slots, &mut self.pool);
-            let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
-                break;
-            };
-            if self.slots[slot].is_filled() {
-                self.join(slot, now);
-            } else {
-                self.slots[slot].state = Stage::Prompt;
-                self.chunks.go_on(slot);
-            }
+        if self.retraction.is_empty() {
+            return;
+        }
+        let room = self.claims().room_for_retracted(self.pool.counts());
+        let (slots, pool) = (&mut self.slots, &mut self.pool);
+        let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else { return };
+        if self.slots[slot].is_filled() {
+            self.join(slot, now);
+        } else {
+            self.slots[slot].state = Stage::Prompt;
+            self.chunks.go_on(slot);
         }
     }
 
@@ -211,7 +210,10 @@ impl MixedWorker {
                 Stage::Prompt | Stage::Running => census.running += 1,
                 Stage::Retracted => census.retracted += 1,
             }
-            census.waiting_tokens += u64::from(held.uncomputed());
+            // Nobody knows yet how much of it is to be computed again.
+            if held.state != Stage::Retracted {
+                census.waiting_tokens += u64::from(held.uncomputed());
+            }
         }
         census.swapped = self.retraction.stored();
         self.stats.publish(&self.pool, census);

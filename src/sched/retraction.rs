@@ -131,6 +131,11 @@ impl Retraction {
         }
     }
 
+    /// Whether nobody waits for pages again.
+    pub fn is_empty(&self) -> bool {
+        self.line.is_empty()
+    }
+
     /// Pages of the tier that hold KV.
     pub fn stored(&self) -> u32 {
         self.tier.stored()

@@ -249,23 +249,36 @@ fn an_abort_reaches_a_request_between_two_tries_and_one_at_its_workers() {
         }
         assert_eq!(client.answer().0, 200);
     };
-    let named = r#"{"prompt":"a","rid":"mine-7"}"#;
-    let mut client = router.post("/generate", named);
-    let legs = (prefill.asked(), decode.asked());
-    abort(r#"{"rid":"other"}"#);
-    abort(r#"{"rid":"mine"}"#);
-    let (status, body) = client.answer();
-    assert!(status == 499 && body.contains("aborted"), "{status} {body}");
-    drop(legs);
+    for stream in [false, true] {
+        let body = json!({"prompt": "a", "rid": "mine-7", "stream": stream}).to_string();
+        let mut client = router.post("/generate", &body);
+        let (at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+        if stream {
+            at_decode.open_stream();
+            at_decode.chunk(&event(&[5], "{\"a\":1}"));
+            assert_eq!(client.piece().as_deref(), Some("data: {\"a\":1}\n\n"));
+        }
+        // Names that begin so are meant, not those that this one begins with, nor what the router called it.
+        for other in ["other", "mine-77", "6"] {
+            abort(&json!({ "rid": other }).to_string());
+        }
+        assert!(at_prefill.is_open() && at_decode.is_open());
+        abort(r#"{"rid":"mine"}"#);
+        let told = if stream { rest(&mut client) } else { client.answer().1 };
+        assert!(told.contains("aborted") && told.matches("error").count() > 0, "{told}");
+        assert!(at_prefill.is_closed() && at_decode.is_closed());
+    }
     // It waits for a worker to come back.
-    let mut client = router.post("/generate", named);
+    let mut client = router.post("/generate", PROMPT);
     let legs = (prefill.asked(), decode.asked());
-    decode.stop();
+    for worker in [&prefill, &decode] {
+        worker.stop();
+    }
     drop(legs);
     thread::sleep(Duration::from_millis(300));
-    let mut abort = router.post("/abort_request", r#"{"abort_all":true}"#);
-    assert_eq!(client.answer().0, 499);
-    prefill.asked().answer("200 OK", "{}");
-    let (status, body) = abort.answer();
+    let (status, body) = router.post("/abort_request", r#"{"abort_all":true}"#).answer();
     assert!(status == 200 && body.contains("unreached"), "{status} {body}");
+    assert_eq!(client.answer().0, 499);
+    let (status, _) = router.post("/abort_request", r#"{"abort_all":true}"#).answer();
+    assert_eq!(status, 502, "nobody is there, and nothing was ended");
 }

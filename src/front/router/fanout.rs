@@ -22,6 +22,8 @@ struct Fan {
     open: Vec<(ConnId, WorkerNumber, String)>,
     /// Workers that answered well.
     done: usize,
+    /// The router itself had a part in it, and has done that.
+    is_begun: bool,
     /// The others.
     unreached: Vec<(WorkerNumber, String)>,
     /// What went wrong first with one that was reached.
@@ -40,10 +42,10 @@ impl Fanout {
         self.open.is_empty()
     }
 
-    /// Asks every worker.
-    pub fn begin(&mut self, client: ConnId, order: &Order, body: Vec<u8>, way: &mut Way<'_>) {
+    /// Asks every worker. Where the router has done a part of it already, it is no failure that none is reached.
+    pub fn begin(&mut self, client: ConnId, order: &Order, body: Vec<u8>, is_begun: bool, way: &mut Way<'_>) {
         let body = Arc::new(body);
-        let mut fan = Fan::default();
+        let mut fan = Fan { is_begun, ..Fan::default() };
         let workers: Vec<WorkerNumber> = way.fleet.router().workers().map(|(worker, ..)| worker).collect();
         for worker in workers {
             let url = way.fleet.url(worker);
@@ -94,7 +96,7 @@ impl Fanout {
         fan.unreached.sort_unstable_by_key(|(worker, _)| *worker);
         let unreached: Vec<String> = fan.unreached.into_iter().map(|(_, url)| url).collect();
         let failure = match fan.failure {
-            None if fan.done == 0 => Some("no worker was reached".to_owned()),
+            None if fan.done == 0 && !fan.is_begun => Some("no worker was reached".to_owned()),
             Some(failure) if !unreached.is_empty() => {
                 Some(format!("{failure}; not reached: {}", unreached.join(", ")))
             }

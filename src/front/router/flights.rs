@@ -7,7 +7,7 @@
 use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News, Next, Terms};
 use crate::cluster::retries::Retries;
-use crate::cluster::router::{Booking, Pair, Role};
+use crate::cluster::router::{Booking, Role};
 use crate::config::resolved::LogLevel;
 use crate::front::connections::Connections;
 use crate::front::http::sse;
@@ -168,20 +168,24 @@ impl Flights {
         }
     }
 
-    /// Ends requests for text whose name begins so, or all, wherever they are: at workers, or between two tries.
-    pub fn abort(&mut self, rid: Option<&str>, way: &mut Way<'_>) {
+    /// Ends requests for text that their clients named so at the beginning, or all, wherever they are: at workers, or
+    /// between two tries.
+    /// How many those were.
+    pub fn abort(&mut self, rid: Option<&str>, way: &mut Way<'_>) -> usize {
         let named = |request: &Request| match &request.load {
-            Load::Routed(body) => rid.is_none_or(|rid| request.id.starts_with(rid) || body.is_named(rid)),
+            Load::Routed(body) => rid.is_none_or(|rid| request.id == rid || body.is_named(rid)),
             Load::Decode(_) | Load::Any => false,
         };
         let open = self.open.iter().filter(|(_, flight)| named(&flight.request));
-        for client in open.map(|(&client, _)| client).collect::<Vec<_>>() {
+        let hit: Vec<ConnId> = open.map(|(&client, _)| client).collect();
+        for &client in &hit {
             if let Some(mut flight) = self.open.remove(&client) {
                 let aborted = failure::error(Cause::Aborted, "the request was aborted".into());
                 flight.last = Some(WorkerAnswer::error(&aborted));
                 self.fail(client, flight, Cause::Aborted, way);
             }
         }
+        hit.len()
     }
 
     /// What was sent to a client has left.
@@ -299,12 +303,8 @@ impl Flights {
         let (router, avoid) = (way.fleet.router(), flight.core.avoid());
         let booked = match &flight.request.load {
             Load::Routed(body) => router
-                .choose(body.choices(), avoid, way.now)
-                .map(|Pair { prefill, decode }| (decode, Some(prefill)))
-                .or_else(|none| match router.choose_alone(body.choices(), avoid, way.now) {
-                    Ok(decode) => Ok((decode, None)),
-                    Err(_) => Err(none),
-                }),
+                .choose_serving(body.choices(), avoid, way.now)
+                .map(|(prefill, decode)| (decode, prefill)),
             Load::Decode(_) => {
                 router.choose_one(Role::Decode, 0, avoid, way.now).map(|decode| (decode, None))
             }

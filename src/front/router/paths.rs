@@ -143,15 +143,14 @@ impl Paths {
             Err(error) => return way.refuse(client, &error),
         };
         self.draining |= course == Course::Drain;
-        if course == Course::Abort {
-            match Abort::parse(&request.body) {
-                Ok(Abort::All) => flights.abort(None, way),
-                Ok(Abort::Rid(rid)) => flights.abort(Some(&rid), way),
-                Err(error) => return way.refuse(client, &error),
-            }
-        }
         if matches!(course, Course::Every | Course::Abort) {
-            return fanout.begin(client, &order(&request, &id), request.body, way);
+            let done = match (course, Abort::parse(&request.body)) {
+                (Course::Abort, Ok(Abort::All)) => flights.abort(None, way),
+                (Course::Abort, Ok(Abort::Rid(rid))) => flights.abort(Some(&rid), way),
+                (Course::Abort, Err(error)) => return way.refuse(client, &error),
+                _ => 0,
+            };
+            return fanout.begin(client, &order(&request, &id), request.body, done > 0, way);
         }
         let load = match course {
             Course::Pair => Routed::parse(&request.body).map(flights::Load::Routed),

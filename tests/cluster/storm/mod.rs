@@ -92,7 +92,7 @@ fn storm(registry: Registry) {
     assert!(tally.longest < LONGEST, "a client waited {:?}", tally.longest);
     assert!(tally.broken() <= CLIENTS * killed, "a router that lives broke an answer off");
     assert!(killed > 0 || tally.elsewhere.is_empty(), "{:?}", tally.elsewhere);
-    assert!(tried > 0, "nothing went wrong");
+    assert!(tried > 0 || !tally.elsewhere.is_empty(), "nothing went wrong");
     let after = cluster.largest_router();
     assert!(after < before + GROWTH_MAX, "a router's memory grew from {before} to {after}");
 }

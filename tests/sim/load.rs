@@ -9,8 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// An excerpt of a trace of Mooncake.
-const TRACE: &str =
-    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/traces/mooncake_conversation_100.jsonl");
+const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces/mooncake_conversation_100.jsonl");
 
 /// What `baton sim --load` with these words means.
 fn plan(words: &str) -> Result<Plan, String> {

@@ -123,9 +123,7 @@ impl Retraction {
     pub fn leave<S>(&mut self, slot: SlotId, held: &mut Held<S>) {
         if let Some(kept) = held.retracted.take() {
             self.line.leave(slot);
-            if let Kept::Stored(stored) = kept
-                && !is_planted("KV of the dead stays in the tier")
-            {
+            if let Kept::Stored(stored) = kept {
                 self.tier.forget(stored);
             }
         }

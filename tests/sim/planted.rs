@@ -43,7 +43,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("abort is not passed on", Checker::Idle, "holds"),
     mistake("no room is made", Checker::Assertion, "no page was made free"),
     mistake("the first page of retracted KV is lost", Checker::Tokens, "is right"),
-    mistake("KV of the dead stays in the tier", Checker::Idle, "retracted"),
+    mistake("KV taken back stays in the tier", Checker::Idle, "retracted"),
     mistake("salt is not compared", Checker::Salts, "not of its salt"),
     mistake("thread parks without a last look", Checker::Ends, "has not ended in time"),
     mistake("parked reader is not woken", Checker::Ends, "has not ended in time"),

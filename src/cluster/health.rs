@@ -61,6 +61,13 @@ impl Health {
         self.turn(up)
     }
 
+    /// A probe was answered, by one that takes nothing new: it stands not still, and what it runs goes on.
+    pub fn declined(&mut self, now: Instant) -> Option<Change> {
+        self.failures = 0;
+        self.next_probe = Some(now + ROUTER_PROBE_INTERVAL);
+        self.turn(false)
+    }
+
     /// It did not take a connection.
     pub fn refused(&mut self) -> Option<Change> {
         self.turn(false)
@@ -120,6 +127,18 @@ mod tests {
         assert!(health.begin_probe(now), "one failure is doubtful, and is asked again at once");
         health.probed(false, now);
         assert!(!health.begin_probe(now), "two are not");
+    }
+
+    #[test]
+    fn one_that_takes_nothing_new_is_not_silent() {
+        let now = Instant::now();
+        let mut health = Health::new(now);
+        health.probed(true, now);
+        assert_eq!([(); 3].map(|()| health.declined(now)), [Some(Change::Down), None, None]);
+        health.probed(false, now);
+        assert!(!health.is_silent(), "one lost probe tells nothing");
+        health.probed(false, now);
+        assert!(health.is_silent() && !health.is_up());
     }
 
     #[test]

@@ -361,6 +361,11 @@ impl Router {
         self.turn(worker, |health| health.probed(is_well, now))
     }
 
+    /// A probe has ended: the worker is there, and takes nothing new.
+    pub fn declined(&mut self, worker: WorkerNumber, now: Instant) -> Option<Change> {
+        self.turn(worker, |health| health.declined(now))
+    }
+
     /// Whether a worker has failed as many probes in a row as make it down.
     pub fn is_silent(&self, worker: WorkerNumber) -> bool {
         !is_planted("silent worker is waited for")

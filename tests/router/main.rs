@@ -275,6 +275,22 @@ fn a_worker_whose_health_says_that_it_drains_is_not_used() {
     assert!(decode.is_unasked());
 }
 
+/// What a worker runs is given up when it stands still, and not when one probe of many is lost.
+#[test]
+fn a_worker_that_drains_keeps_what_it_runs_when_a_probe_is_lost() {
+    let (prefill, decode, router) = trio();
+    let mut client = router.post("/v1/completions", PROMPT);
+    let (mut at_prefill, mut at_decode) = (prefill.asked(), decode.asked());
+    decode.drain();
+    decode.await_probes(4);
+    decode.ignore_probes(1);
+    decode.await_probes(2);
+    assert!(at_decode.is_open());
+    at_prefill.answer("200 OK", "{}");
+    at_decode.answer("200 OK", "{\"well\":1}");
+    assert_eq!(client.answer(), (200, "{\"well\":1}".into()));
+}
+
 /// By its own word at once, not with the next probe; what it says of the prefill worker is not about itself.
 #[test]
 fn a_worker_that_answers_that_it_drains_is_asked_no_more() {

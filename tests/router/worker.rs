@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Longer than anything here takes; ends a test that hangs.
 pub const PATIENCE: Duration = Duration::from_secs(20);
@@ -24,6 +24,10 @@ struct Shared {
     stopped: AtomicBool,
     /// Told by its health.
     draining: AtomicBool,
+    /// How often it was asked how it is,
+    probes: AtomicUsize,
+    /// and how often it will not answer that.
+    ignored: AtomicUsize,
     /// How often it was asked who it is.
     introductions: AtomicUsize,
     connections: Mutex<Vec<TcpStream>>,
@@ -59,6 +63,8 @@ impl Worker {
         let shared = Arc::new(Shared {
             stopped: false.into(),
             draining: false.into(),
+            probes: 0.into(),
+            ignored: 0.into(),
             introductions: AtomicUsize::new(0),
             connections: Mutex::default(),
         });
@@ -96,6 +102,20 @@ impl Worker {
     /// Says so of its health from now on.
     pub fn drain(&self) {
         self.shared.draining.store(true, Ordering::SeqCst);
+    }
+
+    /// Does not answer the next probes, so many.
+    pub fn ignore_probes(&self, count: usize) {
+        self.shared.ignored.store(count, Ordering::SeqCst);
+    }
+
+    /// Waits until it was asked so many times more how it is.
+    pub fn await_probes(&self, count: usize) {
+        let (begun, last) = (Instant::now(), self.shared.probes.load(Ordering::SeqCst) + count);
+        while self.shared.probes.load(Ordering::SeqCst) < last {
+            assert!(begun.elapsed() < PATIENCE, "it is not asked how it is");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// Takes no connections from now on, and drops those there are.
@@ -199,6 +219,11 @@ fn serve(
         reader.read_exact(&mut body).ok()?;
         let own = match line.as_str() {
             "GET /health HTTP/1.1" => {
+                shared.probes.fetch_add(1, Ordering::SeqCst);
+                let ignored = |left: usize| left.checked_sub(1);
+                if shared.ignored.fetch_update(Ordering::SeqCst, Ordering::SeqCst, ignored).is_ok() {
+                    continue;
+                }
                 let drains = shared.draining.load(Ordering::SeqCst);
                 Some(Some(("200 OK", if drains { "draining" } else { "OK" })))
             }

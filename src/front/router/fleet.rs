@@ -307,9 +307,11 @@ impl Fleet {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
             Owner::Probe if drains => {
                 if let Some(target) = self.targets.get_mut(&worker) {
-                    target.told_down = true;
+                    // Who answers there next may be somebody else.
+                    (target.told_down, target.introduced) = (true, false);
                 }
-                self.probed(worker, false, now);
+                let change = self.router.declined(worker, now);
+                self.tell(worker, change, &"drain");
             }
             Owner::Probe if answer.is_success() => self.probed(worker, true, now),
             // It says itself that it stands still.

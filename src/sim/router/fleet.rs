@@ -189,7 +189,7 @@ impl Fleet {
                 match name {
                     CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
                     CallName::Probe(_) => {
-                        self.router.probed(worker, false, self.instant(now));
+                        self.router.declined(worker, self.instant(now));
                     }
                 }
             }

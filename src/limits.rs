@@ -226,8 +226,6 @@ pub const PASSES_MAX: u32 = 32;
 /// Tokens ahead of what it has that a running request is promised pages for: as many as SGLang's
 /// `--num-reserved-decode-tokens`, longer than most answers.
 pub const RESERVED_TOKENS: u32 = 512;
-/// How far ahead the end of an answer is foreseen, whatever its `max_new`: few are longer (SGLang clips there, too).
-pub const FORESEEN_TOKENS_MAX: u32 = 4096;
 /// A copy of so many bytes tells the whole pace of copies; of smaller ones much is the cost of beginning.
 pub const PACE_COPIED_BYTES: f64 = 1024.0 * 1024.0;
 /// Prompt tokens that tell the whole pace of a forward pass.

@@ -274,6 +274,26 @@ fn an_abort_of_a_request_that_gave_up_its_pages_leaks_nothing() {
     }
 }
 
+/// Nobody says how long an answer may be: each could take the pool, and all run together from the beginning.
+#[test]
+fn requests_without_an_end_do_not_wait_for_each_other() {
+    for split in [true, false] {
+        let mut setup = Setup::new();
+        (setup.config.reserve, setup.decode_pages, setup.tier_pages) = (8, 32, 64);
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let wanted: Vec<_> = (10..14).map(|length| Wanted::new(length, 128 - length)).collect();
+        let ids: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted).decode).collect();
+        while ids.iter().any(|id| rig.told[id].tokens.is_empty()) {
+            assert!(ids.iter().all(|id| rig.told[id].outcome.is_none()), "one waited for another's end");
+            rig.turn();
+        }
+        rig.finish();
+        for (id, wanted) in ids.iter().zip(&wanted) {
+            assert_eq!(rig.told[id], alone(wanted));
+        }
+    }
+}
+
 /// Who has generated least leaves, and comes back before a newcomer that would fit.
 #[test]
 fn who_gave_up_its_pages_comes_before_newcomers() {

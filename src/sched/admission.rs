@@ -2,11 +2,9 @@
 //!
 //! A request gets its pages for what it has, prompt and output, and is promised a *reserve* ahead of that, not all that
 //! it may ever take: most answers end long before their `max_new`. Who then finds the pool empty is retracted
-//! ([`super::retraction`]), so two things are kept free besides: what the longest of the running requests needs when all
-//! others have been retracted, and, of newcomers, what those take who were. A prefill worker sees `max_new` = 1.
+//! ([`super::retraction`]), and newcomers leave what those take who were. A prefill worker sees `max_new` = 1.
 
 use crate::kv::pool::{PageCounts, Reusable};
-use crate::limits::FORESEEN_TOKENS_MAX;
 use crate::sched::config::SchedConfig;
 use crate::sched::request::Request;
 
@@ -17,8 +15,6 @@ pub struct Claim {
     pub held: u32,
     /// Pages of all its tokens and its reserve: what it is promised.
     pub soon: u32,
-    /// Pages when it is as long as is foreseen.
-    pub end: u32,
 }
 
 impl Claim {
@@ -29,9 +25,7 @@ impl Claim {
         // One that nothing but its length ends will take it all.
         let ahead = if request.ignore_eos { left } else { left.min(config.reserve) };
         let pages = |ahead: u32| tokens.saturating_add(ahead).div_ceil(config.page_size);
-        let soon = pages(ahead);
-        let end = pages(left.min(FORESEEN_TOKENS_MAX)).max(soon);
-        Claim { held: request.pages.len() as u32, soon, end }
+        Claim { held: request.pages.len() as u32, soon: pages(ahead) }
     }
 
     /// What it is promised and does not have.
@@ -44,23 +38,13 @@ impl Claim {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Claims {
     owed: u32,
-    /// Pages of those that cannot be retracted.
-    settled: u32,
-    longest: u32,
     retracted: u32,
 }
 
 impl Claims {
-    /// Of one that keeps what it has: its KV is on its way or being computed, or it waits for a place.
-    pub fn settle(&mut self, claim: Claim) {
+    /// Of one that holds pages.
+    pub fn hold(&mut self, claim: Claim) {
         self.owed += claim.owed();
-        self.settled += claim.held;
-    }
-
-    /// Of one that runs.
-    pub fn run(&mut self, claim: Claim) {
-        self.owed += claim.owed();
-        self.longest = self.longest.max(claim.end);
     }
 
     /// Of one that was retracted.
@@ -70,18 +54,13 @@ impl Claims {
 
     /// What those may take who were retracted.
     pub fn room_for_retracted(&self, counts: PageCounts) -> Room {
-        // Pages that a running one shares count once, and not where somebody else holds them too.
-        let freed = counts.in_use.saturating_sub(self.settled);
-        let kept = self.owed.max(self.longest.saturating_sub(freed));
-        // They were let in: what they need in the end was looked at then.
-        Room { pages: (counts.free + counts.cached).saturating_sub(kept), freed: u32::MAX }
+        Room { pages: (counts.free + counts.cached).saturating_sub(self.owed) }
     }
 
     /// What newcomers may take.
     pub fn room_for_newcomers(&self, counts: PageCounts) -> Room {
-        let Room { pages, .. } = self.room_for_retracted(counts);
-        let freed = counts.in_use.saturating_sub(self.settled);
-        Room { pages: pages.saturating_sub(self.retracted), freed }
+        let Room { pages } = self.room_for_retracted(counts);
+        Room { pages: pages.saturating_sub(self.retracted) }
     }
 }
 
@@ -90,17 +69,9 @@ impl Claims {
 pub struct Room {
     /// Free or evictable, and nobody else's.
     pub pages: u32,
-    /// What retracting all that run would free.
-    freed: u32,
 }
 
 impl Room {
-    /// What must be there for a request to be let in: what it is promised, and what it takes in the end beyond that which
-    /// could be freed for it.
-    pub fn need(&self, claim: Claim) -> u32 {
-        claim.soon.max(claim.end.saturating_sub(self.freed))
-    }
-
     /// Somebody was let in, whose taking left so many pages fewer.
     pub fn take(&mut self, pages: u32) {
         self.pages = self.pages.saturating_sub(pages);
@@ -127,52 +98,31 @@ pub fn fits_empty(config: &SchedConfig, pages: u32, request: &Request) -> bool {
 mod tests {
     use super::*;
 
-    fn claim(held: u32, soon: u32, end: u32) -> Claim {
-        Claim { held, soon, end }
+    fn claim(held: u32, soon: u32) -> Claim {
+        Claim { held, soon }
     }
 
-    fn counts(free: u32, in_use: u32) -> PageCounts {
-        PageCounts { free, cached: 2, in_use, leased: 0 }
+    fn counts(free: u32) -> PageCounts {
+        PageCounts { free, cached: 2, in_use: 9, leased: 0 }
     }
 
     #[test]
     fn what_was_promised_is_not_given_away() {
         let mut claims = Claims::default();
-        assert_eq!(claims.room_for_newcomers(counts(8, 0)).pages, 10);
-        claims.settle(claim(4, 7, 20));
-        assert_eq!(claims.room_for_newcomers(counts(8, 4)).pages, 10 - 3);
-        claims.run(claim(5, 6, 6));
-        assert_eq!(claims.room_for_newcomers(counts(8, 9)).pages, 10 - 3 - 1);
-    }
-
-    #[test]
-    fn the_longest_that_runs_could_end_alone() {
-        let mut claims = Claims::default();
-        claims.run(claim(5, 6, 12));
-        claims.run(claim(3, 4, 4));
-        // All eight come free, four more are needed.
-        assert_eq!(claims.room_for_newcomers(counts(8, 8)).pages, 10 - 4);
-        claims.settle(claim(0, 9, 9));
-        assert_eq!(claims.room_for_newcomers(counts(8, 8)).pages, 0, "what is owed is more than that");
+        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 10);
+        claims.hold(claim(4, 7));
+        claims.hold(claim(5, 6));
+        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 10 - 3 - 1);
+        claims.hold(claim(0, 9));
+        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 0);
     }
 
     #[test]
     fn newcomers_leave_what_retracted_ones_take() {
         let mut claims = Claims::default();
-        claims.retract(claim(0, 6, 9));
-        assert_eq!(claims.room_for_newcomers(counts(8, 0)).pages, 4);
-        assert_eq!(claims.room_for_retracted(counts(8, 0)).pages, 10);
-    }
-
-    #[test]
-    fn who_could_not_end_is_not_let_in() {
-        let mut claims = Claims::default();
-        claims.settle(claim(3, 3, 3));
-        claims.run(claim(5, 5, 5));
-        let room = claims.room_for_newcomers(counts(8, 8));
-        assert_eq!((room.need(claim(0, 2, 4)), room.need(claim(0, 2, 15))), (2, 10));
-        let room = claims.room_for_retracted(counts(8, 8));
-        assert_eq!(room.need(claim(0, 2, 15)), 2);
+        claims.retract(claim(0, 6));
+        assert_eq!(claims.room_for_newcomers(counts(8)).pages, 4);
+        assert_eq!(claims.room_for_retracted(counts(8)).pages, 10);
     }
 
     #[test]

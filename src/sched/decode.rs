@@ -223,8 +223,9 @@ impl DecodeWorker {
             let claim = Claim::of(&self.config, &held.request);
             match held.state.stage {
                 Stage::Connecting | Stage::Waiting | Stage::Unread | Stage::Over => {}
-                Stage::Transferring | Stage::Arrived | Stage::Computing => claims.settle(claim),
-                Stage::Running => claims.run(claim),
+                Stage::Transferring | Stage::Arrived | Stage::Computing | Stage::Running => {
+                    claims.hold(claim)
+                }
                 Stage::Retracted => claims.retract(claim),
             }
         }

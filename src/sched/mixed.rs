@@ -121,8 +121,7 @@ impl MixedWorker {
             let claim = Claim::of(&self.config, &held.request);
             match held.state {
                 Stage::Waiting => {}
-                Stage::Prompt => claims.settle(claim),
-                Stage::Running => claims.run(claim),
+                Stage::Prompt | Stage::Running => claims.hold(claim),
                 Stage::Retracted => claims.retract(claim),
             }
         }

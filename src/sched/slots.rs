@@ -45,7 +45,7 @@ impl<S> Held<S> {
 
     /// Whether it fits into `room`. Takes one of `lookups` where it hangs on what the prefix cache has of it.
     pub fn fits(&self, config: &SchedConfig, room: &Room, pool: &PagePool, lookups: &mut u32) -> bool {
-        let need = room.need(Claim::of(config, &self.request));
+        let need = Claim::of(config, &self.request).soon;
         if need <= room.pages {
             return true;
         }

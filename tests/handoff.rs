@@ -2,6 +2,7 @@
 //! test in the place of both schedulers.
 
 use baton::cause::Cause;
+use baton::config::resolved::DecodeAllocation;
 use baton::front::handoff::{Handoff, Link, Member, Offer, Role, Source, prompt_of};
 use baton::front::worker::{Ring, Worker};
 use baton::ids::{PageId, RequestId, Room, WorkerId};
@@ -116,6 +117,7 @@ impl Cluster {
                     manager: Box::new(SourceManager::<Link>::new(
                         identity(&source),
                         vec![transport],
+                        DecodeAllocation::Early,
                         statuses[0].clone(),
                         SESSIONS,
                     )),

@@ -91,6 +91,7 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
         for split in [true, false] {
             let setup = random_setup(rng);
             let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            rig.late = split && seed % 3 == 0;
             let ids = play(&mut rig, &wanted, rng);
             for (id, expected) in ids.iter().zip(&expected) {
                 assert_eq!(&rig.told[id], expected, "seed {seed}, split {split}, {setup:?}");
@@ -104,6 +105,47 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
     }
     assert!(cached > 1000 && given_up > 0, "{cached} tokens were cached, {given_up} caches were full");
     assert!(retracted > 20, "{retracted} requests gave up their pages");
+}
+
+/// Late allocation: while a prompt is read, decode has no page for it; what is computed waits at prefill.
+#[test]
+fn late_pages_are_taken_when_the_prompt_is_computed() {
+    for late in [false, true] {
+        let mut rig = Rig::split(&Setup::new());
+        rig.late = late;
+        let wanted = Wanted::new(100, 20);
+        let legs = rig.submit(&wanted);
+        let mut taken_while_read = 0;
+        while rig.told[&legs.prefill.unwrap()].tokens.is_empty() {
+            rig.turn();
+            taken_while_read = taken_while_read.max(rig.stats(DECODE).pages().in_use);
+        }
+        assert_eq!(taken_while_read > 0, !late);
+        rig.finish();
+        assert_eq!(rig.told[&legs.decode], alone(&wanted));
+    }
+}
+
+/// A client that leaves at any moment of a late hand-off leaves nothing behind.
+#[test]
+fn a_late_hand_off_can_be_aborted_at_every_turn() {
+    for turns in 0..20 {
+        for whose in [FIRST, DECODE] {
+            let mut rig = Rig::split(&Setup::new());
+            rig.late = true;
+            let legs = rig.submit(&Wanted::new(100, 20));
+            // Its Destination, too, may be on the way for long.
+            rig.hold_grants = turns % 2 == 1;
+            (0..turns).for_each(|_| _ = rig.turn());
+            rig.abort(if whose == FIRST { legs.prefill.unwrap() } else { legs.decode });
+            (0..3).for_each(|_| _ = rig.turn());
+            rig.hold_grants = false;
+            rig.finish();
+            let next = rig.submit(&Wanted::new(40, 6));
+            rig.finish();
+            assert_eq!(rig.told[&next.decode], alone(&Wanted::new(40, 6)));
+        }
+    }
 }
 
 /// Where nobody is left to read prompts, decode does, beside what is handed over to it.
@@ -396,9 +438,10 @@ fn an_abort_of_a_mixed_request_at_any_turn_leaks_nothing() {
 #[test]
 fn a_deadline_is_kept_in_every_stage() {
     type Arrange = fn(&mut Rig);
-    let stages: [(&str, Arrange); 5] = [
+    let stages: [(&str, Arrange); 6] = [
         ("no session", |rig| rig.hold_sessions = true),
         ("no grant", |rig| rig.hold_grants = true),
+        ("parked", |rig| (rig.late, rig.hold_grants) = (true, true)),
         ("transfer stands still", |rig| rig.mover.as_mut().unwrap().speed = 0),
         ("chunks", |_| ()),
         ("batch full or running", |_| ()),

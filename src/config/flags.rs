@@ -8,7 +8,9 @@ mod sim;
 pub use sim::{LoadFlags, SimFlags};
 
 use super::registry::RegistryAddress;
-use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};
+use super::resolved::{
+    DataThreads, DecodeAllocation, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer,
+};
 use super::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
 };
@@ -364,6 +366,10 @@ pub(super) struct LayoutFlags {
     /// How KV moves between them [default: auto, which is shm here]
     #[arg(long, value_enum)]
     pub(super) transfer: Option<Transfer>,
+    /// When a decode worker takes pages for a prompt: before prefill begins (early), or when it is done (late)
+    /// [default: early]
+    #[arg(long, alias = "disaggregation-decode-allocation-policy", value_enum)]
+    pub(super) decode_allocation: Option<DecodeAllocation>,
 }
 
 #[derive(Args, Debug)]
@@ -413,6 +419,10 @@ pub(super) struct SourceFlags {
     /// each NIC [default: fused]
     #[arg(long, value_enum)]
     pub(super) data_threads: Option<DataThreads>,
+    /// When decode workers take pages for a prompt; early: before it is read here, and each chunk is handed over as soon
+    /// as it is computed; late: when all is computed, which is kept here until then
+    #[arg(long, alias = "disaggregation-decode-allocation-policy", value_enum, default_value_t)]
+    pub(super) decode_allocation: DecodeAllocation,
 }
 
 #[derive(Args, Debug)]

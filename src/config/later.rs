@@ -48,8 +48,6 @@ const NAMES: &[(&str, &str)] = &[
     ("--mem-fraction-static", "KV memory is set by --kv-memory"),
     ("--enable-prefix-caching", CACHES),
     ("--disaggregation-decode-enable-radix-cache", CACHES),
-    ("--decode-allocation", "decode memory is always allocated early"),
-    ("--disaggregation-decode-allocation-policy", "decode memory is always allocated early"),
     ("--swap-space", "use --swap-memory, which takes a unit"),
     ("--preemption-mode", "whether KV is kept or computed again follows from what takes less time"),
     ("--schedule-conservativeness", "use --num-reserved-decode-tokens"),

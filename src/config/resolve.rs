@@ -93,6 +93,7 @@ impl Resolver<'_> {
             bootstrap_port: flags.source.bootstrap_port,
             control_port: flags.source.control_port,
             data_threads: data_threads(flags.source.data_threads, transfer)?,
+            decode_allocation: flags.source.decode_allocation,
             log: self.log(&flags.process)?,
         };
         distinct_ports(&[
@@ -367,12 +368,14 @@ fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {
             prefill: flags.prefill_workers.unwrap_or(1),
             decode: flags.decode_workers.unwrap_or(1),
             transfer: flags.transfer.unwrap_or_default(),
+            decode_allocation: flags.decode_allocation.unwrap_or_default(),
         });
     }
     let splitting = [
         ("--prefill-workers", flags.prefill_workers.is_some()),
         ("--decode-workers", flags.decode_workers.is_some()),
         ("--transfer", flags.transfer.is_some()),
+        ("--decode-allocation", flags.decode_allocation.is_some()),
     ];
     match splitting.iter().find(|(_, given)| *given) {
         None => Ok(WorkerLayout::Mixed),

@@ -2,6 +2,7 @@
 
 use super::super::parse;
 use super::*;
+use crate::config::resolved::DecodeAllocation;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -59,7 +60,12 @@ fn serve_has_a_default_for_everything() {
     assert_eq!(config.worker.front.address(), "127.0.0.1:8000".parse().unwrap());
     assert_eq!(
         config.layout,
-        WorkerLayout::Split { prefill: 1, decode: 1, transfer: Transfer::Auto },
+        WorkerLayout::Split {
+            prefill: 1,
+            decode: 1,
+            transfer: Transfer::Auto,
+            decode_allocation: DecodeAllocation::Early,
+        },
         "prefill and decode apart is the default"
     );
     assert_eq!(config.worker.cores.threads, 4);

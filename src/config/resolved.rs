@@ -72,6 +72,8 @@ pub struct PrefillConfig {
     pub control_port: u16,
     /// Who posts and reaps over rdma.
     pub data_threads: DataThreads,
+    /// When decode workers take pages for what is read here.
+    pub decode_allocation: DecodeAllocation,
     /// The log.
     pub log: LogConfig,
 }
@@ -241,6 +243,8 @@ pub enum WorkerLayout {
         decode: u32,
         /// How KV moves.
         transfer: Transfer,
+        /// When decode workers take pages.
+        decode_allocation: DecodeAllocation,
     },
 }
 
@@ -324,6 +328,28 @@ impl fmt::Display for DataThreads {
             DataThreads::Fused => "fused",
             DataThreads::Split => "split",
         })
+    }
+}
+
+/// When a decode worker takes pages for a prompt.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum DecodeAllocation {
+    /// Before its prefill worker begins, so that each chunk is handed over as soon as it is computed.
+    #[default]
+    Early,
+    /// When its prefill worker has computed it, which keeps the KV until then.
+    #[value(alias = "prefill_complete")]
+    Late,
+}
+
+impl DecodeAllocation {
+    /// As registries of the field call it.
+    pub fn registered(self) -> &'static str {
+        match self {
+            DecodeAllocation::Early => "early",
+            DecodeAllocation::Late => "prefill_complete",
+        }
     }
 }
 

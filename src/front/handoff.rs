@@ -298,16 +298,16 @@ impl Handoff {
         let id = request.worker;
         let (slot, room) = (Slot { id: request.slot, generation: request.generation }, request.room);
         let Member { worker, role, .. } = &mut self.members[id.index()];
-        let prompt = worker.tenant(slot).map(|tenant| tenant.prompt);
+        let asked = worker.tenant(slot).map(|tenant| tenant.asked(room));
         worker.engine.send(Command::Submit(request));
-        let Some(prompt) = prompt else { return };
+        let Some(asked) = asked else { return };
         let wishes = &mut self.wishes;
         let entered = match role {
             Role::Prefill { .. } if source == Some(&Source::Fake) => grant_to_nobody(worker, slot, room),
             Role::Prefill { manager, mover } => manager.enter(
                 room,
                 slot,
-                prompt,
+                asked.prompt,
                 now,
                 &mut Effects { worker, mover, wishes, offer: &self.offer },
             ),
@@ -320,7 +320,7 @@ impl Handoff {
                 }
                 Some(source) => manager.enter(
                     slot,
-                    room,
+                    asked,
                     source,
                     now,
                     &mut Effects { worker, mover, wishes, offer: &self.offer },
@@ -352,9 +352,10 @@ impl Handoff {
                 continue;
             };
             let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
+            let Some(asked) = effects.worker.tenant(slot).map(|tenant| tenant.asked(room)) else { continue };
             let entered = address.as_ref().map_err(|_| Cause::PeerLost).and_then(|&ip| {
                 let source = Source::Remote(SocketAddr::new(ip, port));
-                manager.enter(slot, room, &source, now, effects)
+                manager.enter(slot, asked, &source, now, effects)
             });
             if let Err(cause) = entered {
                 self.members[id.index()].worker.abort(slot, cause);
@@ -369,15 +370,25 @@ impl Handoff {
         else {
             return;
         };
-        let Some(tenant) = worker.tenant(slot).copied() else { return };
         let pages = (tokens.start / worker.layout().page_size)..worker.layout().pages_for(tokens.end);
         let pages: Vec<_> = (pages.start as usize..pages.end as usize)
             .map(|index| worker.lists().page(slot.id, index))
             .collect();
         let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
         let rest = Rest { prefix: tokens.start, pages: &pages };
-        let transport = manager.expecting(slot, tenant.prompt, rest, tenant.deadline, now, effects);
+        let transport = manager.expecting(slot, rest, now, effects);
         worker.expects(slot, tokens.start, transport);
+        self.settle(now);
+    }
+
+    /// The scheduler of a prefill worker has computed what nobody has a Destination for yet.
+    pub fn computed(&mut self, id: WorkerId, slot: Slot, now: Instant) {
+        let Member { worker, role: Role::Prefill { manager, mover }, .. } = &mut self.members[id.index()]
+        else {
+            return;
+        };
+        let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
+        manager.computed(slot, effects);
         self.settle(now);
     }
 
@@ -775,6 +786,7 @@ impl Handoff {
         let welcome = Welcome {
             session: announce.session,
             transport: Transport::Fake,
+            late: false,
             kv: announce.kv,
             ranks: vec![rank(worker, &[Transport::Fake], &self.offer, None)],
         };

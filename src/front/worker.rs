@@ -5,12 +5,13 @@
 //! worker's slots, and goes out at the next turn; none is lost.
 
 use crate::cause::Cause;
-use crate::ids::{Generation, SlotId, WorkerId};
+use crate::ids::{Generation, Room, SlotId, WorkerId};
 use crate::kv::layout::KvLayout;
 use crate::sched::mailbox::Command;
 use crate::stdx::bell::Bell;
 use crate::stdx::planted::is_planted;
 use crate::transfer::command::{DestinationCommand, SourceCommand};
+use crate::transfer::manager::destination::Asked;
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::pages::PageLists;
 use crate::transfer::status::StatusTable;
@@ -71,6 +72,13 @@ pub struct Tenant {
     pub transport: Option<Transport>,
     /// Tokens of the prompt that it has not asked for, since it holds them.
     pub prefix: u32,
+}
+
+impl Tenant {
+    /// What a decode worker asks of whom reads its prompt.
+    pub fn asked(&self, room: Room) -> Asked {
+        Asked { room, prompt: self.prompt, deadline: self.deadline }
+    }
 }
 
 /// The part that all roles share.

@@ -4,7 +4,7 @@
 
 use super::RoleError;
 use crate::cluster::kinds::KindDigest;
-use crate::config::resolved::{self, ChunkConfig, RetractionConfig, WorkerConfig};
+use crate::config::resolved::{self, ChunkConfig, DecodeAllocation, RetractionConfig, WorkerConfig};
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::limits::RESERVED_TOKENS;
 use crate::model::config::ModelConfig;
@@ -51,6 +51,8 @@ pub struct Loaded {
     pub copy_lanes: usize,
     /// Whether NICs have threads of their own that post and reap.
     pub split: bool,
+    /// When decode workers take pages for what prefill workers of this process read.
+    pub decode_allocation: DecodeAllocation,
     /// CPUs that threads of NICs may be pinned to: those that no compute thread is, but for the mover's and `ctl`'s.
     pub data_cpus: Vec<usize>,
 }
@@ -146,6 +148,7 @@ impl Loaded {
             spin,
             copy_lanes,
             split: false,
+            decode_allocation: DecodeAllocation::default(),
             data_cpus,
         })
     }

@@ -104,7 +104,10 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
         WorkerLayout::Split { .. } => vec![Transport::Shm],
     };
     ports::check(config.worker.front.host, &[http_port(&config.worker)])?;
-    let loaded = Loaded::open(&config.worker, config.chunks, Some(config.retraction), transports)?;
+    let mut loaded = Loaded::open(&config.worker, config.chunks, Some(config.retraction), transports)?;
+    if let WorkerLayout::Split { decode_allocation, .. } = config.layout {
+        loaded.decode_allocation = decode_allocation;
+    }
     let reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
@@ -142,6 +145,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let mut loaded = Loaded::open(&config.worker, config.chunks, None, transports)?;
     loaded.nics = nics;
     loaded.split = config.data_threads == DataThreads::Split;
+    loaded.decode_allocation = config.decode_allocation;
     let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let ctl = Arc::new(Bell::new(move || waker.wake()));
@@ -312,7 +316,7 @@ fn registration(
         page_size: layout.page_size,
         kv_cache_dtype: layout.dtype.name().into(),
         load_balance_method: "follow_bootstrap_room".into(),
-        decode_allocation_policy: "early".into(),
+        decode_allocation_policy: config.decode_allocation.registered().into(),
         prefill_http_port: http_port,
         control_host: config.handoff.advertise_host.clone(),
         control_port: Some(control_port),

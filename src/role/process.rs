@@ -206,7 +206,8 @@ impl Process {
         let identity = loaded.identity(&memory);
         let mut transports = loaded.transports.clone();
         transports.retain(|&transport| transport != Transport::Rdma || worker.rails.is_some());
-        let manager = SourceManager::new(identity, transports, status, SESSIONS_MAX);
+        let manager =
+            SourceManager::new(identity, transports, loaded.decode_allocation, status, SESSIONS_MAX);
         let mover = Ring::new(commands, self.waiter.bell.clone());
         let role = Role::Prefill { manager: Box::new(manager), mover };
         self.members.push(Member { worker, role, reports: Some(reports) });

@@ -451,7 +451,9 @@ impl Worker for DecodeWorker {
                 }
             }
             Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
-            Command::Granted { .. } => debug_assert!(false, "a decode worker gets no Destination"),
+            Command::Granted { .. } | Command::Awaited { .. } => {
+                debug_assert!(false, "a decode worker gets no Destination");
+            }
         }
     }
 

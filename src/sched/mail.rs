@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 /// Most events of one turn of an engine whose workers have `slots` slots in all: each request may be told
-/// Expecting, two tokens, Finished and Released, and each command of a turn may end one more request, or empty a cache.
+/// Expecting or Computed, two tokens, Finished and Released, and each command of a turn may end one more request, or empty a cache.
 pub const fn events_per_turn(slots: usize) -> usize {
     5 * slots + 2 * COMMANDS_PER_TURN
 }

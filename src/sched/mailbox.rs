@@ -26,7 +26,17 @@ pub enum Command {
         /// Where its KV goes.
         target: Target,
     },
-    /// Decode: the session to the request's prefill worker stands; pages may be leased.
+    /// Prefill: a Destination will come, and the prompt may be computed until then.
+    Awaited {
+        /// The worker.
+        worker: WorkerId,
+        /// Our slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
+    },
+    /// Decode: the session to the request's prefill worker stands, and where that computes first, it has; pages may be
+    /// leased.
     SessionReady {
         /// The worker.
         worker: WorkerId,
@@ -61,6 +71,7 @@ impl Command {
         match self {
             Command::Submit(request) => request.worker,
             Command::Granted { worker, .. }
+            | Command::Awaited { worker, .. }
             | Command::SessionReady { worker, .. }
             | Command::Flush { worker }
             | Command::Abort { worker, .. } => *worker,
@@ -110,6 +121,15 @@ pub enum Event {
         room: Room,
         /// Prompt tokens that are wanted: those that the prefix cache does not have.
         tokens: Range<u32>,
+    },
+    /// Prefill: the prompt is computed, and nobody has said yet where its KV goes.
+    Computed {
+        /// The worker.
+        worker: WorkerId,
+        /// Our slot.
+        slot: SlotId,
+        /// Its generation.
+        generation: Generation,
     },
     /// The prefix cache is empty.
     Flushed {

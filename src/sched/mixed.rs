@@ -237,7 +237,7 @@ impl Worker for MixedWorker {
                 }
             }
             Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
-            Command::Granted { .. } | Command::SessionReady { .. } => {
+            Command::Granted { .. } | Command::Awaited { .. } | Command::SessionReady { .. } => {
                 debug_assert!(false, "a mixed worker hands nothing over");
             }
         }

@@ -1,8 +1,8 @@
 //! The prefill worker: reads prompts and hands their KV over, chunk by chunk.
 //!
-//! Life of a request here: bootstrap queue (until `Granted`; outside the line, so that it blocks nobody) →
-//! waiting line → chunks, each handed over as soon as it is computed → inflight until the status table says
-//! Success → over, until its lease is back. Mirrors [`super::decode`].
+//! Life of a request here: bootstrap queue (until `Granted` or `Awaited`; outside the line, so that it blocks nobody) →
+//! waiting line → chunks, each handed over as soon as it is computed and `Granted` → parked, where all is computed before
+//! that → inflight until the status table says Success → over, until its lease is back. Mirrors [`super::decode`].
 //! Not here: picking chunks (`chunks`), moving bytes (`transfer`).
 
 use crate::cause::Cause;
@@ -53,10 +53,12 @@ struct Prefill {
 /// In order of life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
-    /// No Destination yet.
+    /// Neither Destination nor Interest yet.
     Bootstrapping,
     /// In line for its first chunk, or between chunks.
     Prompt,
+    /// All is computed, and no Destination yet.
+    Parked,
     /// All is computed; KV and final notices are on their way.
     Inflight,
     /// Finished was told; the lease may be out.
@@ -103,11 +105,21 @@ impl PrefillWorker {
         }
     }
 
-    /// A Destination is here: the request gets in line, unless its deadline would pass before its turn.
+    /// A Destination is here.
     fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut Mail) {
+        let state = &mut self.slots[slot].state;
+        state.target = Some(target);
+        state.handed = if is_planted("prefix is sent again") { 0 } else { target.prefix };
+        match state.stage {
+            Stage::Bootstrapping => self.begin(slot, now, mail),
+            Stage::Parked => state.stage = Stage::Inflight,
+            Stage::Prompt | Stage::Inflight | Stage::Over => {}
+        }
+    }
+
+    /// A Destination is here, or will come: the request gets in line, unless its deadline would pass before its turn.
+    fn begin(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
         let held = &mut self.slots[slot];
-        held.state.target = Some(target);
-        held.state.handed = if is_planted("prefix is sent again") { 0 } else { target.prefix };
         held.state.stage = Stage::Prompt;
         held.request.stamps.bootstrapped = Some(now);
         let left = held.request.deadline.saturating_duration_since(now);
@@ -167,11 +179,12 @@ impl PrefillWorker {
     fn hand_over(&mut self, slot: SlotId) {
         let Held { request, computed, state, .. } = &mut self.slots[slot];
         let generation = request.generation;
+        let Some(target) = state.target else { return };
         // What the destination holds already may reach further than what is computed.
         if state.handed >= *computed || state.lease == LeaseState::Back {
             return;
         }
-        if let (LeaseState::None, Some(target)) = (state.lease, state.target) {
+        if state.lease == LeaseState::None {
             if !self.sender.has_room() {
                 return;
             }
@@ -225,9 +238,13 @@ impl PrefillWorker {
                 let mut aux = AuxRecord::new(request.room, &sampled, *cached);
                 (aux.queue_us, aux.prefill_us) = shares(&request.stamps);
                 state.aux = Some(aux);
-                state.stage = Stage::Inflight;
+                state.stage = if state.target.is_some() { Stage::Inflight } else { Stage::Parked };
                 accept(request, sampled, turn.mail, turn.clock);
                 self.stats.generated(1);
+                if state.target.is_none() {
+                    let generation = request.generation;
+                    turn.mail.tell(Event::Computed { worker: self.id, slot: chunk.slot, generation });
+                }
             }
             self.hand_over(chunk.slot);
         }
@@ -253,7 +270,7 @@ impl PrefillWorker {
                 Stage::Bootstrapping => census.bootstrapping += 1,
                 Stage::Prompt if held.request.pages.is_empty() => census.waiting += 1,
                 Stage::Prompt => census.running += 1,
-                Stage::Inflight => census.transferring += 1,
+                Stage::Parked | Stage::Inflight => census.transferring += 1,
                 Stage::Over => census.ending += 1,
             }
             if held.state.stage == Stage::Prompt {
@@ -277,9 +294,15 @@ impl Worker for PrefillWorker {
         match command {
             Command::Submit(request) => self.submit(request, mail),
             Command::Granted { slot, generation, target, .. } => {
+                let held = self.slots.named(slot, generation).filter(|held| held.state.stage != Stage::Over);
+                if held.is_some_and(|held| held.state.target.is_none()) {
+                    self.granted(slot, target, now, mail);
+                }
+            }
+            Command::Awaited { slot, generation, .. } => {
                 let held = self.slots.named(slot, generation);
                 if held.is_some_and(|held| held.state.stage == Stage::Bootstrapping) {
-                    self.granted(slot, target, now, mail);
+                    self.begin(slot, now, mail);
                 }
             }
             Command::Abort { slot, generation, cause, .. } => {

@@ -4,7 +4,7 @@ use super::agenda::{MICRO, MILLI, Nanos, SECOND};
 use super::dice::Dice;
 use super::faults::Faults;
 use super::model::VOCAB;
-use crate::config::resolved::Policy;
+use crate::config::resolved::{DecodeAllocation, Policy};
 use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
 use crate::sched::config::SchedConfig;
 
@@ -35,6 +35,8 @@ pub struct Size {
     pub pages: u32,
     /// Pages of its host tier.
     pub tier_pages: u32,
+    /// When decode workers take pages for what it reads.
+    pub decode_allocation: DecodeAllocation,
     /// Requests it can hold.
     pub slots: usize,
     /// Room in its engine's ring of commands.
@@ -93,6 +95,8 @@ impl Plan {
         };
         // Workers of two page sizes hand over to each other, too.
         let other = if dice.one_in(3) { dice.pick(&[2, 4, 8, 16]) } else { shared.page_size };
+        let is_late = Dice::new(seed).fork("allocation").one_in(3);
+        let decode_allocation = if is_late { DecodeAllocation::Late } else { DecodeAllocation::Early };
         let mut faulty = Dice::new(seed).fork("faults");
         let delay = dice.pick(&[20 * MICRO, 100 * MICRO, 2 * MILLI]);
         let gap = dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]);
@@ -105,7 +109,10 @@ impl Plan {
         Plan {
             seed,
             scale,
-            prefill: size(shared, scale, &mut [&mut dice, &mut faulty, &mut scarce]),
+            prefill: Size {
+                decode_allocation,
+                ..size(shared, scale, &mut [&mut dice, &mut faulty, &mut scarce])
+            },
             decode: size(
                 SchedConfig { page_size: other, ..shared },
                 scale,
@@ -153,6 +160,7 @@ fn size(config: SchedConfig, scale: Scale, [dice, faulty, scarce]: &mut [&mut Di
         config,
         pages,
         tier_pages,
+        decode_allocation: DecodeAllocation::Early,
         slots,
         commands,
         spins: dice.pick(&[1, 3]),

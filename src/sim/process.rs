@@ -211,7 +211,8 @@ fn prefill(size: &Size, memory: &Memory, status: &Arc<StatusTable>, bells: &[Arc
     let source = SourceMover::new(links, memory.clone(), SESSIONS, right);
     let scheduler = PrefillWorker::new(WORKER, size.config, kv(memory), handle);
     let allowed = vec![Transport::Shm];
-    let manager = SourceManager::new(identity(size, memory), allowed, status.clone(), SESSIONS);
+    let (identity, allocation) = (identity(size, memory), size.decode_allocation);
+    let manager = SourceManager::new(identity, allowed, allocation, status.clone(), SESSIONS);
     let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
     Cores {
         stats: scheduler.stats().clone(),

@@ -11,6 +11,7 @@ mod etcd;
 mod etcd_server;
 mod fleet;
 mod keys;
+mod late;
 mod leg;
 mod liveness;
 mod members;

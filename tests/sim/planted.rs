@@ -32,6 +32,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("cancel keeps the lease", Checker::Idle, "leases of requests that are over"),
     mistake("notice of any use of a slot", Checker::Ends, "corrupt"),
     mistake("early destination is lost", Checker::Ends, "has not ended in time"),
+    mistake("ready is not told", Checker::Ends, "has not ended in time"),
     mistake("page is kept before it is full", Checker::Tokens, "is right"),
     mistake("page is free while leased", Checker::Assertion, "overflow"),
     mistake("waiting chunk is dropped", Checker::Ends, "corrupt"),

@@ -171,6 +171,8 @@ pub struct Rig {
     held: Vec<Command>,
     /// Whether a failed leg ends the other.
     pub join_legs: bool,
+    /// Decode takes pages when prefill has computed.
+    pub late: bool,
 }
 
 /// The ends of a worker's rings that are not the worker's.
@@ -286,6 +288,7 @@ impl Rig {
             hold_grants: false,
             held: Vec::new(),
             join_legs: true,
+            late: false,
         }
     }
 
@@ -322,9 +325,12 @@ impl Rig {
             return Legs { prefill: None, decode: first };
         }
         let decode = self.submit_leg(DECODE, room, wanted);
-        let Use { slot, generation, .. } = self.uses[&decode];
-        let session = SessionId(0);
-        self.pass_on(Command::SessionReady { worker: DECODE, slot, generation, session });
+        let (awaited, at) = if self.late { (FIRST, first) } else { (DECODE, decode) };
+        let Use { slot, generation, .. } = self.uses[&at];
+        self.pass_on(match self.late {
+            true => Command::Awaited { worker: awaited, slot, generation },
+            false => Command::SessionReady { worker: awaited, slot, generation, session: SessionId(0) },
+        });
         Legs { prefill: Some(first), decode }
     }
 
@@ -398,6 +404,17 @@ impl Rig {
             Event::Expecting { slot, generation, session, room, tokens, .. } => {
                 let target = Target { session, slot, generation, room, prefix: tokens.start };
                 self.pass_on_destination(target);
+            }
+            Event::Computed { slot, generation, .. } => {
+                let same = |leg: &&Use| (leg.worker, leg.slot, leg.generation) == (FIRST, slot, generation);
+                // An aborted one may have been released meanwhile, and its other leg, too.
+                let room = self.uses.values().find(same).map(|leg| leg.room);
+                if let Some(Use { worker, slot, generation, .. }) =
+                    room.and_then(|room| self.leg(DECODE, room))
+                {
+                    let session = SessionId(0);
+                    self.pass_on(Command::SessionReady { worker, slot, generation, session });
+                }
             }
             Event::Flushed { .. } => self.flushed += 1,
             Event::Finished { request, outcome, cached_tokens, .. } => {

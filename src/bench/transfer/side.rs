@@ -6,7 +6,7 @@
 use super::case::End;
 use super::talk::{Row, Say, Talk};
 use crate::cause::Cause;
-use crate::config::resolved;
+use crate::config::resolved::{self, DecodeAllocation};
 use crate::front::directory::Directory;
 use crate::front::handoff::{Handoff, Member, Offer, Role, Source, prompt_of, random};
 use crate::front::lanes::Lanes;
@@ -261,8 +261,9 @@ impl Side<SourceCommand> {
         let (right, memory) = (MoverRight::for_mover_thread(), parts.memory.clone());
         let source = SourceMover::new(links, memory, SESSIONS, right);
         let mover = Mover { sources: vec![source], destinations: Vec::new() };
-        let manager =
-            SourceManager::new(parts.identity(), vec![parts.transport], parts.status.clone(), SESSIONS);
+        // What is measured is a hand-off of pages that both sides have.
+        let (early, status) = (DecodeAllocation::Early, parts.status.clone());
+        let manager = SourceManager::new(parts.identity(), vec![parts.transport], early, status, SESSIONS);
         let ring = Ring::new(commands, parts.waiter.bell.clone());
         let role = Role::Prefill { manager: Box::new(manager), mover: ring };
         let member = Member { worker: parts.worker(row, End::Source)?, role, reports: Some(reports) };

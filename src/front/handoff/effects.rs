@@ -110,6 +110,11 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
         self.worker.engine.send(Command::Granted { worker: self.worker.id, slot, generation, target });
     }
 
+    fn awaited(&mut self, slot: Slot) {
+        let Slot { id: slot, generation } = slot;
+        self.worker.engine.send(Command::Awaited { worker: self.worker.id, slot, generation });
+    }
+
     fn hang_up(&mut self, link: Link) {
         self.wishes.push_back(Wish::HangUp { link });
     }

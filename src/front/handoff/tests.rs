@@ -1,6 +1,7 @@
 //! What a hand-off wants done for links to other processes.
 
 use super::*;
+use crate::config::resolved::DecodeAllocation;
 use crate::front::worker::Ring;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::kv::region::Region;
@@ -43,7 +44,8 @@ fn source() -> (Handoff, Announce) {
     let bell = Arc::new(Bell::new(|| {}));
     let bells = Bells { engine: bell.clone(), ctl: bell.clone(), mover: bell.clone() };
     let rings = Rings::new(&status, &memory.lists, SESSIONS, &bells);
-    let manager = SourceManager::new(identity, vec![Transport::Shm], status.clone(), SESSIONS);
+    let early = DecodeAllocation::Early;
+    let manager = SourceManager::new(identity, vec![Transport::Shm], early, status.clone(), SESSIONS);
     let engine = Ring::new(crossbeam_channel::bounded(8).0, bell.clone());
     let worker = Worker::new(WorkerId(0), engine, status, memory);
     let offer = Offer { transports: vec![Transport::Shm], host: HOST, data: None, lanes: 1 };

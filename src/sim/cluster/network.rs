@@ -177,6 +177,8 @@ fn told(message: &Message<'_>) -> (&'static str, Option<Room>) {
         Message::Welcome(_) => ("says Welcome", None),
         Message::Refused(_) => ("says Refused", None),
         Message::Destination(destination) => ("says Destination", Some(destination.id.room)),
+        Message::Interest(interest) => ("says Interest", Some(interest.id.room)),
+        Message::Ready(ready) => ("says Ready", Some(ready.id.room)),
         Message::Abort(abort) => ("says Abort", Some(abort.id.room)),
         Message::AbortAck(ack) => ("says AbortAck", Some(ack.id.room)),
         Message::Status(status) => ("says Status", Some(status.id.room)),

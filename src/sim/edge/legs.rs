@@ -141,6 +141,9 @@ impl Edge {
                 self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
+            Event::Computed { worker, slot, generation } => {
+                self.handoff.computed(worker, Slot { id: slot, generation }, now);
+            }
             Event::Finished { request, outcome, cached_tokens, .. } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
                 // Decode tells what its source found.

@@ -438,6 +438,7 @@ impl<'a> Cluster<'a> {
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Grant { host, source, target });
             }
+            Event::Computed { .. } => debug_assert!(false, "all pages are taken early here"),
             Event::Finished { request, outcome, cached_tokens, .. } => {
                 self.finished(role, request, outcome, cached_tokens)?;
             }

@@ -20,14 +20,25 @@ use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
 use crate::transfer::transport::DestinationBinding;
 use crate::wire::message::{
-    Abort, AbortAck, Announce, Destination, Done, Message, Rank, Refusal, Refused, Status, TransferId,
-    Transport, Welcome,
+    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Rank, Refusal, Refused, Status,
+    TransferId, Transport, Welcome,
 };
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// What a decode worker wants to be read for it.
+#[derive(Clone, Copy, Debug)]
+pub struct Asked {
+    /// Where the legs meet.
+    pub room: Room,
+    /// The prompt.
+    pub prompt: Prompt,
+    /// When the request is over.
+    pub deadline: Instant,
+}
 
 /// What a decode worker wants of a prompt's KV.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +66,7 @@ pub trait DestinationEffects<L, A> {
     fn withdraw(&mut self, session: SessionId);
     /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`] follows.
     fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
-    /// Tells the scheduler that the slot's session stands.
+    /// Tells the scheduler that the slot's session stands, and that pages may be leased.
     fn ready(&mut self, slot: Slot, session: SessionId);
     /// Tells the scheduler that a slot has failed; it is marked already.
     fn failed(&mut self, slot: Slot, cause: Cause);
@@ -96,11 +107,14 @@ enum Stage<L> {
     Binding {
         link: L,
         transport: Transport,
+        late: bool,
         deadline: Instant,
     },
     Ready {
         link: L,
         transport: Transport,
+        /// Pages are leased when the source says that it has computed.
+        late: bool,
     },
 }
 
@@ -118,9 +132,9 @@ struct Source<L> {
 #[derive(Debug)]
 struct Waiting<A> {
     generation: crate::ids::Generation,
-    room: Room,
+    asked: Asked,
     source: A,
-    /// Destination has left; a failure is told to the source.
+    /// Interest or Destination has left; a failure is told to the source.
     sent: bool,
 }
 
@@ -168,7 +182,7 @@ where
     pub fn enter(
         &mut self,
         slot: Slot,
-        room: Room,
+        asked: Asked,
         source: &A,
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
@@ -179,9 +193,13 @@ where
             self.sources.insert(source.clone(), fresh);
         }
         let Some(entry) = self.sources.get_mut(source) else { return Err(Cause::Internal) };
-        let waiting = Waiting { generation: slot.generation, room, source: source.clone(), sent: false };
+        let waiting = Waiting { generation: slot.generation, asked, source: source.clone(), sent: false };
         match entry.stage {
-            Stage::Ready { .. } => effects.ready(slot, entry.session),
+            Stage::Ready { .. } => {
+                self.slots.insert(slot.id, waiting);
+                self.begin(slot, now, effects);
+                return Ok(());
+            }
             Stage::Down { until, cause } if until > now => return Err(cause),
             Stage::Down { .. } => {
                 entry.stage = Stage::Dialling { deadline: now + SESSION_SETUP_DEADLINE };
@@ -193,14 +211,31 @@ where
         Ok(())
     }
 
+    /// The session of a slot stands: the scheduler may lease pages, or the source is asked to compute first.
+    fn begin(&mut self, slot: Slot, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+        let Some(waiting) = self.slots.get_mut(&slot.id) else { return };
+        let Some(source) = self.sources.get(&waiting.source) else { return };
+        let Stage::Ready { link, late, .. } = source.stage else { return };
+        if !late {
+            return effects.ready(slot, source.session);
+        }
+        waiting.sent = true;
+        let interest = Interest {
+            id: TransferId { room: waiting.asked.room, slot: slot.id, generation: slot.generation },
+            session: source.generation,
+            tokens: waiting.asked.prompt.tokens,
+            ids_hash: waiting.asked.prompt.hash,
+            deadline_ms: millis_until(waiting.asked.deadline, now),
+        };
+        effects.send(link, &Message::Interest(interest));
+    }
+
     /// The scheduler has leased the pages of `rest` and set WaitingForInput: Destination may leave. Tells how its KV
     /// comes.
     pub fn expecting(
         &mut self,
         slot: Slot,
-        prompt: Prompt,
         rest: Rest<'_>,
-        deadline: Instant,
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) -> Option<Transport> {
@@ -217,8 +252,8 @@ where
             return None;
         };
         waiting.sent = true;
-        let id = TransferId { room: waiting.room, slot: slot.id, generation: slot.generation };
-        let left = deadline.saturating_duration_since(now).as_millis();
+        let Asked { room, prompt, deadline } = waiting.asked;
+        let id = TransferId { room, slot: slot.id, generation: slot.generation };
         let destination = Destination {
             id,
             session: source.generation,
@@ -226,14 +261,14 @@ where
             prefix_tokens: rest.prefix,
             ids_hash: prompt.hash,
             aux_index: slot.id.0,
-            deadline_ms: left.min(u32::MAX.into()) as u32,
+            deadline_ms: millis_until(deadline, now),
             pages: rest.pages.into(),
         };
         effects.send(link, &Message::Destination(destination));
         source.transport()
     }
 
-    /// The request in `slot` has ended here. A failure after Destination is told to the source, and where the
+    /// The request in `slot` has ended here. A failure after Interest or Destination is told to the source, and where the
     /// source writes by itself its answer, or the session's reset, ends the slot's lease.
     pub fn leave(
         &mut self,
@@ -251,7 +286,7 @@ where
         let writes = source.and_then(Source::transport).is_some_and(Transport::writes);
         match source.and_then(Source::link).filter(|_| waiting.sent) {
             Some(link) => {
-                let Waiting { generation, room, source, .. } = waiting;
+                let Waiting { generation, asked: Asked { room, .. }, source, .. } = waiting;
                 let id = TransferId { room, slot: slot.id, generation };
                 effects.send(link, &Message::Abort(Abort { id, cause }));
                 if writes {
@@ -308,6 +343,7 @@ where
             Message::Refused(refused) => self.refused(&source, refused, now, effects),
             Message::AbortAck(ack) => self.abort_ack(&source, ack, now, effects),
             Message::Status(status) => self.status(&source, status, now, effects),
+            Message::Ready(ready) => self.computed(&source, &ready.id, effects),
             // The rest is for a source, or the link's own.
             _ => {}
         }
@@ -326,15 +362,14 @@ where
         let Some(entry) = self.sources.get_mut(&source).filter(|entry| entry.generation == generation) else {
             return;
         };
-        let Stage::Binding { link, transport, .. } = entry.stage else { return };
+        let Stage::Binding { link, transport, late, .. } = entry.stage else { return };
         match half {
             Ok(binding) => effects.mover(DestinationCommand::Open { session, generation, binding }),
             Err(_) => return self.announce_without(&source, transport, Cause::PeerLost, now, effects),
         }
-        entry.stage = Stage::Ready { link, transport };
-        let session = entry.session;
+        entry.stage = Stage::Ready { link, transport, late };
         for slot in self.waiting_for(&source) {
-            effects.ready(slot, session);
+            self.begin(slot, now, effects);
         }
     }
 
@@ -493,7 +528,8 @@ where
                 let offers = |way: &Transport| offered.offers(*way);
                 let left: Vec<Transport> = Transport::ALL.into_iter().filter(offers).collect();
                 let choice = Choice::explain(transport, &left, &entry.without, None);
-                entry.stage = Stage::Binding { link, transport, deadline: now + SESSION_SETUP_DEADLINE };
+                let deadline = now + SESSION_SETUP_DEADLINE;
+                entry.stage = Stage::Binding { link, transport, late: welcome.late, deadline };
                 effects.bind(link, entry.session, Binding { choice, welcome, layout, template });
             }
             Err(mismatch) => {
@@ -639,9 +675,17 @@ where
         }
     }
 
+    /// The source has computed what it was asked for: pages may be leased.
+    fn computed(&self, source: &A, id: &TransferId, effects: &mut impl DestinationEffects<L, A>) {
+        let session = self.sources.get(source).map(|source| source.session);
+        if let Some(session) = session.filter(|_| self.holds(source, id)) {
+            effects.ready(Slot::from(*id), session);
+        }
+    }
+
     fn holds(&self, source: &A, id: &TransferId) -> bool {
         self.slots.get(&id.slot).is_some_and(|held| {
-            held.generation == id.generation && held.room == id.room && held.source == *source
+            held.generation == id.generation && held.asked.room == id.room && held.source == *source
         })
     }
 
@@ -693,6 +737,11 @@ where
         slots.sort_unstable_by_key(|slot| slot.id);
         slots
     }
+}
+
+/// Milliseconds left, as the wire has them.
+fn millis_until(deadline: Instant, now: Instant) -> u32 {
+    u32::try_from(deadline.saturating_duration_since(now).as_millis()).unwrap_or(u32::MAX)
 }
 
 impl<L: Copy> Source<L> {

@@ -30,6 +30,7 @@ struct Effects {
     destinations: Vec<u32>,
     has_nic: bool,
     only_rdma: bool,
+    interests: Vec<TransferId>,
     aborts: Vec<TransferId>,
     quiet: Vec<Slot>,
     left_out: usize,
@@ -80,6 +81,7 @@ impl DestinationEffects<u32, u32> for Effects {
                 self.announced.push(announce.session);
             }
             Message::Destination(_) => self.destinations.push(link),
+            Message::Interest(interest) => self.interests.push(interest.id),
             Message::Abort(abort) => self.aborts.push(abort.id),
             _ => {}
         }
@@ -155,7 +157,9 @@ impl Worker {
     fn enter(&mut self, slot: u32, source: u32) -> Result<Slot, Cause> {
         let id = SlotId(slot);
         let slot = Slot { id, generation: self.status.open(id) };
-        let entered = self.manager.enter(slot, Room(7), &source, self.now, &mut self.effects);
+        let deadline = self.now + SESSION_SETUP_DEADLINE;
+        let asked = Asked { room: Room(7), prompt: PROMPT, deadline };
+        let entered = self.manager.enter(slot, asked, &source, self.now, &mut self.effects);
         entered.map(|()| slot)
     }
 
@@ -175,7 +179,7 @@ impl Worker {
         let session = effects.announced.pop().unwrap();
         let identity = identity();
         let kv = identity.kv_claim();
-        let welcome = Welcome { session, transport, kv, ranks: vec![rank()] };
+        let welcome = Welcome { session, transport, late: false, kv, ranks: vec![rank()] };
         manager.receive(source, &Message::Welcome(Box::new(welcome)), *now, effects);
         let generation = session;
         let session = effects.bound.pop().unwrap();
@@ -193,8 +197,7 @@ impl Worker {
             false => self.set_up_by(Transport::Rdma, 1),
         };
         if sent {
-            let deadline = self.now + SESSION_SETUP_DEADLINE;
-            self.manager.expecting(slot, PROMPT, REST, deadline, self.now, &mut self.effects);
+            self.manager.expecting(slot, REST, self.now, &mut self.effects);
         }
         let failed = Move::Fail(Cause::ClientGone);
         self.status.advance(slot.id, slot.generation, failed).unwrap();
@@ -206,8 +209,7 @@ impl Worker {
     fn break_rdma(&mut self, cause: Cause) {
         let slot = self.enter(0, 1).unwrap();
         self.set_up_by(Transport::Rdma, 1);
-        let deadline = self.now + SESSION_SETUP_DEADLINE;
-        self.manager.expecting(slot, PROMPT, REST, deadline, self.now, &mut self.effects);
+        self.manager.expecting(slot, REST, self.now, &mut self.effects);
         let id = TransferId { room: Room(7), slot: slot.id, generation: slot.generation };
         let status = Message::Status(wire::Status { id, state: State::Failed as u8, cause: Some(cause) });
         self.manager.receive(1, &status, self.now, &mut self.effects);
@@ -225,8 +227,7 @@ impl Worker {
     fn hand_off(&mut self, source: u32) -> SessionId {
         let slot = self.enter(0, source).unwrap();
         let session = self.set_up(source);
-        let deadline = self.now + SESSION_SETUP_DEADLINE;
-        self.manager.expecting(slot, PROMPT, REST, deadline, self.now, &mut self.effects);
+        self.manager.expecting(slot, REST, self.now, &mut self.effects);
         assert_eq!(self.effects.destinations.pop(), Some(source));
         self.leave(slot);
         session
@@ -302,7 +303,7 @@ fn generations_of_an_index_go_on_with_its_next_source() {
 /// What the source says of the session announced last.
 fn welcome(transport: Transport, session: SessionGeneration) -> Message<'static> {
     let kv = identity().kv_claim();
-    Message::Welcome(Box::new(Welcome { session, transport, kv, ranks: vec![rank()] }))
+    Message::Welcome(Box::new(Welcome { session, transport, late: false, kv, ranks: vec![rank()] }))
 }
 
 #[test]
@@ -471,8 +472,7 @@ fn a_room_that_its_source_has_refused_is_not_aborted_as_well() {
     worker.effects.has_nic = true;
     let slot = worker.enter(0, 1).unwrap();
     worker.set_up_by(Transport::Rdma, 1);
-    let deadline = worker.now + SESSION_SETUP_DEADLINE;
-    worker.manager.expecting(slot, PROMPT, REST, deadline, worker.now, &mut worker.effects);
+    worker.manager.expecting(slot, REST, worker.now, &mut worker.effects);
     // The room is another's there, say.
     worker.answer(slot, true);
     assert_eq!(worker.effects.quiet, [slot]);
@@ -492,8 +492,7 @@ fn no_destination_leaves_for_a_slot_that_has_failed() {
     worker.die(1);
     worker.enter(1, 1).unwrap();
     worker.set_up(1);
-    let deadline = worker.now + SESSION_SETUP_DEADLINE;
-    let way = worker.manager.expecting(slot, PROMPT, REST, deadline, worker.now, &mut worker.effects);
+    let way = worker.manager.expecting(slot, REST, worker.now, &mut worker.effects);
     assert_eq!((way, &worker.effects.destinations[..]), (None, &[][..]));
 }
 
@@ -554,4 +553,42 @@ fn what_was_offered_is_withdrawn_where_no_session_came_to_be() {
     manager.link_up(&1, 1, *now, effects);
     manager.link_down(1, Cause::PeerLost, *now, effects);
     assert_eq!((effects.withdrawn.len(), effects.closed.len()), (1, 0));
+}
+
+/// A source that allocates late is told of the interest, and pages are leased when it has computed.
+#[test]
+fn a_late_source_is_asked_to_compute_before_pages_are_leased() {
+    let mut worker = Worker::new();
+    let slot = worker.enter(0, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    manager.link_up(&1, 1, *now, effects);
+    let generation = effects.announced.pop().unwrap();
+    let kv = identity().kv_claim();
+    let welcome =
+        Welcome { session: generation, transport: Transport::Tcp, late: true, kv, ranks: vec![rank()] };
+    manager.receive(1, &Message::Welcome(Box::new(welcome)), *now, effects);
+    let session = effects.bound.pop().unwrap();
+    manager.bound(session, generation, Ok(Box::new(Fake)), *now, effects);
+    let id = TransferId { room: Room(7), slot: slot.id, generation: slot.generation };
+    assert_eq!((&effects.interests[..], &effects.ready[..]), (&[id][..], &[][..]));
+    // Who comes when the session stands, likewise.
+    let other = worker.enter(1, 1).unwrap();
+    let Worker { manager, effects, now, .. } = &mut worker;
+    let other = TransferId { room: Room(7), slot: other.id, generation: other.generation };
+    assert_eq!((&effects.interests[..], &effects.ready[..]), (&[id, other][..], &[][..]));
+    let stale = TransferId { generation: crate::ids::Generation(id.generation.0 + 1), ..id };
+    let foreign = TransferId { room: Room(8), ..id };
+    for unknown in [stale, foreign] {
+        manager.receive(1, &Message::Ready(wire::Ready { id: unknown }), *now, effects);
+    }
+    assert_eq!(effects.ready, []);
+    manager.receive(1, &Message::Ready(wire::Ready { id }), *now, effects);
+    assert_eq!(effects.ready, [(slot, session)]);
+    manager.expecting(slot, REST, *now, effects);
+    assert_eq!(effects.destinations, [1]);
+    // A client that leaves before: the source is told, since it may be computing.
+    let left = Slot::from(other);
+    worker.status.advance(left.id, left.generation, Move::Fail(Cause::ClientGone)).unwrap();
+    worker.manager.leave(left, Some(Cause::ClientGone), worker.now, &mut worker.effects);
+    assert_eq!(worker.effects.aborts, [other]);
 }

@@ -2,12 +2,13 @@
 //!
 //! | entry | request here | Destination here | next |
 //! |---|---|---|---|
-//! | `Early` | no | yes, kept by room, bounded in number and time | `Open`, or `Over` by Abort, dead link, time, drain |
+//! | `Early` | no | yes, or its Interest, kept by room, bounded in number and time | `Open`, or `Over` by Abort, dead link, time, drain |
 //! | `Waiting` | yes | no | `Open`, or `Over` when the request ends |
-//! | `Open` | yes | yes, checked | `Over` when the request ends; `Draining` where its writes may be under way then |
+//! | `Open` | yes | yes, or its Interest, checked | `Over` when the request ends; `Draining` where its writes may be under way then |
 //! | `Draining` | over | yes | `Over` when its writes have ended; whoever asks is answered then |
 //! | `Over` | tombstone with the answer to whoever asks again | | forgotten after a time |
 //!
+//! An Interest is a Destination without pages; the Destination that follows it takes its place.
 //! A dead link takes its Destinations along: what was `Open` is `Waiting` again, and its request fails.
 //! A room that is open is refused to the newcomer, never overwritten.
 
@@ -38,19 +39,44 @@ pub struct Prompt {
     pub hash: [u8; 16],
 }
 
-/// A Destination, checked against its own session, not yet against a request.
+/// A Destination or an Interest, checked against its own session, not yet against a request.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted<L> {
     /// The link it came over.
     pub link: L,
-    /// Where the KV is to go.
+    /// Where the KV is to go; of an Interest its prefix says nothing.
     pub target: Target,
     /// What the decode leg means to read.
     pub prompt: Prompt,
+    /// What it has ready for it. An Interest has nothing.
+    pub place: Option<Place>,
+}
+
+/// Where a destination takes KV in.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct Place {
     /// The pages behind its prefix, where the source writes into them.
     pub pages: Arc<[PageId]>,
     /// Which of the prompt's pages is the first of them.
     pub first: usize,
+}
+
+impl<L: PartialEq> Wanted<L> {
+    /// Whether it is the Destination to this Interest.
+    fn follows(&self, interest: &Wanted<L>) -> bool {
+        let names = |wanted: &Wanted<L>| {
+            (wanted.target.session, wanted.target.slot, wanted.target.generation, wanted.prompt)
+        };
+        interest.place.is_none()
+            && self.place.is_some()
+            && self.link == interest.link
+            && names(self) == names(interest)
+    }
+
+    /// Whether the source writes into its pages.
+    fn is_written(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| !place.pages.is_empty())
+    }
 }
 
 #[derive(Debug)]
@@ -154,7 +180,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
-    /// A Destination has come for `room`.
+    /// A Destination, or an Interest, has come for `room`.
     pub fn arrive(&mut self, room: Room, wanted: Wanted<L>, now: Instant) -> Arrived<L> {
         match self.entries.get(&room) {
             None if is_planted("early destination is lost") => Arrived::Kept,
@@ -172,8 +198,23 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 Arrived::Meets(Met { slot, wanted })
             }
             Some(&Entry::Waiting { slot, .. }) => Arrived::Differs(slot),
-            Some(Entry::Early { .. } | Entry::Open { .. }) => Arrived::Refused(Cause::Refused),
+            Some(Entry::Early { .. } | Entry::Open { .. }) => self.follow(room, wanted),
             Some(Entry::Draining { .. } | Entry::Over) => Arrived::Refused(Cause::OtherLeg),
+        }
+    }
+
+    /// A Destination has come for a room that is taken: by its Interest, it may be.
+    fn follow(&mut self, room: Room, wanted: Wanted<L>) -> Arrived<L> {
+        match self.entries.get_mut(&room) {
+            Some(Entry::Early { wanted: interest, .. }) if wanted.follows(interest) => {
+                *interest = wanted;
+                Arrived::Kept
+            }
+            Some(Entry::Open { slot, wanted: interest, .. }) if wanted.follows(interest) => {
+                *interest = wanted.clone();
+                Arrived::Meets(Met { slot: *slot, wanted })
+            }
+            _ => Arrived::Refused(Cause::Refused),
         }
     }
 
@@ -267,7 +308,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Some(Entry::Waiting { slot: held, .. }) => (*held == slot, None),
             // Pages are known where the source writes by itself.
             Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn }) => {
-                let is_quiet = complete || *withdrawn || wanted.pages.is_empty();
+                let is_quiet = complete || *withdrawn || !wanted.is_written();
                 (*held == slot, (!is_quiet).then(|| (wanted.clone(), *ack_wanted)))
             }
             _ => (false, None),

@@ -15,7 +15,7 @@ fn wanted(slot: u32) -> Wanted<u8> {
         room: ROOM,
         prefix: 0,
     };
-    Wanted { link: 9, target, prompt: PROMPT, pages: Arc::default(), first: 0 }
+    Wanted { link: 9, target, prompt: PROMPT, place: Some(Place::default()) }
 }
 
 fn theirs(slot: u32) -> Slot {
@@ -121,7 +121,7 @@ fn a_dead_link_takes_its_rooms_along() {
 
 /// Of a source that writes by itself; another's pages come back without its word.
 fn written(slot: u32) -> Wanted<u8> {
-    Wanted { pages: [PageId(3)].into(), ..wanted(slot) }
+    Wanted { place: Some(Place { pages: [PageId(3)].into(), first: 0 }), ..wanted(slot) }
 }
 
 #[test]
@@ -204,4 +204,68 @@ fn no_room_waits_for_a_mover_that_has_lost_its_session() {
     assert_eq!(rooms.withdrawn(OURS, now), None);
     rooms.leave(OURS, false, now);
     assert_eq!(rooms.open(), 0);
+}
+
+fn interest(slot: u32) -> Wanted<u8> {
+    Wanted { place: None, ..wanted(slot) }
+}
+
+#[test]
+fn an_interest_meets_its_request_and_its_destination_takes_its_place() {
+    let now = Instant::now();
+    for early in [false, true] {
+        let mut rooms = Rooms::default();
+        if early {
+            assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Kept);
+            let met = Met { slot: OURS, wanted: interest(5) };
+            assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Meets(met));
+        } else {
+            assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Waits);
+            let met = Met { slot: OURS, wanted: interest(5) };
+            assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Meets(met));
+        }
+        assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Refused(Cause::Refused), "again");
+        assert_eq!(rooms.arrive(ROOM, wanted(6), now), Arrived::Refused(Cause::Refused), "another slot");
+        let other = Wanted { link: 8, ..wanted(5) };
+        assert_eq!(rooms.arrive(ROOM, other, now), Arrived::Refused(Cause::Refused), "another link");
+        let met = Met { slot: OURS, wanted: written(5) };
+        assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Meets(met.clone()));
+        assert_eq!(rooms.partner(OURS), Some((ROOM, met.wanted)));
+        assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Refused(Cause::Refused), "again");
+    }
+}
+
+#[test]
+fn a_destination_may_overtake_the_request_of_its_interest() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Kept);
+    assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Kept);
+    let met = Met { slot: OURS, wanted: written(5) };
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Meets(met));
+}
+
+#[test]
+fn an_interest_ends_like_a_destination() {
+    let now = Instant::now();
+    let theirs = Slot { id: SlotId(5), generation: wanted(5).target.generation };
+    let mut rooms = Rooms::default();
+    let _ = rooms.arrive(ROOM, interest(5), now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer, "nobody reads it yet");
+    assert_eq!(rooms.enter(ROOM, OURS, PROMPT, now), Entered::Refused(Cause::OtherLeg));
+
+    let mut rooms = Rooms::default();
+    let _ = rooms.arrive(ROOM, interest(5), now);
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Fail(OURS));
+    rooms.leave(OURS, false, now);
+    assert_eq!(rooms.open(), 0, "nothing was ever written: nothing drains");
+    assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Refused(Cause::OtherLeg));
+
+    let mut rooms = Rooms::default();
+    let _ = rooms.arrive(ROOM, interest(5), now);
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let mut failed = Vec::new();
+    rooms.unlink(9, |slot| failed.push(slot));
+    assert_eq!(failed, [OURS]);
 }

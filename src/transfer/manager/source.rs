@@ -2,18 +2,19 @@
 //! meet. Mirrors [`super::destination`].
 
 use crate::cause::Cause;
+use crate::config::resolved::DecodeAllocation;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
 use crate::stdx::planted::is_planted;
 use crate::transfer::command::{SessionId, SourceCommand, Target};
 use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
-use crate::transfer::manager::rooms::{Aborted, Arrived, Entered, Met, Prompt, Rooms, Slot, Wanted};
+use crate::transfer::manager::rooms::{Aborted, Arrived, Entered, Met, Place, Prompt, Rooms, Slot, Wanted};
 use crate::transfer::mover::Report;
 use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
 use crate::wire::message::{
-    Abort, AbortAck, Announce, Destination, Done, Message, Rank, Refusal, Refused, Status, TransferId,
-    Transport, Welcome,
+    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Rank, Ready, Refusal, Refused, Status,
+    TransferId, Transport, Welcome,
 };
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -31,6 +32,8 @@ pub trait SourceEffects<L> {
     /// Tells the scheduler that a slot's destination is known, and which pages, of the prompt's the `first` and those
     /// behind it, it wants the KV in if that is to be written there.
     fn granted(&mut self, slot: Slot, target: Target, first: usize, pages: &[PageId]);
+    /// Tells the scheduler that a slot's destination will come, and that it may compute until then.
+    fn awaited(&mut self, slot: Slot);
     /// Ends a link.
     fn hang_up(&mut self, link: L);
     /// Tells the scheduler that a slot has failed; it is marked already.
@@ -68,6 +71,7 @@ struct Session<L> {
 pub struct SourceManager<L> {
     identity: Identity,
     allowed: Vec<Transport>,
+    allocation: DecodeAllocation,
     status: Arc<StatusTable>,
     sessions: Vec<Option<Session<L>>>,
     by_link: HashMap<L, SessionId>,
@@ -77,16 +81,19 @@ pub struct SourceManager<L> {
 }
 
 impl<L: Copy + Eq + Hash> SourceManager<L> {
-    /// A worker without sessions. `allowed` transports in order of preference; `sessions` bounds their number.
+    /// A worker without sessions. `allowed` transports in order of preference; `allocation` is what destinations are
+    /// told; `sessions` bounds their number.
     pub fn new(
         identity: Identity,
         allowed: Vec<Transport>,
+        allocation: DecodeAllocation,
         status: Arc<StatusTable>,
         sessions: usize,
     ) -> Self {
         SourceManager {
             identity,
             allowed,
+            allocation,
             status,
             sessions: (0..sessions).map(|_| None).collect(),
             by_link: HashMap::new(),
@@ -115,6 +122,14 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                 Err(Cause::Mismatch)
             }
             Entered::Refused(cause) => Err(cause),
+        }
+    }
+
+    /// All of the prompt in `slot` is computed. Who has shown interest is told, and sends its Destination.
+    pub fn computed(&mut self, slot: Slot, effects: &mut impl SourceEffects<L>) {
+        let interested = self.rooms.partner(slot).filter(|(_, wanted)| wanted.place.is_none());
+        if let Some((room, wanted)) = interested.filter(|_| !is_planted("ready is not told")) {
+            effects.send(wanted.link, &Message::Ready(Ready { id: transfer_id(room, &wanted) }));
         }
     }
 
@@ -149,6 +164,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         match message {
             Message::Announce(announce) => self.announce(link, announce, effects),
             Message::Destination(destination) => self.destination(link, destination, now, effects),
+            Message::Interest(interest) => self.interest(link, interest, now, effects),
             Message::Abort(abort) => self.abort(link, abort, now, effects),
             Message::Done(done) => self.done(link, done, effects),
             // The rest is for a destination, or the link's own.
@@ -168,7 +184,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         match rank {
             Ok(rank) => {
                 let kv = self.identity.kv_claim();
-                let welcome = Welcome { session: generation, transport, kv, ranks: vec![rank] };
+                let late = self.allocation == DecodeAllocation::Late;
+                let welcome = Welcome { session: generation, transport, late, kv, ranks: vec![rank] };
                 effects.send(link, &Message::Welcome(Box::new(welcome)));
             }
             Err(why) => {
@@ -332,22 +349,42 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         now: Instant,
         effects: &mut impl SourceEffects<L>,
     ) {
-        let bound = self.by_link.get(&link).copied();
-        let session = bound.and_then(|id| Some((id, self.sessions[id.0 as usize].as_ref()?)));
-        // A Destination of a void session: its sender has reset, or will when it hears.
-        let Some((id, session)) = session.filter(|(_, session)| session.generation == asked.session) else {
-            return;
-        };
+        let Some((id, session)) = self.session_of(link, asked.session) else { return };
         let TransferId { room, slot, generation } = asked.id;
         let target = Target { session: id, slot, generation, room, prefix: asked.prefix_tokens };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
         let pages = if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
         let first = (asked.prefix_tokens / session.page_size) as usize;
-        let wanted = Wanted { link, target, prompt, pages, first };
+        let wanted = Wanted { link, target, prompt, place: Some(Place { pages, first }) };
         if !names_its_pages(session, asked) {
             return self.turn_down(&wanted, Cause::Mismatch, effects);
         }
-        match self.rooms.arrive(asked.id.room, wanted.clone(), now) {
+        self.arrive(wanted, now, effects);
+    }
+
+    fn interest(&mut self, link: L, asked: &Interest, now: Instant, effects: &mut impl SourceEffects<L>) {
+        let Some((id, session)) = self.session_of(link, asked.session) else { return };
+        let TransferId { room, slot, generation } = asked.id;
+        let target = Target { session: id, slot, generation, room, prefix: 0 };
+        let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
+        let is_offered = self.allocation == DecodeAllocation::Late && asked.id.slot.0 < session.slots;
+        let wanted = Wanted { link, target, prompt, place: None };
+        match is_offered {
+            true => self.arrive(wanted, now, effects),
+            false => self.turn_down(&wanted, Cause::Mismatch, effects),
+        }
+    }
+
+    /// The session of a link, if it is the one meant. What is of a void session is not answered: its sender has reset,
+    /// or will when it hears.
+    fn session_of(&self, link: L, generation: SessionGeneration) -> Option<(SessionId, &Session<L>)> {
+        let id = *self.by_link.get(&link)?;
+        let session = self.sessions[id.0 as usize].as_ref()?;
+        (session.generation == generation).then_some((id, session))
+    }
+
+    fn arrive(&mut self, wanted: Wanted<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
+        match self.rooms.arrive(wanted.target.room, wanted.clone(), now) {
             Arrived::Kept => {}
             Arrived::Meets(met) => self.meet(met, now, effects),
             Arrived::Differs(slot) => {
@@ -361,9 +398,18 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     /// Both legs are here: the state is set, then the scheduler told.
     fn meet(&mut self, met: Met<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
         let Met { slot, wanted } = met;
-        if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() {
-            effects.granted(slot, wanted.target, wanted.first, &wanted.pages);
-        } else {
+        let goes_on = match &wanted.place {
+            Some(place) if self.status.advance(slot.id, slot.generation, Move::Grant).is_ok() => {
+                effects.granted(slot, wanted.target, place.first, &place.pages);
+                true
+            }
+            None if self.status.is_open(slot.id, slot.generation) => {
+                effects.awaited(slot);
+                true
+            }
+            _ => false,
+        };
+        if !goes_on {
             // Failed before it was granted: nothing was posted, and the mover may have said so before they met.
             let _ = self.rooms.withdrawn(slot, now);
             self.turn_down(&wanted, Cause::OtherLeg, effects);

@@ -22,7 +22,9 @@ pub use session::{
     Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Rank, Refusal, Refused, RegionLengths, Transport,
     Welcome,
 };
-pub use transfer::{Abort, AbortAck, Destination, Done, IdsHash, PageList, Status, TransferId, ids_hash};
+pub use transfer::{
+    Abort, AbortAck, Destination, Done, IdsHash, Interest, PageList, Ready, Status, TransferId, ids_hash,
+};
 
 use crate::limits;
 use crate::wire::auth::Seal;
@@ -34,8 +36,8 @@ use bytemuck::{Pod, Zeroable};
 pub const VERSION: u8 = 3;
 /// Minor version, told in Hello: what both sides know is what the lesser one knows. A minor version appends to bodies,
 /// and adds kinds that may be skipped; it takes nothing away, changes no meaning and adds no parts. 1: names of
-/// cluster keys in Hello.
-pub const MINOR: u8 = 1;
+/// cluster keys in Hello. 2: late allocation, in Welcome, with Interest and Ready.
+pub const MINOR: u8 = 2;
 const MAGIC: u16 = u16::from_le_bytes(*b"BT");
 /// A receiver that does not know the kind must close the connection, not skip the message.
 const MUST_UNDERSTAND: u16 = 1;
@@ -72,6 +74,10 @@ pub enum Message<'a> {
     Refused(Refused<'a>),
     /// Where one request's KV is to go.
     Destination(Destination<'a>),
+    /// That one request's KV will be wanted.
+    Interest(Interest),
+    /// That it is computed.
+    Ready(Ready),
     /// Asks the other side to stop a transfer.
     Abort(Abort),
     /// That it has stopped.
@@ -84,13 +90,14 @@ pub enum Message<'a> {
     Bye(Bye),
 }
 
-// 7 and 8 belong to Interest and Ready of late allocation.
 const HELLO: u8 = 1;
 const PROOF: u8 = 2;
 const ANNOUNCE: u8 = 3;
 const WELCOME: u8 = 4;
 const REFUSED: u8 = 5;
 const DESTINATION: u8 = 6;
+const INTEREST: u8 = 7;
+const READY: u8 = 8;
 const ABORT: u8 = 9;
 const ABORT_ACK: u8 = 10;
 const STATUS: u8 = 11;
@@ -124,6 +131,8 @@ impl<'a> Message<'a> {
             WELCOME => Message::Welcome(Box::new(Welcome::parse(body, parts)?)),
             REFUSED => Message::Refused(Refused::parse(body, parts)?),
             DESTINATION => Message::Destination(Destination::parse(body, parts)?),
+            INTEREST => Message::Interest(Interest::parse(body, parts)?),
+            READY => Message::Ready(Ready::parse(body, parts)?),
             ABORT => Message::Abort(Abort::parse(body, parts)?),
             ABORT_ACK => Message::AbortAck(AbortAck::parse(body, parts)?),
             STATUS => Message::Status(Status::parse(body, parts)?),
@@ -146,6 +155,8 @@ impl<'a> Message<'a> {
             Message::Welcome(welcome) => welcome.write(out),
             Message::Refused(refused) => refused.write(out),
             Message::Destination(destination) => destination.write(out),
+            Message::Interest(interest) => interest.write(out),
+            Message::Ready(ready) => ready.write(out),
             Message::Abort(abort) => abort.write(out),
             Message::AbortAck(ack) => ack.write(out),
             Message::Status(status) => status.write(out),
@@ -167,6 +178,8 @@ impl<'a> Message<'a> {
             Message::Welcome(_) => WELCOME,
             Message::Refused(_) => REFUSED,
             Message::Destination(_) => DESTINATION,
+            Message::Interest(_) => INTEREST,
+            Message::Ready(_) => READY,
             Message::Abort(_) => ABORT,
             Message::AbortAck(_) => ABORT_ACK,
             Message::Status(_) => STATUS,

@@ -291,7 +291,8 @@ struct SessionBody {
     ranks: u16,
     /// Of a Welcome, the chosen one.
     transport: u8,
-    pad: u8,
+    /// Of a Welcome since minor 2: 1 where the source wants to allocate late. Zero before.
+    late: u8,
 }
 
 fn read_session(body: &[u8], what: &'static str) -> Result<SessionBody, MessageError> {
@@ -340,7 +341,7 @@ impl Announce {
 
     pub(super) fn write(&self, out: &mut Multipart) {
         let ranks = self.ranks.len() as u16;
-        write_body(&SessionBody { session: self.session, ranks, transport: 0, pad: 0 }, out);
+        write_body(&SessionBody { session: self.session, ranks, transport: 0, late: 0 }, out);
         out.end_part();
         out.push(bytemuck::bytes_of(&self.fingerprint));
         out.push(bytemuck::bytes_of(&self.kv));
@@ -356,6 +357,8 @@ pub struct Welcome {
     pub session: SessionGeneration,
     /// The transport that the source has chosen.
     pub transport: Transport,
+    /// The source computes before the destination has pages: Interest is to come first, Destination after Ready.
+    pub late: bool,
     /// Where the source's KV lies, on each rank.
     pub kv: KvLayoutClaim,
     /// The source's ranks: its answer half.
@@ -370,6 +373,7 @@ impl Welcome {
             session: body.session,
             transport: transport
                 .ok_or(MessageError::Value { what: "transport", value: body.transport.into() })?,
+            late: body.late != 0,
             kv: read_part::<KvLayoutClaim>(parts, 1, "KV layout")?.checked()?,
             ranks: read_ranks(parts, 2, body.ranks)?,
         })
@@ -377,7 +381,7 @@ impl Welcome {
 
     pub(super) fn write(&self, out: &mut Multipart) {
         let (ranks, transport) = (self.ranks.len() as u16, self.transport as u8);
-        write_body(&SessionBody { session: self.session, ranks, transport, pad: 0 }, out);
+        write_body(&SessionBody { session: self.session, ranks, transport, late: self.late.into() }, out);
         out.end_part();
         out.push(bytemuck::bytes_of(&self.kv));
         write_ranks(&self.ranks, out);

@@ -82,6 +82,7 @@ fn every_kind() -> Vec<Message<'static>> {
         Message::Welcome(Box::new(Welcome {
             session,
             transport: Transport::Shm,
+            late: true,
             kv: layout(),
             ranks: vec![rank()],
         })),
@@ -102,6 +103,14 @@ fn every_kind() -> Vec<Message<'static>> {
             deadline_ms: 30_000,
             pages: PageList::from(&PAGES[..]),
         }),
+        Message::Interest(Interest {
+            id: ID,
+            session,
+            tokens: 48,
+            ids_hash: ids_hash(&[1, 2, 3]),
+            deadline_ms: 30_000,
+        }),
+        Message::Ready(Ready { id: ID }),
         Message::Abort(Abort { id: ID, cause: Cause::ClientGone }),
         Message::AbortAck(AbortAck { id: ID, quiet: true, cause: Cause::Deadline }),
         Message::Status(Status { id: ID, state: 0, cause: Some(Cause::PeerLost) }),
@@ -154,7 +163,7 @@ fn the_fuzz_corpus_holds_every_kind() {
         let name = name.split(['(', ' ']).next().unwrap().to_lowercase();
         let path = folder.join(format!("{index:02}_{name}"));
         // A byte for the target's own use, then the parts behind their lengths.
-        let mut seed = vec![index as u8 * 19];
+        let mut seed = vec![(index as u8).wrapping_mul(19)];
         for part in encoded(message).parts().iter() {
             seed.extend_from_slice(&(part.len() as u16).to_le_bytes());
             seed.extend_from_slice(part);

@@ -140,6 +140,70 @@ impl<'a> Destination<'a> {
     }
 }
 
+/// That one room's KV will be wanted, where the source allocates late: it may compute, and says [`Ready`] when it has.
+/// Destination follows. Valid in the session it names.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Interest {
+    /// Room, and the slot that waits for it.
+    pub id: TransferId,
+    /// The session in which Destination will come.
+    pub session: SessionGeneration,
+    /// Tokens of the prompt.
+    pub tokens: u32,
+    /// [`ids_hash`] of the prompt.
+    pub ids_hash: IdsHash,
+    /// Milliseconds left to the request.
+    pub deadline_ms: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct InterestBody {
+    id: TransferId,
+    ids_hash: IdsHash,
+    session: SessionGeneration,
+    tokens: u32,
+    deadline_ms: u32,
+    pad: u32,
+}
+
+impl Interest {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Interest, MessageError> {
+        exactly(parts, 1)?;
+        let body: InterestBody = read_body(body, "Interest")?;
+        within("session", body.session.0, 1..=u32::MAX.into())?;
+        within("tokens", body.tokens, 1..=u32::MAX.into())?;
+        let InterestBody { id, ids_hash, session, tokens, deadline_ms, .. } = body;
+        Ok(Interest { id: id.checked()?, session, tokens, ids_hash, deadline_ms })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        let Interest { id, session, tokens, ids_hash, deadline_ms } = *self;
+        write_body(&InterestBody { id, ids_hash, session, tokens, deadline_ms, pad: 0 }, out);
+        out.end_part();
+    }
+}
+
+/// The source has computed what an [`Interest`] asked for, and keeps it: Destination may come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ready {
+    /// Which.
+    pub id: TransferId,
+}
+
+impl Ready {
+    pub(super) fn parse(body: &[u8], parts: Parts<'_>) -> Result<Ready, MessageError> {
+        exactly(parts, 1)?;
+        let id: TransferId = read_body(body, "Ready")?;
+        Ok(Ready { id: id.checked()? })
+    }
+
+    pub(super) fn write(&self, out: &mut Multipart) {
+        write_body(&self.id, out);
+        out.end_part();
+    }
+}
+
 /// A transfer and up to eight small values about it.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]

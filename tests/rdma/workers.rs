@@ -47,7 +47,13 @@ pub fn body(salt: u32, tokens: u32) -> String {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn answers_are_those_of_one_process_byte_for_byte() {
-    let mut fleet = pair(&["--transfer", "rdma", "--chunked-prefill-size", "32"]);
+    answers_are_those_of_one_process("early");
+    answers_are_those_of_one_process("late");
+}
+
+fn answers_are_those_of_one_process(allocation: &str) {
+    let mut fleet =
+        pair(&["--transfer", "rdma", "--chunked-prefill-size", "32", "--decode-allocation", allocation]);
     let alone = start("serve", &["--mixed"]);
     for (salt, tokens) in [(1, 5), (2, 16), (3, 100), (4, 33)] {
         let body = body(salt, tokens);
@@ -67,7 +73,13 @@ fn answers_are_those_of_one_process_byte_for_byte() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn clients_that_leave_at_any_time_leave_nothing() {
-    let mut fleet = pair(&["--transfer", "rdma", "--chunked-prefill-size", "32"]);
+    clients_that_leave_leave_nothing("early");
+    clients_that_leave_leave_nothing("late");
+}
+
+fn clients_that_leave_leave_nothing(allocation: &str) {
+    let mut fleet =
+        pair(&["--transfer", "rdma", "--chunked-prefill-size", "32", "--decode-allocation", allocation]);
     let ask = |fleet: &Fleet| ids(fleet.router.post("/v1/completions", &body(2, 70)));
     let expected = ask(&fleet);
     for wait in [0, 5, 10, 20, 40, 60, 80, 120, 160, 240, 400] {

@@ -13,6 +13,7 @@ use baton::sched::mailbox::{Command, Event, Outcome};
 use baton::sim::model::{LAYERS, VOCAB};
 use baton::stdx::bell::Bell;
 use baton::transfer::aux::AuxRecord;
+use baton::transfer::status::State;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -123,6 +124,38 @@ fn late_pages_are_taken_when_the_prompt_is_computed() {
         assert_eq!(taken_while_read > 0, !late);
         rig.finish();
         assert_eq!(rig.told[&legs.decode], alone(&wanted));
+    }
+}
+
+/// What is computed leaves when its Destination comes, also between two layers of what others need.
+#[test]
+fn what_is_computed_leaves_while_others_are_computed() {
+    for layer in 1..LAYERS {
+        let mut rig = Rig::split(&Setup::new());
+        (rig.late, rig.hold_grants) = (true, true);
+        let first = rig.submit(&Wanted::new(10, 6));
+        let mut granted = Vec::new();
+        while granted.is_empty() {
+            rig.step_engine();
+            rig.step_ctl();
+            granted = rig.take_held();
+        }
+        assert_eq!(rig.state(first.decode), State::WaitingForInput);
+        let second = rig.submit(&Wanted::new(100, 6));
+        let (commands, watch) = (rig.commands.clone(), rig.watch.clone());
+        let at = watch.layers.load(Relaxed) + u64::from(layer);
+        *rig.watch.hook.lock().unwrap() = Some(Box::new(move || {
+            if watch.layers.load(Relaxed) == at {
+                granted.drain(..).for_each(|command| commands.send(command).unwrap());
+            }
+        }));
+        rig.step_engine();
+        (0..4).for_each(|_| rig.mover.as_mut().unwrap().step());
+        assert_eq!(rig.state(first.decode), State::Success, "layer {layer}");
+        rig.hold_grants = false;
+        rig.finish();
+        assert_eq!(rig.told[&first.decode], alone(&Wanted::new(10, 6)));
+        assert_eq!(rig.told[&second.decode], alone(&Wanted::new(100, 6)));
     }
 }
 

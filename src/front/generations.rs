@@ -326,7 +326,7 @@ impl Generations {
             Event::Expecting { worker, slot, generation, tokens, .. } => {
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, way.now);
             }
-            Event::Computed { worker, slot, generation } => {
+            Event::Computed { worker, slot, generation, .. } => {
                 self.handoff.computed(worker, Slot { id: slot, generation }, way.now);
             }
             Event::Finished { request, outcome, stamps, cached_tokens } => {

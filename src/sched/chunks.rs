@@ -175,7 +175,7 @@ impl Chunks {
         slots: &mut Slots<S>,
         turn: &mut Turn<'_>,
         kv: KvPool<'_>,
-        gone: impl Fn(&Slots<S>, &[Chunk], &Mail) -> bool,
+        mut gone: impl FnMut(&mut Slots<S>, &[Chunk], &mut Mail) -> bool,
     ) -> bool {
         let begin = (turn.clock)();
         if turn.forward(kv, |mail| gone(slots, &self.picked, mail)) == StepEnd::Stopped {

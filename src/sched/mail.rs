@@ -58,6 +58,14 @@ impl Mail {
         self.inbox.pop_front()
     }
 
+    /// The first command of the inbox of which `wanted` makes something, out of its turn.
+    pub fn take_early<T>(&mut self, mut wanted: impl FnMut(&Command) -> Option<T>) -> Option<T> {
+        let found = self.inbox.iter().enumerate().find_map(|(at, command)| Some((at, wanted(command)?)));
+        let (at, found) = found?;
+        self.inbox.remove(at);
+        Some(found)
+    }
+
     /// Whether a command in the inbox aborts this request.
     pub fn aborts(&self, worker: WorkerId, slot: SlotId, generation: Generation) -> bool {
         self.inbox.iter().any(|command| match command {

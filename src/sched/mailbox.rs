@@ -130,6 +130,8 @@ pub enum Event {
         slot: SlotId,
         /// Its generation.
         generation: Generation,
+        /// The attempt.
+        room: Room,
     },
     /// The prefix cache is empty.
     Flushed {

@@ -65,6 +65,14 @@ enum Stage {
     Over,
 }
 
+impl Prefill {
+    /// A Destination is here.
+    fn aim(&mut self, target: Target) {
+        self.target = Some(target);
+        self.handed = if is_planted("prefix is sent again") { 0 } else { target.prefix };
+    }
+}
+
 impl PrefillWorker {
     /// A worker over an empty pool. Status table and rings are the sender's.
     pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, sender: Sender) -> PrefillWorker {
@@ -108,8 +116,7 @@ impl PrefillWorker {
     /// A Destination is here.
     fn granted(&mut self, slot: SlotId, target: Target, now: Instant, mail: &mut Mail) {
         let state = &mut self.slots[slot].state;
-        state.target = Some(target);
-        state.handed = if is_planted("prefix is sent again") { 0 } else { target.prefix };
+        state.aim(target);
         match state.stage {
             Stage::Bootstrapping => self.begin(slot, now, mail),
             Stage::Parked => state.stage = Stage::Inflight,
@@ -175,27 +182,8 @@ impl PrefillWorker {
         }
     }
 
-    /// Tells the mover of KV that it does not know of, if its ring has room.
     fn hand_over(&mut self, slot: SlotId) {
-        let Held { request, computed, state, .. } = &mut self.slots[slot];
-        let generation = request.generation;
-        let Some(target) = state.target else { return };
-        // What the destination holds already may reach further than what is computed.
-        if state.handed >= *computed || state.lease == LeaseState::Back {
-            return;
-        }
-        if state.lease == LeaseState::None {
-            if !self.sender.has_room() {
-                return;
-            }
-            let lease = self.pool.lease(slot, generation, &request.pages);
-            self.sender.begin(slot, generation, target, &request.pages, lease);
-            state.lease = LeaseState::Out;
-        }
-        if self.sender.has_room() {
-            self.sender.chunk(slot, generation, state.handed..*computed, state.aux.take());
-            state.handed = *computed;
-        }
+        hand_over(&mut self.slots[slot], &mut self.pool, &self.sender);
     }
 
     /// Computes one batch of chunks. False when there was nothing to compute.
@@ -211,8 +199,9 @@ impl PrefillWorker {
         for index in 0..self.chunks.picked().len() {
             self.hand_over(self.chunks.picked()[index].slot);
         }
-        let (id, sender) = (self.id, &self.sender);
+        let (id, sender, pool) = (self.id, &self.sender, &mut self.pool);
         let completed = self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
+            hand_over_parked(id, slots, pool, sender, mail);
             chunks.iter().all(|chunk| {
                 sender.status(chunk.slot).state == State::Failed
                     || mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
@@ -242,8 +231,9 @@ impl PrefillWorker {
                 accept(request, sampled, turn.mail, turn.clock);
                 self.stats.generated(1);
                 if state.target.is_none() {
-                    let generation = request.generation;
-                    turn.mail.tell(Event::Computed { worker: self.id, slot: chunk.slot, generation });
+                    let (worker, slot) = (self.id, chunk.slot);
+                    let (generation, room) = (request.generation, request.room);
+                    turn.mail.tell(Event::Computed { worker, slot, generation, room });
                 }
             }
             self.hand_over(chunk.slot);
@@ -325,6 +315,54 @@ impl Worker for PrefillWorker {
             self.pool.invariants();
         }
         self.slots.activity(busy)
+    }
+}
+
+/// Tells the mover of KV that it does not know of, if its ring has room.
+fn hand_over(held: &mut Held<Prefill>, pool: &mut PagePool, sender: &Sender) {
+    let Held { request, computed, state, .. } = held;
+    let (slot, generation) = (request.slot, request.generation);
+    let Some(target) = state.target else { return };
+    // What the destination holds already may reach further than what is computed.
+    if state.handed >= *computed || state.lease == LeaseState::Back {
+        return;
+    }
+    if state.lease == LeaseState::None {
+        if !sender.has_room() {
+            return;
+        }
+        let lease = pool.lease(slot, generation, &request.pages);
+        sender.begin(slot, generation, target, &request.pages, lease);
+        state.lease = LeaseState::Out;
+    }
+    if sender.has_room() {
+        sender.chunk(slot, generation, state.handed..*computed, state.aux.take());
+        state.handed = *computed;
+    }
+}
+
+/// What is computed is handed over as soon as its Destination is here, also while others are computed.
+fn hand_over_parked(
+    worker: WorkerId,
+    slots: &mut Slots<Prefill>,
+    pool: &mut PagePool,
+    sender: &Sender,
+    mail: &mut Mail,
+) {
+    loop {
+        let granted = mail.take_early(|command| match *command {
+            Command::Granted { worker: of, slot, generation, target } if of == worker => {
+                let held = slots.named(slot, generation)?;
+                let is_open = sender.status(slot).state == State::WaitingForInput;
+                (held.state.stage == Stage::Parked && is_open).then_some((slot, target))
+            }
+            _ => None,
+        });
+        let Some((slot, target)) = granted else { return };
+        let held = &mut slots[slot];
+        held.state.aim(target);
+        held.state.stage = Stage::Inflight;
+        hand_over(held, pool, sender);
     }
 }
 

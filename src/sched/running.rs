@@ -74,7 +74,7 @@ impl Running {
         for &slot in &self.slots {
             push_row(&mut slots[slot].request, pool, kv.layout.page_size, turn);
         }
-        let gone = |mail: &Mail| {
+        let gone = |mail: &mut Mail| {
             self.slots.iter().all(|&slot| mail.aborts(worker, slot, slots[slot].request.generation))
         };
         if turn.forward(kv.pool(), gone) == StepEnd::Stopped {

@@ -80,9 +80,9 @@ pub struct Turn<'a> {
 
 impl Turn<'_> {
     /// Runs the batch. What was told so far is heard before, and not when the pass is over: first tokens of prompts that
-    /// have arrived, pages that wait for KV. Between layers commands are pulled, and the step stops when `gone` says that
-    /// nobody wants its outcome any more.
-    pub fn forward(&mut self, kv: KvPool<'_>, gone: impl Fn(&Mail) -> bool) -> StepEnd {
+    /// have arrived, pages that wait for KV. Between layers commands are pulled, and the step stops when `gone`, which may
+    /// take what need not wait, says that nobody wants its outcome any more.
+    pub fn forward(&mut self, kv: KvPool<'_>, mut gone: impl FnMut(&mut Mail) -> bool) -> StepEnd {
         let Turn { forward, batch, mail, progress, .. } = self;
         mail.flush();
         forward.step(batch, kv, &mut |_layer| {

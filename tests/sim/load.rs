@@ -56,6 +56,10 @@ fn an_idle_cluster_takes_the_time_that_the_models_say() {
     // The first token is told before the step that brings the second.
     close(one.e2e_ms.mean, ttft + 4.0 * 10.0);
     close(one.tpot_ms.mean, 10.0);
+    // Late: nothing travels before all is computed; request, Interest, Ready, Destination and the last byte.
+    let late = format!("{PLAIN} --trace-file {} --requests 1 --decode-allocation late", path.display());
+    let late_ttft = (10.0 + 0.05 * 8192.0) + (10.0 + 0.05 * 3808.0) + 12.0 + 5.0 * 0.1;
+    close(simulate(&late).ttft_ms.mean, late_ttft);
     assert_eq!((one.kv_bytes, one.prefix_reuse), (12_000 * 25_000, 0.0));
 
     // Both workers have all of the second's prompt but what is computed for its logits: the last page.
@@ -186,4 +190,27 @@ fn what_makes_no_sense_is_refused_by_name() {
     );
     let path = trace("bad", &[(0, 100, 1, ""), (1, 100, 0, "")]);
     refused(&format!("--trace-file {}", path.display()), "line 2: output_length 0");
+}
+
+/// Long prompts before a decode worker that is short of KV: what waits for pages is read meanwhile, and pages that nothing
+/// is in yet are nobody's. Where there are pages enough, late is a little later.
+#[test]
+fn late_allocation_pays_where_decode_is_short_of_kv() {
+    let requests: Vec<_> = (0..40).map(|at| (at * 100, 8000, 100, "")).collect();
+    let path = trace("late", &requests);
+    let ttft = |allocation: &str, tokens: u32| {
+        let words =
+            format!("--prefill 2 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 --disable-radix-cache");
+        let file = path.display();
+        simulate(&format!(
+            "{words} --kv-tokens {tokens} --trace-file {file} --decode-allocation {allocation}"
+        ))
+        .ttft_ms
+        .mean
+    };
+    let (early, late) = (ttft("early", 20_000), ttft("late", 20_000));
+    assert!(late < early * 0.9, "short of KV: {late} ms beside {early} ms");
+    // Here a Destination is seen when the pass is over, and waits for up to one.
+    let (early, late) = (ttft("early", 800_000), ttft("late", 800_000));
+    assert!(early < late && late < early + 10.0 + 0.05 * 8192.0, "enough of it: {late} ms beside {early} ms");
 }

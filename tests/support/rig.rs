@@ -24,7 +24,7 @@ use baton::stdx::seal::seal_thread;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand, Target};
 use baton::transfer::handle::{Receiver, Sender};
 use baton::transfer::pages::PageLists;
-use baton::transfer::status::{Move, StatusTable};
+use baton::transfer::status::{Move, State, StatusTable};
 use crossbeam_channel as channel;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -313,6 +313,17 @@ impl Rig {
         self.fronts.iter().all(|front| !front.free.is_empty())
     }
 
+    /// Of its slot.
+    pub fn state(&self, id: RequestId) -> State {
+        let Use { worker, slot, .. } = self.uses[&id];
+        self.fronts[worker.index()].status.load(slot).state
+    }
+
+    /// What is held back.
+    pub fn take_held(&mut self) -> Vec<Command> {
+        std::mem::take(&mut self.held)
+    }
+
     pub fn free_slots(&self, worker: WorkerId) -> usize {
         self.fronts[worker.index()].free.len()
     }
@@ -405,13 +416,9 @@ impl Rig {
                 let target = Target { session, slot, generation, room, prefix: tokens.start };
                 self.pass_on_destination(target);
             }
-            Event::Computed { slot, generation, .. } => {
-                let same = |leg: &&Use| (leg.worker, leg.slot, leg.generation) == (FIRST, slot, generation);
-                // An aborted one may have been released meanwhile, and its other leg, too.
-                let room = self.uses.values().find(same).map(|leg| leg.room);
-                if let Some(Use { worker, slot, generation, .. }) =
-                    room.and_then(|room| self.leg(DECODE, room))
-                {
+            Event::Computed { room, .. } => {
+                // Its other leg may have been aborted and released meanwhile.
+                if let Some(Use { worker, slot, generation, .. }) = self.leg(DECODE, room) {
                     let session = SessionId(0);
                     self.pass_on(Command::SessionReady { worker, slot, generation, session });
                 }

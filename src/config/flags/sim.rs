@@ -1,6 +1,6 @@
 //! Flags of `baton sim`, of both its modes.
 
-use crate::config::resolved::Policy;
+use crate::config::resolved::{DecodeAllocation, Policy};
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, ROUTER_WORKERS_MAX,
     RUNNING_REQUESTS_MAX,
@@ -69,6 +69,9 @@ pub struct LoadFlags {
     /// How the workers of a request are chosen [default: least_loaded]
     #[arg(long, value_enum)]
     pub policy: Option<Policy>,
+    /// When a decode worker takes pages for a prompt [default: early]
+    #[arg(long, value_enum)]
+    pub decode_allocation: Option<DecodeAllocation>,
     /// Tokens of a page, a power of two, 8 to 256 [default: 16]
     #[arg(long, value_name = "TOKENS", value_parser = value_parser!(u32).range(8..=i64::from(PAGE_SIZE_MAX)))]
     pub page_size: Option<u32>,
@@ -129,6 +132,7 @@ impl LoadFlags {
             ("--input-len", self.input_len.is_some()),
             ("--output-len", self.output_len.is_some()),
             ("--policy", self.policy.is_some()),
+            ("--decode-allocation", self.decode_allocation.is_some()),
             ("--page-size", self.page_size.is_some()),
             ("--kv-tokens", self.kv_tokens.is_some()),
             ("--disable-radix-cache", self.disable_radix_cache),

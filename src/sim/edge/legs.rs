@@ -141,7 +141,7 @@ impl Edge {
                 self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
-            Event::Computed { worker, slot, generation } => {
+            Event::Computed { worker, slot, generation, .. } => {
                 self.handoff.computed(worker, Slot { id: slot, generation }, now);
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {

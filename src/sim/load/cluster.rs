@@ -1,8 +1,8 @@
 //! A cluster under load: requests come, the router chooses, workers take turns, KV takes its time.
 //!
 //! Owns: the agenda, the hosts, the requests that are open. What a turn tells, it tells when it has taken its time.
-//! Between hosts there are messages of one latency each, in the order of production: both legs leave, decode grants pages,
-//! prefill sends each chunk when it is computed (what its cache has, at once), decode tells Done. What a turn tells before
+//! Between hosts there are messages of one latency each, in the order of production: both legs leave, decode grants pages
+//! (late: shows interest, hears that the prompt is computed, then grants), prefill sends each chunk when it is computed (what its cache has, at once), decode tells Done. What a turn tells before
 //! its forward pass is heard then, if the worker rings for it. A worker without a free
 //! slot says so before anything travels.
 
@@ -20,6 +20,7 @@ use crate::cluster::flight::{Flight, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Booking, Role, Router};
+use crate::config::resolved::DecodeAllocation;
 use crate::ids::{RequestId, Room, SlotId};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
@@ -47,6 +48,8 @@ enum Happening {
     Submit(usize),
     /// A worker's turn, if it is still due then.
     Turn { host: usize, at: Nanos },
+    /// A message is at a worker, which tells its engine.
+    Tell { host: usize, command: Command },
     /// A Destination is at its prefill worker.
     Grant { host: usize, source: Use, target: Target },
     /// The first byte of a flow is at the NIC of its destination.
@@ -228,6 +231,10 @@ impl<'a> Cluster<'a> {
                     self.turn(host)?;
                 }
             }
+            Happening::Tell { host, command } => {
+                self.hosts[host].inbox.push_back(command);
+                self.wake(host, now);
+            }
             Happening::Grant { host, source, target } => {
                 let Use { slot, generation } = source;
                 let granted = self.hosts[host].status.advance(slot, generation, Move::Grant);
@@ -343,16 +350,31 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         let prompt = self.arrivals.prompt(id);
         let legs = self.open[&id].legs;
-        let [(source, _), (host, Use { slot, generation })] = legs;
+        let [(source, reads), (host, _)] = legs;
         for ((host, used), prompt) in legs.into_iter().zip([prompt.clone(), prompt]) {
             let request = self.request(id, used, prompt, now);
             self.hosts[host].inbox.push_back(Command::Submit(Box::new(request)));
         }
-        let session = SessionId(source as u32);
-        let ready = Command::SessionReady { worker: WORKER, slot, generation, session };
-        self.hosts[host].inbox.push_back(ready);
+        match self.plan.allocation {
+            DecodeAllocation::Early => {
+                let ready = self.session_ready(id);
+                self.hosts[host].inbox.push_back(ready);
+            }
+            DecodeAllocation::Late => {
+                let Use { slot, generation } = reads;
+                let command = Command::Awaited { worker: WORKER, slot, generation };
+                let at = now + self.plan.fabric.latency;
+                self.agenda.put(at, Happening::Tell { host: source, command });
+            }
+        }
         self.wake(source, now);
         self.wake(host, now);
+    }
+
+    /// That the decode leg may take pages.
+    fn session_ready(&self, id: usize) -> Command {
+        let [(source, _), (_, Use { slot, generation })] = self.open[&id].legs;
+        Command::SessionReady { worker: WORKER, slot, generation, session: SessionId(source as u32) }
     }
 
     fn request(&self, id: usize, used: Use, prompt: Vec<u32>, now: Nanos) -> Request {
@@ -438,7 +460,12 @@ impl<'a> Cluster<'a> {
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Grant { host, source, target });
             }
-            Event::Computed { .. } => debug_assert!(false, "all pages are taken early here"),
+            Event::Computed { room, .. } => {
+                let (host, _) = self.named(RequestId(room.0))?.legs[Role::Decode as usize];
+                let command = self.session_ready(room.0 as usize);
+                let at = now + self.plan.fabric.latency;
+                self.agenda.put(at, Happening::Tell { host, command });
+            }
             Event::Finished { request, outcome, cached_tokens, .. } => {
                 self.finished(role, request, outcome, cached_tokens)?;
             }

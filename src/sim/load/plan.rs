@@ -6,7 +6,7 @@ use super::arrivals::{Arrivals, Drawn, File};
 use super::cost::{self, Cost};
 use crate::config::error::ConfigError;
 use crate::config::flags::SimFlags;
-use crate::config::resolved::Policy;
+use crate::config::resolved::{DecodeAllocation, Policy};
 use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
 use crate::sched::config::SchedConfig;
 
@@ -72,6 +72,8 @@ pub struct Plan {
     pub decode: usize,
     /// How pairs are chosen.
     pub policy: Policy,
+    /// When decode workers take pages.
+    pub allocation: DecodeAllocation,
     /// How often a request that no worker takes is tried again.
     pub retries: u32,
     /// What comes.
@@ -139,6 +141,7 @@ impl Plan {
             prefill: flags.prefill as usize,
             decode: flags.decode as usize,
             policy: load.policy.unwrap_or_default(),
+            allocation: load.decode_allocation.unwrap_or_default(),
             retries: RETRIES_DEFAULT,
             traffic,
             cost: Cost {

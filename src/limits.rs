@@ -16,6 +16,9 @@ pub const HTTP_BODY_MAX: usize = 32 << 20;
 pub const EARLY_DESTINATIONS_MAX: usize = 1024;
 /// How long one is kept: past a router's dispatch to a slow network, short beside a client's patience.
 pub const EARLY_DESTINATION_LIFE: Duration = Duration::from_secs(30);
+/// How long a prefill worker that was asked first keeps what it has computed for decode to claim: a router passes its answer
+/// on at once, so what is older was given up.
+pub const KEPT_KV_LIFE: Duration = Duration::from_secs(30);
 /// Rooms that are over and still answered truly.
 pub const TOMBSTONES_MAX: usize = 16_384;
 /// From an Abort to its answer, before the session is reset: a source answers once what it has posted has

@@ -173,6 +173,7 @@ impl Cluster {
             generation: slot.generation,
             prompt: prompt.to_vec(),
             alone: false,
+            keep: false,
             resumed: 0,
             output: Vec::new(),
             pages: Vec::new(),

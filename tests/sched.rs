@@ -6,7 +6,7 @@ mod support;
 use baton::cause::Cause;
 use baton::ids::{Generation, RequestId, Room, SlotId};
 use baton::kv::prefix::Salt;
-use baton::limits::PASSES_MAX;
+use baton::limits::{KEPT_KV_LIFE, PASSES_MAX};
 use baton::model::sampler::SamplingParams;
 use baton::sched::engine::run;
 use baton::sched::mailbox::{Command, Event, Outcome};
@@ -178,6 +178,38 @@ fn a_late_hand_off_can_be_aborted_at_every_turn() {
             rig.finish();
             assert_eq!(rig.told[&next.decode], alone(&Wanted::new(40, 6)));
         }
+    }
+}
+
+/// Prefill first: the KV is kept until decode claims it, for so long, and the first token is told before that.
+#[test]
+fn kept_kv_is_claimed_or_given_up() {
+    let wanted = Wanted::new(40, 12);
+    for late in [false, true] {
+        let mut rig = Rig::split(&Setup::new());
+        let (kept, room) = rig.submit_kept(&wanted);
+        (0..20).for_each(|_| _ = rig.turn());
+        assert_eq!((rig.tokens(kept).len(), rig.outcome(kept)), (1, None));
+        assert_eq!(rig.stats(FIRST).pages().in_use, 10);
+        rig.wait(KEPT_KV_LIFE - Duration::from_millis(1));
+        (0..2).for_each(|_| _ = rig.turn());
+        assert_eq!(rig.outcome(kept), None, "it may still be claimed");
+        if late {
+            rig.wait(Duration::from_millis(2));
+            rig.finish();
+            assert_eq!(rig.outcome(kept), Some(Outcome::Failed(Cause::Deadline)));
+        } else {
+            let claimed = rig.claim(room, &wanted);
+            // Claimed at the last moment it has time to arrive.
+            rig.mover.as_mut().unwrap().speed = 0;
+            (0..2).for_each(|_| _ = rig.turn());
+            rig.wait(Duration::from_secs(1));
+            rig.mover.as_mut().unwrap().speed = 1;
+            rig.finish();
+            assert_eq!(rig.told[&claimed], alone(&wanted));
+            assert_eq!(rig.outcome(kept), Some(Outcome::HandedOver));
+        }
+        assert_eq!(rig.told[&kept].tokens, alone(&wanted).tokens[..1]);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::front::connections::{Answer, Connections, JSON};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
 use crate::front::handoff::{Handoff, Source};
 use crate::front::openai::render::Renderer;
-use crate::front::openai::{ApiError, GenerateRequest, Prompts, resume};
+use crate::front::openai::{ApiError, GenerateRequest, KeptKv, Prompts, resume};
 use crate::front::stages::ChoiceTimes;
 use crate::front::text::{self, Job, Made, Task, Text, TextQueue, prompt_param};
 use crate::ids::{RequestId, WorkerId};
@@ -55,6 +55,8 @@ struct Live {
     begun: bool,
     /// A request of our own: a worker that takes part in a hand-off serves it alone.
     trial: bool,
+    /// Where its KV is kept for decode.
+    kept: Option<KeptKv>,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
 }
@@ -93,6 +95,8 @@ enum Part {
     Visible,
     /// Its token is the answer once its KV is with the destination.
     Held,
+    /// Its token is the answer once it is computed, and its KV outlives that.
+    Kept,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -106,7 +110,7 @@ struct Leg {
     finished: bool,
     /// When its last token came.
     last_token: Option<Instant>,
-    /// The token of a `Held` leg.
+    /// The token of a `Held` or `Kept` leg until it is shown.
     held: Option<Sampled>,
 }
 
@@ -214,6 +218,10 @@ impl Generations {
         }
         let exchange = self.next_exchange;
         self.next_exchange += 1;
+        let kept = match self.keeps(&request) {
+            Ok(kept) => kept,
+            Err(error) => return way.refuse(conn, &error),
+        };
         let mut request = Box::new(request);
         let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
         let task = Task::Prompts(prompts, request.endpoint);
@@ -228,6 +236,7 @@ impl Generations {
             exchange: None,
             begun: false,
             trial,
+            kept,
             legs: Vec::new(),
             timings: Vec::new(),
         };
@@ -309,7 +318,7 @@ impl Generations {
                 if let Some(last) = leg.last_token.replace(way.now) {
                     self.metrics[leg.worker.index()].next_token(way.now.saturating_duration_since(last));
                 }
-                if leg.part == Part::Held {
+                if matches!(leg.part, Part::Held | Part::Kept) {
                     leg.held = Some(sampled);
                 }
                 let leg = *leg;
@@ -321,13 +330,19 @@ impl Generations {
                         }
                     }
                     Part::Held => {}
+                    Part::Kept => {
+                        if let Some(live) = self.live.get_mut(&leg.exchange) {
+                            live.timings[leg.choice].decode = first;
+                        }
+                    }
                 }
             }
             Event::Expecting { worker, slot, generation, tokens, .. } => {
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, way.now);
             }
-            Event::Computed { worker, slot, generation, .. } => {
+            Event::Computed { worker, slot, generation, request, cached_tokens } => {
                 self.handoff.computed(worker, Slot { id: slot, generation }, way.now);
+                self.kept(request, cached_tokens, way);
             }
             Event::Finished { request, outcome, stamps, cached_tokens } => {
                 self.finished(request, outcome, &stamps, cached_tokens, way);
@@ -364,7 +379,8 @@ impl Generations {
 
     fn check(&self, request: &GenerateRequest) -> Result<(), ApiError> {
         self.check_model(request.model.as_deref())?;
-        if request.min_tokens > 0 {
+        // One token there always is.
+        if request.min_tokens > u32::from(request.keeps_kv) {
             return Err(ApiError::unsupported("min_tokens"));
         }
         let choices = request.prompts.len() * request.samples;
@@ -420,7 +436,8 @@ impl Generations {
         let created = begun.unwrap_or_else(|| {
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
         });
-        let renderer = Renderer::new(request, &live.id, created, &self.terms.names[0]);
+        let kept = live.kept.clone();
+        let renderer = Renderer::new(request, &live.id, created, &self.terms.names[0]).with_kept(kept);
         let exchange = Exchange::new(request, renderer, &prompted, &self.terms.eos, live.id.clone());
         live.exchange = Some(exchange);
         live.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
@@ -557,7 +574,7 @@ impl Generations {
         let times = &mut live.timings[leg.choice];
         match leg.part {
             Part::Prefill => times.prefill = Some(*stamps),
-            Part::Visible | Part::Held => times.decode = Some(*stamps),
+            Part::Visible | Part::Held | Part::Kept => times.decode = Some(*stamps),
         }
         if let (Some(sampled), None) = (leg.held, failure) {
             self.token(&leg, &sampled, way);
@@ -571,8 +588,8 @@ impl Generations {
                     self.end_partner(&leg, cause);
                 }
             }
-            (Part::Visible | Part::Held, None) => self.end_choice(&leg, outcome, cached, way),
-            (Part::Visible | Part::Held, Some(cause)) => {
+            (Part::Visible | Part::Held | Part::Kept, None) => self.end_choice(&leg, outcome, cached, way),
+            (Part::Visible | Part::Held | Part::Kept, Some(cause)) => {
                 self.end_partner(&leg, cause);
                 let ended =
                     self.live.get(&leg.exchange).is_some_and(|live| live.timings[leg.choice].ended.is_some());
@@ -582,6 +599,17 @@ impl Generations {
                 }
             }
         }
+    }
+
+    /// The prompt of a leg is computed. Where its KV is kept the choice ends by that, and the leg works for nobody until
+    /// decode claims it.
+    fn kept(&mut self, request: RequestId, cached: u32, way: &mut Way<'_>) {
+        let Some(leg) = self.legs.get_mut(&request).filter(|leg| leg.part == Part::Kept) else { return };
+        // Whoever asks for it late is told that it is computed once more.
+        let Some(sampled) = leg.held.take() else { return };
+        let leg = *leg;
+        self.token(&leg, &sampled, way);
+        self.end_choice(&leg, Outcome::Length, cached, way);
     }
 
     fn end_choice(&mut self, leg: &Leg, outcome: Outcome, cached: u32, way: &mut Way<'_>) {

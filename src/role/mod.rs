@@ -151,11 +151,17 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let worker = process.add_prefill(&loaded)?;
-    let placement = Placement::Prefill { worker, fake_bootstrap: config.handoff.fake_bootstrap };
     let control = control.listen(host, CONTROL_CONNECTIONS_MAX, &mut reactor)?;
     let registry = registry.listen(host, CONTROL_CONNECTIONS_MAX, &mut reactor)?;
     let control_port = reactor.local_address(control).map_or(0, |address| address.port());
     let bootstrap_port = reactor.local_address(registry).map_or(0, |address| address.port());
+    let reached = config.handoff.advertise_host.clone();
+    let reached = reached.or_else(|| (!host.is_unspecified()).then(|| host.to_string()));
+    let placement = Placement::Prefill {
+        worker,
+        fake_bootstrap: config.handoff.fake_bootstrap,
+        registry: (reached, bootstrap_port),
+    };
     let mut passing = Passing::default();
     passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
     let layout = loaded.layout;

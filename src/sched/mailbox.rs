@@ -26,7 +26,7 @@ pub enum Command {
         /// Where its KV goes.
         target: Target,
     },
-    /// Prefill: a Destination will come, and the prompt may be computed until then.
+    /// Prefill: a Destination will come, and the prompt may be computed until then. Who has computed it says so again.
     Awaited {
         /// The worker.
         worker: WorkerId,
@@ -130,8 +130,10 @@ pub enum Event {
         slot: SlotId,
         /// Its generation.
         generation: Generation,
-        /// The attempt.
-        room: Room,
+        /// The request.
+        request: RequestId,
+        /// Prompt tokens that the prefix cache had.
+        cached_tokens: u32,
     },
     /// The prefix cache is empty.
     Flushed {

@@ -1,6 +1,6 @@
 //! The prefill worker: reads prompts and hands their KV over, chunk by chunk.
 //!
-//! Life of a request here: bootstrap queue (until `Granted` or `Awaited`; outside the line, so that it blocks nobody) →
+//! Life of a request here: bootstrap queue (until `Granted` or `Awaited`, unless it is to be kept; outside the line, so that it blocks nobody) →
 //! waiting line → chunks, each handed over as soon as it is computed and `Granted` → parked, where all is computed before
 //! that → inflight until the status table says Success → over, until its lease is back. Mirrors [`super::decode`].
 //! Not here: picking chunks (`chunks`), moving bytes (`transfer`).
@@ -8,6 +8,7 @@
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
+use crate::limits::KEPT_KV_LIFE;
 use crate::sched::admission::{self, Claims};
 use crate::sched::chunks::{Allowance, Chunks};
 use crate::sched::config::SchedConfig;
@@ -57,7 +58,8 @@ enum Stage {
     Bootstrapping,
     /// In line for its first chunk, or between chunks.
     Prompt,
-    /// All is computed, and no Destination yet.
+    /// All is computed, and no Destination yet. What is kept for a decode leg that is sent after this one's answer gets here
+    /// without any word of that.
     Parked,
     /// All is computed; KV and final notices are on their way.
     Inflight,
@@ -94,7 +96,7 @@ impl PrefillWorker {
         &self.stats
     }
 
-    fn submit(&mut self, mut request: Box<Request>, mail: &mut Mail) {
+    fn submit(&mut self, mut request: Box<Request>, now: Instant, mail: &mut Mail) {
         // Whatever the client wants: here one token is generated.
         request.max_new = 1;
         let slot = request.slot;
@@ -110,6 +112,8 @@ impl PrefillWorker {
             refuse(request, mail);
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
+        } else if self.slots[slot].request.keep {
+            self.begin(slot, now, mail);
         }
     }
 
@@ -177,9 +181,16 @@ impl PrefillWorker {
                 self.finish(slot, Outcome::Failed(cause), mail);
             }
             (State::Success, Stage::Inflight) => self.finish(slot, Outcome::HandedOver, mail),
-            _ if now >= self.slots[slot].request.deadline => self.fail(slot, Cause::Deadline, mail),
+            _ if self.is_overdue(slot, now) => self.fail(slot, Cause::Deadline, mail),
             _ => self.hand_over(slot),
         }
+    }
+
+    fn is_overdue(&self, slot: SlotId, now: Instant) -> bool {
+        let Held { request, state, .. } = &self.slots[slot];
+        // What was kept and is claimed at the last moment has as long to arrive.
+        let is_claimed = request.keep && state.target.is_some();
+        now >= request.deadline + if is_claimed { KEPT_KV_LIFE } else { Duration::ZERO }
     }
 
     fn hand_over(&mut self, slot: SlotId) {
@@ -230,14 +241,26 @@ impl PrefillWorker {
                 state.stage = if state.target.is_some() { Stage::Inflight } else { Stage::Parked };
                 accept(request, sampled, turn.mail, turn.clock);
                 self.stats.generated(1);
-                if state.target.is_none() {
-                    let (worker, slot) = (self.id, chunk.slot);
-                    let (generation, room) = (request.generation, request.room);
-                    turn.mail.tell(Event::Computed { worker, slot, generation, room });
+                if state.stage == Stage::Parked {
+                    if request.keep {
+                        request.deadline = (turn.clock)() + KEPT_KV_LIFE;
+                    }
+                    self.tell_computed(chunk.slot, turn.mail);
                 }
             }
             self.hand_over(chunk.slot);
         }
+    }
+
+    fn tell_computed(&self, slot: SlotId, mail: &mut Mail) {
+        let Held { request, cached, .. } = &self.slots[slot];
+        mail.tell(Event::Computed {
+            worker: self.id,
+            slot,
+            generation: request.generation,
+            request: request.id,
+            cached_tokens: *cached,
+        });
     }
 
     /// Ends a request: its transfer first, so that the mover stops.
@@ -282,7 +305,7 @@ impl Worker for PrefillWorker {
 
     fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
         match command {
-            Command::Submit(request) => self.submit(request, mail),
+            Command::Submit(request) => self.submit(request, now, mail),
             Command::Granted { slot, generation, target, .. } => {
                 let held = self.slots.named(slot, generation).filter(|held| held.state.stage != Stage::Over);
                 if held.is_some_and(|held| held.state.target.is_none()) {
@@ -290,9 +313,10 @@ impl Worker for PrefillWorker {
                 }
             }
             Command::Awaited { slot, generation, .. } => {
-                let held = self.slots.named(slot, generation);
-                if held.is_some_and(|held| held.state.stage == Stage::Bootstrapping) {
-                    self.begin(slot, now, mail);
+                match self.slots.named(slot, generation).map(|held| held.state.stage) {
+                    Some(Stage::Bootstrapping) => self.begin(slot, now, mail),
+                    Some(Stage::Parked) => self.tell_computed(slot, mail),
+                    _ => {}
                 }
             }
             Command::Abort { slot, generation, cause, .. } => {

@@ -21,6 +21,9 @@ pub struct Request {
     pub room: Room,
     /// Decode: it reads the prompt itself, and nobody hands its KV over.
     pub alone: bool,
+    /// Prefill: it is computed at once, and its KV kept for a decode leg that may come later, within
+    /// [`KEPT_KV_LIFE`](crate::limits::KEPT_KV_LIFE).
+    pub keep: bool,
     /// Entry of the worker's status table, opened by `ctl`.
     pub slot: SlotId,
     /// Its generation.

@@ -10,6 +10,7 @@ mod dummy;
 mod etcd;
 mod etcd_server;
 mod fleet;
+mod kept;
 mod keys;
 mod late;
 mod leg;

@@ -127,6 +127,7 @@ pub fn request(wanted: &Wanted, id: RequestId, place: Use, now: Instant) -> Box<
         generation: place.generation,
         prompt: wanted.prompt.clone(),
         alone: false,
+        keep: false,
         resumed: 0,
         output: Vec::with_capacity(wanted.max_new as usize),
         pages: Vec::with_capacity(tokens),
@@ -173,6 +174,7 @@ pub struct Rig {
     pub join_legs: bool,
     /// Decode takes pages when prefill has computed.
     pub late: bool,
+    keep: bool,
 }
 
 /// The ends of a worker's rings that are not the worker's.
@@ -289,6 +291,7 @@ impl Rig {
             held: Vec::new(),
             join_legs: true,
             late: false,
+            keep: false,
         }
     }
 
@@ -354,6 +357,24 @@ impl Rig {
         self.submit_to(worker, room, false, wanted)
     }
 
+    /// To prefill alone, which keeps the KV; the room to claim it in.
+    pub fn submit_kept(&mut self, wanted: &Wanted) -> (RequestId, Room) {
+        let room = Room(self.next);
+        self.keep = true;
+        let id = self.submit_leg(FIRST, room, wanted);
+        self.keep = false;
+        (id, room)
+    }
+
+    /// To decode, what prefill has kept in this room.
+    pub fn claim(&mut self, room: Room, wanted: &Wanted) -> RequestId {
+        let id = self.submit_leg(DECODE, room, wanted);
+        let Use { slot, generation, .. } = self.uses[&id];
+        let session = SessionId(0);
+        self.pass_on(Command::SessionReady { worker: DECODE, slot, generation, session });
+        id
+    }
+
     fn submit_to(&mut self, worker: WorkerId, room: Room, alone: bool, wanted: &Wanted) -> RequestId {
         let front = &mut self.fronts[worker.index()];
         let slot = front.free.pop().expect("a free slot");
@@ -361,7 +382,7 @@ impl Rig {
         let id = RequestId(self.next);
         self.next += 1;
         let mut request = request(wanted, id, Use { worker, slot, generation, room }, self.now());
-        request.alone = alone;
+        (request.alone, request.keep) = (alone, self.keep);
         self.uses.insert(id, Use { worker, slot, generation, room });
         self.told.insert(id, Told::default());
         self.commands.send(Command::Submit(request)).unwrap();
@@ -416,7 +437,8 @@ impl Rig {
                 let target = Target { session, slot, generation, room, prefix: tokens.start };
                 self.pass_on_destination(target);
             }
-            Event::Computed { room, .. } => {
+            Event::Computed { request, .. } => {
+                let room = self.uses[&request].room;
                 // Its other leg may have been aborted and released meanwhile.
                 if let Some(Use { worker, slot, generation, .. }) = self.leg(DECODE, room) {
                     let session = SessionId(0);

@@ -347,6 +347,7 @@ impl<C: Cancel> Side<C> {
             generation: slot.generation,
             prompt,
             alone: false,
+            keep: false,
             resumed: 0,
             output: Vec::new(),
             pages: Vec::new(),

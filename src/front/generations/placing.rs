@@ -5,7 +5,7 @@
 use super::{Generations, Given, Part};
 use crate::config::resolved::BOOTSTRAP_PORT;
 use crate::front::handoff::{self, Source, prompt_of, room_of};
-use crate::front::openai::{ApiError, Bootstrap, GenerateRequest};
+use crate::front::openai::{ApiError, Bootstrap, Endpoint, GenerateRequest, KeptKv};
 use crate::ids::{RequestId, Room, WorkerId};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
@@ -31,6 +31,8 @@ pub enum Placement {
         worker: WorkerId,
         /// Whether at the bootstrap host 2.2.2.2 nobody waits for the KV.
         fake_bootstrap: bool,
+        /// Host, if it has one that others reach it by, and port of its registry.
+        registry: (Option<String>, u16),
     },
     /// This process takes over from prefill workers elsewhere; a router names them and the room.
     Decode {
@@ -61,18 +63,24 @@ impl Generations {
         now: Instant,
     ) -> Result<(), ApiError> {
         self.turn += 1;
-        match self.terms.placement.clone() {
-            Placement::Prefill { worker, fake_bootstrap } => {
+        let kept = self.live.get(&exchange).and_then(|live| live.kept.as_ref()).map(|kept| kept.room(choice));
+        match (self.terms.placement.clone(), kept) {
+            (Placement::Prefill { worker, .. }, Some(room)) => {
+                let mut request = self.request(exchange, sample, worker, room, given, Some(1))?;
+                request.keep = true;
+                self.start(exchange, choice, Part::Kept, request, None, None, now);
+            }
+            (Placement::Prefill { worker, fake_bootstrap, .. }, _) => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
                 let request = self.request(exchange, sample, worker, room, given, Some(1))?;
                 self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
             }
-            Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(exchange) => {
+            (Placement::Decode { worker, reads_alone: true, .. }, _) if self.comes_alone(exchange) => {
                 let mut request = self.request(exchange, sample, worker, Room(0), given, None)?;
                 request.alone = true;
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
-            Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. } => {
+            (Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. }, _) => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
                 let mut request = self.request(exchange, sample, worker, room, given, None)?;
                 if source == Source::Fake {
@@ -84,12 +92,12 @@ impl Generations {
                 }
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
             }
-            Placement::Mixed(workers) => {
+            (Placement::Mixed(workers), _) => {
                 let worker = self.roomiest(&workers)?;
                 let request = self.request(exchange, sample, worker, Room(0), given, None)?;
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
-            Placement::Split { prefill, decode } => {
+            (Placement::Split { prefill, decode }, _) => {
                 let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
                 let room = room_of(random());
                 let reader = self.request(exchange, sample, source, room, given, Some(1))?;
@@ -108,6 +116,29 @@ impl Generations {
             }
         }
         Ok(())
+    }
+
+    /// Where a request's KV is to be kept, if that is asked for.
+    ///
+    /// # Errors
+    /// It cannot be kept here, or nobody could be told where it is.
+    pub(super) fn keeps(&self, request: &GenerateRequest) -> Result<Option<KeptKv>, ApiError> {
+        let refused = |why| Err(ApiError::invalid("kv_transfer_params", why));
+        match &self.terms.placement {
+            _ if !request.keeps_kv => Ok(None),
+            _ if request.bootstrap.is_some() => refused("and bootstrap_room exclude each other"),
+            _ if request.endpoint == Endpoint::Generate => refused("is answered by OpenAI's endpoints alone"),
+            _ if request.stream => refused("is answered whole: stream must be false"),
+            Placement::Prefill { registry: (Some(host), port), .. } => {
+                Ok(Some(KeptKv::new(host, *port, room_of(random()))))
+            }
+            Placement::Prefill { .. } => {
+                refused("needs an address that decode workers reach: start this worker with --advertise-host")
+            }
+            Placement::Split { .. } | Placement::Mixed(_) | Placement::Decode { .. } => {
+                refused("asks to keep KV for a decode worker; this is no prefill worker")
+            }
+        }
     }
 
     /// Whether nobody is to hand anything over to it.
@@ -185,6 +216,7 @@ impl Generations {
             worker,
             room,
             alone: false,
+            keep: false,
             slot: slot.id,
             generation: slot.generation,
             prompt: ids.to_vec(),

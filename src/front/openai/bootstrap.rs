@@ -88,7 +88,7 @@ fn spread_rooms(
         return Err(fields.invalid("bootstrap_room", "must be a whole number from 0 to 2^63 - 1"));
     }
     match rooms {
-        OneOrMany::One(room) => Ok((0..count as u64).map(|i| room.wrapping_add(i) & ROOM_MAX).collect()),
+        OneOrMany::One(room) => Ok((0..count).map(|choice| room_behind(room, choice).0).collect()),
         OneOrMany::Many(rooms) if rooms.len() == count => Ok(rooms),
         OneOrMany::Many(rooms) if rooms.len() == prompts => {
             let samples = (count / prompts) as u64;
@@ -96,6 +96,11 @@ fn spread_rooms(
         }
         OneOrMany::Many(_) => Err(wrong_length(fields, "bootstrap_room", prompts, count)),
     }
+}
+
+/// The room of a choice where the first one's is known.
+pub(super) fn room_behind(first: u64, choice: usize) -> Room {
+    Room(first.wrapping_add(choice as u64) & ROOM_MAX)
 }
 
 /// The room of sample `s` where all samples were given `room`: itself for the first, and for the
@@ -115,7 +120,7 @@ fn wrong_length(fields: &Fields<'_>, name: &str, prompts: usize, count: usize) -
 }
 
 /// Whether `host` can be a name or an address; it is dialled.
-fn is_host(host: &str) -> bool {
+pub(super) fn is_host(host: &str) -> bool {
     let fits = (1..=NAME_BYTES_MAX).contains(&host.len());
     fits && host.bytes().all(|b| b.is_ascii_alphanumeric() || b".-_:[]%".contains(&b))
 }

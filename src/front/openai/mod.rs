@@ -14,6 +14,7 @@ pub mod error;
 mod fields;
 pub mod generate;
 pub mod info;
+mod kv_transfer;
 pub mod render;
 pub mod request;
 pub mod resume;
@@ -23,6 +24,7 @@ pub mod tokenize;
 
 pub use bootstrap::Bootstrap;
 pub use error::ApiError;
+pub use kv_transfer::KeptKv;
 pub use render::{Choice, Renderer};
 pub use request::{Endpoint, GenerateRequest, Prompts, Sampling};
 pub use stop::StopMatcher;

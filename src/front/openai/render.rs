@@ -12,6 +12,7 @@ mod chat;
 mod completion;
 mod generate;
 
+use super::kv_transfer::KeptKv;
 use super::request::{Endpoint, GenerateRequest};
 use serde::{Serialize, Serializer};
 use std::borrow::Cow;
@@ -175,6 +176,7 @@ pub struct Renderer {
     return_token_ids: bool,
     include_usage: bool,
     batch: bool,
+    kept: Option<KeptKv>,
 }
 
 /// What OpenAI's answers and chunks have around their choices.
@@ -193,6 +195,8 @@ struct Envelope<'a, C> {
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     timings: Option<&'a Timings>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_transfer_params: Option<&'a KeptKv>,
 }
 
 impl Renderer {
@@ -214,7 +218,13 @@ impl Renderer {
             return_token_ids: request.return_token_ids,
             include_usage: request.include_usage,
             batch: request.batch || request.samples > 1,
+            kept: None,
         }
+    }
+
+    /// The answer also says where the KV is kept.
+    pub fn with_kept(self, kept: Option<KeptKv>) -> Self {
+        Self { kept, ..self }
     }
 
     /// When the answer began, in seconds of Unix time.
@@ -283,6 +293,7 @@ impl Renderer {
             usage,
             prompt_token_ids: None,
             timings,
+            kv_transfer_params: self.kept.as_ref(),
         }
     }
 

@@ -6,6 +6,7 @@
 use super::bootstrap::{self, Bootstrap};
 use super::error::ApiError;
 use super::fields::{Fields, List, Neutral, OneOrMany, first_item};
+use super::kv_transfer::{self, KvTransfer};
 use super::resume::{self, Resume};
 use crate::limits::{
     CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX, STOP_STRING_BYTES_MAX,
@@ -170,6 +171,8 @@ pub struct GenerateRequest {
     pub patience: Duration,
     /// Where the legs meet: one for each choice, prompt by prompt.
     pub bootstrap: Option<Vec<Bootstrap>>,
+    /// Prefill: it keeps the KV for a decode leg that is sent when this one is answered.
+    pub keeps_kv: bool,
     /// What the client has of the stream already, where a router could have it go on elsewhere.
     pub resume: Option<Resume>,
     /// Fields that were ignored, for the log.
@@ -230,6 +233,7 @@ impl GenerateRequest {
             cache_salt: fields.name("cache_salt")?,
             patience: REQUEST_TIME_MAX,
             bootstrap: None,
+            keeps_kv: false,
             resume: None,
             unknown: Vec::new(),
         };
@@ -272,6 +276,14 @@ impl GenerateRequest {
     pub(super) fn finish(mut self, mut fields: Fields<'_>) -> Result<Self, ApiError> {
         self.rids = rids(&mut fields, self.prompts.len())?;
         self.bootstrap = bootstrap::read(&mut fields, self.prompts.len(), self.samples)?;
+        match kv_transfer::read(&mut fields, self.prompts.len() * self.samples)? {
+            None => {}
+            Some(KvTransfer::Keep) => self.keeps_kv = true,
+            Some(KvTransfer::Take(_)) if self.bootstrap.is_some() => {
+                return Err(fields.invalid(kv_transfer::FIELD, "and bootstrap_room exclude each other"));
+            }
+            Some(KvTransfer::Take(met)) => self.bootstrap = Some(met),
+        }
         self.resume = resume::read(&mut fields, self.prompts.len() * self.samples, self.stream)?;
         self.unknown.extend(fields.rest());
         Ok(self)

@@ -68,6 +68,7 @@ impl Edge {
             generation: slot.generation,
             prompt: order.prompt.clone(),
             alone: false,
+            keep: false,
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),

@@ -388,6 +388,7 @@ impl<'a> Cluster<'a> {
             generation: used.generation,
             prompt,
             alone: false,
+            keep: false,
             resumed: 0,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages as usize),
@@ -460,9 +461,9 @@ impl<'a> Cluster<'a> {
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Grant { host, source, target });
             }
-            Event::Computed { room, .. } => {
-                let (host, _) = self.named(RequestId(room.0))?.legs[Role::Decode as usize];
-                let command = self.session_ready(room.0 as usize);
+            Event::Computed { request, .. } => {
+                let (host, _) = self.named(request)?.legs[Role::Decode as usize];
+                let command = self.session_ready(request.0 as usize);
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Tell { host, command });
             }

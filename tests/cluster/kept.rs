@@ -1,0 +1,126 @@
+//! Prefill first: a router asks prefill, whose answer says where the KV is kept, and passes that on to decode. What the
+//! router sends is what vllm-router 0.1.17 sends.
+
+use crate::leg::Leg;
+use crate::process::{Process, post_with};
+use crate::{body, choices, prefill, start};
+use serde_json::{Value, json};
+
+const CHAT: &str = "/v1/chat/completions";
+const COMPLETIONS: &str = "/v1/completions";
+
+/// What the router asks prefill for, of a client's body.
+fn for_prefill(body: &Value) -> Value {
+    let mut body = body.clone();
+    body["stream"] = json!(false);
+    (body["max_tokens"], body["min_tokens"]) = (json!(1), json!(1));
+    body.as_object_mut().unwrap().remove("stream_options");
+    body["kv_transfer_params"] = json!({
+        "do_remote_decode": true, "do_remote_prefill": false, "remote_engine_id": null, "remote_block_ids": null,
+        "remote_host": null, "remote_port": null,
+    });
+    body
+}
+
+/// The same name for both.
+fn named(prefill: &Process, decode: &Process) -> String {
+    let (from, to) = (prefill.address, decode.address);
+    format!("x-request-id: ___prefill_addr_{from}___decode_addr_{to}_0123456789abcdef0123456789abcdef\r\n")
+}
+
+/// What prefill says, and the body that decode gets.
+fn keep(prefill: &Process, decode: &Process, path: &str, body: &Value) -> (Value, Value) {
+    let (status, answer) =
+        post_with(prefill.address, path, &named(prefill, decode), &for_prefill(body).to_string());
+    assert_eq!(status, 200, "{answer}");
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let mut sent = body.clone();
+    sent["kv_transfer_params"] = answer["kv_transfer_params"].clone();
+    (answer, sent)
+}
+
+fn claim(prefill: &Process, decode: &Process, path: &str, sent: &Value) -> (u16, String) {
+    post_with(decode.address, path, &named(prefill, decode), &sent.to_string())
+}
+
+#[test]
+fn decode_goes_on_from_what_prefill_has_kept() {
+    let whole = start("serve", &["--mixed"]);
+    for (transfer, allocation) in [("shm", "early"), ("shm", "late"), ("tcp", "early"), ("tcp", "late")] {
+        let prefill = prefill(&["--transfer", transfer, "--decode-allocation", allocation]);
+        let decode = start("decode", &["--transfer", transfer]);
+        let chat = json!({
+            "messages": [{"role": "user", "content": "Where does the baton go?"}], "max_tokens": 9, "temperature": 0,
+            "ignore_eos": true, "return_token_ids": true, "logprobs": true,
+        });
+        let mut several = body(3, 70, 8);
+        several["n"] = json!(2);
+        let mut list = body(4, 40, 8);
+        list["prompt"] = json!([list["prompt"], [5, 6, 7, 8, 9]]);
+        for (path, body) in
+            [(COMPLETIONS, body(1, 100, 12)), (CHAT, chat), (COMPLETIONS, several), (COMPLETIONS, list)]
+        {
+            let expected = choices(&whole.post(path, &body.to_string()));
+            let (kept, sent) = keep(&prefill, &decode, path, &body);
+            assert_eq!(kept["choices"].as_array().unwrap().len(), expected.as_array().unwrap().len());
+            for (kept, expected) in
+                kept["choices"].as_array().unwrap().iter().zip(expected.as_array().unwrap())
+            {
+                assert_eq!(kept["finish_reason"], "length");
+                assert_eq!(kept["token_ids"][0], expected["token_ids"][0], "prefill tells the first token");
+            }
+            let found = choices(&claim(&prefill, &decode, path, &sent));
+            assert_eq!(found, expected, "{transfer}, {allocation}, {path}");
+        }
+        for worker in [&prefill, &decode] {
+            worker.await_idle();
+            assert_eq!(worker.metric("baton_request_failures_total{", ""), 0.0);
+        }
+        assert_eq!(decode.metric("baton_sessions_total{", &format!("transport=\"{transfer}\"")), 1.0);
+    }
+}
+
+/// What is kept can be claimed once; who comes late or twice is told, and nobody is harmed.
+#[test]
+fn kept_kv_is_handed_over_once() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    let (_, mut sent) = keep(&prefill, &decode, COMPLETIONS, &body(1, 100, 12));
+    sent["stream"] = json!(true);
+    let mut first = Leg::open(decode.address, COMPLETIONS, "", &sent);
+    first.await_events(2);
+    let (status, answer) = claim(&prefill, &decode, COMPLETIONS, &sent);
+    assert_eq!(status, 502, "{answer}");
+    assert!(first.end().contains("[DONE]"));
+    // Another prompt than what is kept there.
+    let (_, mut sent) = keep(&prefill, &decode, COMPLETIONS, &body(2, 100, 12));
+    sent["prompt"][0] = json!(9);
+    let (status, answer) = claim(&prefill, &decode, COMPLETIONS, &sent);
+    assert!(status == 400 && answer.contains("mismatch"), "{answer}");
+    prefill.await_idle();
+    decode.await_idle();
+}
+
+/// A drain waits until what is kept is claimed.
+#[test]
+fn a_draining_worker_keeps_its_word() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    let (_, sent) = keep(&prefill, &decode, COMPLETIONS, &body(1, 100, 12));
+    prefill.post("/drain", "");
+    let claimed = claim(&prefill, &decode, COMPLETIONS, &sent);
+    assert_eq!(choices(&claimed)[0]["finish_reason"], "length");
+    assert_eq!(prefill.exit_code(), Some(0));
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_by_name() {
+    let prefill = start("prefill", &["--bootstrap-port", "0", "--host", "0.0.0.0", "--insecure"]);
+    let (decode, whole) = (start("decode", &[]), start("serve", &[]));
+    for (worker, why) in [
+        (&prefill, "--advertise-host"),
+        (&decode, "this is no prefill worker"),
+        (&whole, "this is no prefill worker"),
+    ] {
+        let (status, answer) = worker.post(COMPLETIONS, &for_prefill(&body(1, 20, 4)).to_string());
+        assert!(status == 400 && answer.contains(why) && answer.contains("kv_transfer_params"), "{answer}");
+    }
+}

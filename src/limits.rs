@@ -72,6 +72,9 @@ const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
 /// Least and most seconds of `--peer-timeout`: PINGs come four times as often, and nobody waits longer than a minute for
 /// a dead peer.
 pub const PEER_TIMEOUT_RANGE: [f64; 2] = [0.5, 60.0];
+/// Seconds for which a prefill worker keeps a request that no decode worker asks for, unless `--bootstrap-timeout` says
+/// otherwise: SGLang's figure. Decode asks once it has pages, which takes as long as its queue.
+pub const BOOTSTRAP_TIMEOUT: u32 = 300;
 
 // net
 

@@ -13,7 +13,7 @@ use super::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
 };
 use crate::limits::{
-    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX, RESERVED_TOKENS,
+    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX, REQUEST_TIME_MAX, RESERVED_TOKENS,
     RETRIES_DEFAULT, RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
@@ -409,6 +409,10 @@ pub(super) struct SourceFlags {
     /// Port that decode workers dial; 0 takes a free one, which the registry tells
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(super) control_port: u16,
+    /// Seconds after which a request fails that no decode worker has asked for, as when that one is dead and the router,
+    /// like SGLang's, waits for both: then another pair is tried
+    #[arg(long, value_name = "SECONDS", default_value_t = BOOTSTRAP_TIMEOUT, value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64))]
+    pub(super) bootstrap_timeout: u32,
     /// Who posts and reaps what is written over rdma; fused: the thread that moves all KV; split: two threads for
     /// each NIC [default: fused]
     #[arg(long, value_enum)]

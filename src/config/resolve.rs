@@ -20,6 +20,7 @@ use crate::wire::message::RdmaGrant;
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// As vLLM: the port of whatever clients talk to.
 pub(super) const FRONT_PORT: u16 = 8000;
@@ -92,6 +93,7 @@ impl Resolver<'_> {
             handoff: self.handoff(flags.handoff, host, true)?,
             bootstrap_port: flags.source.bootstrap_port,
             control_port: flags.source.control_port,
+            bootstrap_timeout: Duration::from_secs(flags.source.bootstrap_timeout.into()),
             data_threads: data_threads(flags.source.data_threads, transfer)?,
             log: self.log(&flags.process)?,
         };

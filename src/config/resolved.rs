@@ -70,6 +70,8 @@ pub struct PrefillConfig {
     pub bootstrap_port: u16,
     /// The port that decode workers dial; 0: a free one.
     pub control_port: u16,
+    /// How long a request waits for a decode worker to ask for it.
+    pub bootstrap_timeout: Duration,
     /// Who posts and reaps over rdma.
     pub data_threads: DataThreads,
     /// The log.

@@ -147,7 +147,11 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
     let ctl = Arc::new(Bell::new(move || waker.wake()));
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let worker = process.add_prefill(&loaded)?;
-    let placement = Placement::Prefill { worker, fake_bootstrap: config.handoff.fake_bootstrap };
+    let placement = Placement::Prefill {
+        worker,
+        fake_bootstrap: config.handoff.fake_bootstrap,
+        bootstrap_timeout: config.bootstrap_timeout,
+    };
     let control = control.listen(host, CONTROL_CONNECTIONS_MAX, &mut reactor)?;
     let registry = registry.listen(host, CONTROL_CONNECTIONS_MAX, &mut reactor)?;
     let control_port = reactor.local_address(control).map_or(0, |address| address.port());

@@ -11,7 +11,7 @@ use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Which workers of this process a choice's legs go to.
 #[derive(Clone, Debug)]
@@ -31,6 +31,8 @@ pub enum Placement {
         worker: WorkerId,
         /// Whether at the bootstrap host 2.2.2.2 nobody waits for the KV.
         fake_bootstrap: bool,
+        /// How long a decode worker may take to ask for a request.
+        bootstrap_timeout: Duration,
     },
     /// This process takes over from prefill workers elsewhere; a router names them and the room.
     Decode {
@@ -62,7 +64,7 @@ impl Generations {
     ) -> Result<(), ApiError> {
         self.turn += 1;
         match self.terms.placement.clone() {
-            Placement::Prefill { worker, fake_bootstrap } => {
+            Placement::Prefill { worker, fake_bootstrap, .. } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
                 let request = self.request(exchange, sample, worker, room, given, Some(1))?;
                 self.start(exchange, choice, Part::Held, request, Some(&source), None, now);

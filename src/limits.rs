@@ -75,6 +75,9 @@ const _: () = assert!(RANKS_MAX + 8 <= ZMTP_PARTS_MAX);
 /// Least and most seconds of `--peer-timeout`: PINGs come four times as often, and nobody waits longer than a minute for
 /// a dead peer.
 pub const PEER_TIMEOUT_RANGE: [f64; 2] = [0.5, 60.0];
+/// Seconds for which a prefill worker keeps a request that no decode worker asks for, unless `--bootstrap-timeout` says
+/// otherwise: SGLang's figure. Decode asks once it has pages, which takes as long as its queue.
+pub const BOOTSTRAP_TIMEOUT: u32 = 300;
 
 // net
 
@@ -324,6 +327,18 @@ pub const ROUTER_GRACE: Duration = Duration::from_secs(1);
 /// How long a worker at which a request failed is asked last: what fails at once has always least to do, and would draw
 /// all requests to itself. As long as a prefill worker that could not be reached is not dialled again.
 pub const ROUTER_SUSPECT_TIME: Duration = DIAL_HOLD_OFF;
+/// Most failures that a circuit may take to open, or answers to close: each is remembered, for each worker.
+pub const BREAKER_FAILURES_MAX: u32 = 1000;
+/// Seconds that a circuit may count failures over, or stay open: a day.
+pub const BREAKER_SECONDS_MAX: u32 = 86_400;
+/// Looks at a worker's health in a row, and seconds between them or for one, that may be asked for.
+pub const HEALTH_PROBES_MAX: u32 = 1000;
+/// See [`HEALTH_PROBES_MAX`].
+pub const HEALTH_SECONDS_MAX: u32 = 86_400;
+/// Longest wait before a try that may be asked for, in ms: longer ones would outlast [`RETRY_TIME_MAX`] in any case.
+pub const RETRY_BACKOFF_MS_MAX: u32 = 60_000;
+/// Connections at a time of those who read metrics on a port of their own.
+pub const SCRAPERS_MAX: usize = 64;
 /// Further tries of a request unless a flag says otherwise.
 pub const RETRIES_DEFAULT: u32 = 4;
 /// How long a connection to a worker is kept without a request: less than the least keep-alive of common
@@ -385,5 +400,6 @@ const _: () = assert!(
 );
 
 // A client, its two legs, and a probe of every worker.
-const _: () =
-    assert!(3 * HTTP_CONNECTIONS_MAX + 2 * ROUTER_WORKERS_MAX + ROUTER_IDLE_MAX <= NET_CONNECTIONS_MAX);
+const _: () = assert!(
+    3 * HTTP_CONNECTIONS_MAX + 2 * ROUTER_WORKERS_MAX + ROUTER_IDLE_MAX + SCRAPERS_MAX <= NET_CONNECTIONS_MAX
+);

@@ -14,7 +14,7 @@
 //! Not here: who is chosen (`router`), how many tries there are in all (`retries`).
 
 use super::loads::WorkerNumber;
-use super::retries::{self, Retries};
+use super::retries::Retries;
 use super::router::Role;
 use crate::cause::Cause;
 use crate::limits::{RETRY_TIME_MAX, ROUTER_LOST_PREFILL_TIME, ROUTER_PAIRS_MAX};
@@ -319,7 +319,7 @@ impl Flight {
 
     /// Looks again later for somebody; nothing was sent since the last time.
     fn wait(&mut self, until: Instant, cause: Cause, terms: &Terms<'_>) -> Next {
-        match terms.now + retries::delay(self.waits, terms.chance) {
+        match terms.now + terms.retries.delay(self.waits, terms.chance) {
             at if at <= until => self.pause(at, until, cause),
             _ => self.end(Next::Fail(cause)),
         }
@@ -341,6 +341,7 @@ impl Flight {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::resolved::RetryTerms;
     use crate::limits::RETRIES_DEFAULT;
     use std::time::Duration;
 
@@ -358,7 +359,12 @@ mod tests {
     impl Rig {
         fn new(most: u32) -> Rig {
             let now = Instant::now();
-            Rig { flight: Flight::default(), retries: Retries::new(most, now), now, deadline: None }
+            Rig {
+                flight: Flight::default(),
+                retries: Retries::new(RetryTerms::of(most), now),
+                now,
+                deadline: None,
+            }
         }
 
         fn terms(&mut self) -> (&mut Flight, Terms<'_>) {

@@ -3,7 +3,7 @@
 //!
 //! A worker begins as down and is probed at once. Not here: the probe itself and how long it may take.
 
-use crate::limits::{ROUTER_PROBE_FAILURES, ROUTER_PROBE_INTERVAL};
+use crate::config::resolved::HealthTerms;
 use std::time::Instant;
 
 /// What has changed.
@@ -18,17 +18,33 @@ pub enum Change {
 /// What is known of a worker's health.
 #[derive(Clone, Debug)]
 pub struct Health {
+    terms: HealthTerms,
     up: bool,
     /// Probes that failed since one succeeded.
     failures: u32,
+    /// Probes that succeeded since one failed, or it was down for another reason.
+    successes: u32,
+    /// When it is given up, until a probe has succeeded.
+    awaited_until: Option<Instant>,
+    /// Whether a probe has succeeded.
+    is_met: bool,
     /// When the next probe is due; `None` while one is under way.
     next_probe: Option<Instant>,
 }
 
 impl Health {
     /// Of a worker that nothing is known of.
-    pub fn new(now: Instant) -> Health {
-        Health { up: false, failures: 0, next_probe: Some(now) }
+    pub fn new(terms: HealthTerms, now: Instant) -> Health {
+        let awaited_until = terms.first_time.map(|time| now + time);
+        Health {
+            terms,
+            up: false,
+            failures: 0,
+            successes: 0,
+            awaited_until,
+            is_met: false,
+            next_probe: Some(now),
+        }
     }
 
     /// Whether it can be used.
@@ -38,7 +54,7 @@ impl Health {
 
     /// Whether as many probes in a row have failed as make it down.
     pub fn is_silent(&self) -> bool {
-        self.failures >= ROUTER_PROBE_FAILURES
+        self.failures >= self.terms.failures
     }
 
     /// Whether a probe is to begin now; it ends with [`Health::probed`].
@@ -51,25 +67,38 @@ impl Health {
         self.next_probe = self.next_probe.map(|due| due.min(now));
     }
 
+    /// Whether it is given up now: it has never been well, for as long as it may take. It is probed no more.
+    pub fn give_up(&mut self, now: Instant) -> bool {
+        let is_late = !self.is_met && self.awaited_until.is_some_and(|until| until <= now);
+        is_late && self.next_probe.take().is_some()
+    }
+
     /// A probe has ended.
     pub fn probed(&mut self, is_well: bool, now: Instant) -> Option<Change> {
-        self.failures = if is_well { 0 } else { self.failures.saturating_add(1) };
-        let up = is_well || (self.up && self.failures < ROUTER_PROBE_FAILURES);
+        self.is_met |= is_well;
+        (self.failures, self.successes) = match is_well {
+            true => (0, self.successes.saturating_add(1)),
+            false => (self.failures.saturating_add(1), 0),
+        };
+        let stays = self.up && self.failures < self.terms.failures;
+        let up = stays || self.successes >= self.terms.successes;
         // Clients wait for one of which nobody knows whether it still is.
         let is_doubtful = up && !is_well;
-        self.next_probe = Some(if is_doubtful { now } else { now + ROUTER_PROBE_INTERVAL });
+        let interval = if self.is_met { self.terms.interval } else { self.terms.first_interval };
+        self.next_probe = Some(if is_doubtful { now } else { now + interval });
         self.turn(up)
     }
 
     /// A probe was answered, by one that takes nothing new: it stands not still, and what it runs goes on.
     pub fn declined(&mut self, now: Instant) -> Option<Change> {
-        self.failures = 0;
-        self.next_probe = Some(now + ROUTER_PROBE_INTERVAL);
+        (self.failures, self.successes, self.is_met) = (0, 0, true);
+        self.next_probe = Some(now + self.terms.interval);
         self.turn(false)
     }
 
     /// It did not take a connection.
     pub fn refused(&mut self) -> Option<Change> {
+        self.successes = 0;
         self.turn(false)
     }
 
@@ -82,11 +111,13 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::ROUTER_PROBE_INTERVAL;
+    use std::time::Duration;
 
     #[test]
     fn one_success_is_up_and_two_failures_in_a_row_are_down() {
         let now = Instant::now();
-        let mut health = Health::new(now);
+        let mut health = Health::new(HealthTerms::default(), now);
         assert!(!health.is_up());
         let mut seen = Vec::new();
         for is_well in [false, true, true, false, true, false, false, false, true] {
@@ -112,7 +143,7 @@ mod tests {
     #[test]
     fn the_first_probe_is_due_at_once_and_the_next_an_interval_after_the_last_ended() {
         let now = Instant::now();
-        let mut health = Health::new(now);
+        let mut health = Health::new(HealthTerms::default(), now);
         assert!(health.begin_probe(now));
         assert!(!health.begin_probe(now + 10 * ROUTER_PROBE_INTERVAL), "one at a time");
         health.probed(true, now);
@@ -132,7 +163,7 @@ mod tests {
     #[test]
     fn one_that_takes_nothing_new_is_not_silent() {
         let now = Instant::now();
-        let mut health = Health::new(now);
+        let mut health = Health::new(HealthTerms::default(), now);
         health.probed(true, now);
         assert_eq!([(); 3].map(|()| health.declined(now)), [Some(Change::Down), None, None]);
         health.probed(false, now);
@@ -144,10 +175,54 @@ mod tests {
     #[test]
     fn a_refused_connection_is_down_at_once_until_a_probe_succeeds() {
         let now = Instant::now();
-        let mut health = Health::new(now);
+        let mut health = Health::new(HealthTerms::default(), now);
         health.probed(true, now);
         assert_eq!(health.refused(), Some(Change::Down));
         assert_eq!(health.refused(), None);
         assert_eq!(health.probed(true, now), Some(Change::Up));
+    }
+
+    #[test]
+    fn thresholds_and_intervals_are_those_asked_for() {
+        let seconds = Duration::from_secs;
+        let terms = HealthTerms {
+            interval: seconds(10),
+            failures: 3,
+            successes: 2,
+            first_interval: seconds(2),
+            ..HealthTerms::default()
+        };
+        let now = Instant::now();
+        let mut health = Health::new(terms, now);
+        health.probed(false, now);
+        assert!(!health.begin_probe(now + seconds(1)) && health.begin_probe(now + seconds(2)));
+        assert_eq!(
+            [true, false, true, true].map(|is_well| health.probed(is_well, now)),
+            [None, None, None, Some(Change::Up)]
+        );
+        assert!(!health.begin_probe(now + seconds(9)) && health.begin_probe(now + seconds(10)));
+        assert_eq!([(); 3].map(|()| health.probed(false, now)), [None, None, Some(Change::Down)]);
+        assert_eq!([(); 2].map(|()| health.probed(true, now)), [None, Some(Change::Up)]);
+        assert_eq!(health.refused(), Some(Change::Down));
+        assert_eq!([(); 2].map(|()| health.probed(true, now)), [None, Some(Change::Up)], "counted anew");
+    }
+
+    #[test]
+    fn one_that_never_comes_is_given_up_and_one_that_goes_is_not() {
+        let terms = HealthTerms { first_time: Some(Duration::from_secs(5)), ..HealthTerms::default() };
+        let now = Instant::now();
+        let late = now + Duration::from_secs(5);
+        let (mut never, mut once) = (Health::new(terms, now), Health::new(terms, now));
+        assert!(!never.give_up(now) && never.begin_probe(now) && !never.give_up(late), "one is under way");
+        never.probed(false, now);
+        assert!(
+            never.give_up(late) && !never.give_up(late) && !never.begin_probe(late + ROUTER_PROBE_INTERVAL)
+        );
+        once.probed(true, now);
+        once.probed(false, now);
+        once.probed(false, now);
+        assert!(!once.is_up() && !once.give_up(late) && once.begin_probe(late));
+        let mut patient = Health::new(HealthTerms::default(), now);
+        assert!(!patient.give_up(late));
     }
 }

@@ -3,26 +3,27 @@
 //! Invariant: whatever fails, no more than [`RETRIES_PER_SECOND`] requests a second are sent again beyond a first
 //! [`RETRIES_AT_ONCE`]; who comes later waits for a turn and is not refused one, unless it lasts too long.
 
-use crate::limits::{RETRIES_AT_ONCE, RETRIES_PER_SECOND, RETRY_DELAY, RETRY_DELAY_MAX};
+use crate::config::resolved::RetryTerms;
+use crate::limits::{RETRIES_AT_ONCE, RETRIES_PER_SECOND};
 use std::time::{Duration, Instant};
 
 /// The turns of all requests of a router.
 #[derive(Clone, Debug)]
 pub struct Retries {
-    most: u32,
+    terms: RetryTerms,
     /// When all turns that were given are used up at the steady rate. (The generic cell rate algorithm of ATM.)
     spent: Instant,
 }
 
 impl Retries {
-    /// At most `most` further tries of a request since its client last got something.
-    pub fn new(most: u32, now: Instant) -> Retries {
-        Retries { most, spent: now }
+    /// On these terms; a number is that of further tries of a request, since its client last got something.
+    pub fn new(terms: RetryTerms, now: Instant) -> Retries {
+        Retries { terms, spent: now }
     }
 
     /// Most further tries of one request.
     pub fn most(&self) -> u32 {
-        self.most
+        self.terms.most
     }
 
     /// When a request that failed now and has waited `waits` times may be sent again; a turn is taken if that is not
@@ -31,28 +32,32 @@ impl Retries {
         let every = Duration::from_secs(1) / RETRIES_PER_SECOND;
         let spent = self.spent.max(now);
         let turn = spent.checked_sub(every * RETRIES_AT_ONCE).unwrap_or(now);
-        let at = turn.max(now + delay(waits, chance));
+        let at = turn.max(now + self.delay(waits, chance));
         (at <= until).then(|| {
             self.spent = spent + every;
             at
         })
     }
-}
 
-/// How long is waited the next time: from a half to the whole of a bound that is ten times as long each time.
-pub fn delay(waits: u32, chance: u64) -> Duration {
-    let half = (RETRY_DELAY * 10u32.pow(waits.min(6))).min(RETRY_DELAY_MAX) / 2;
-    half + Duration::from_nanos(chance % (half.as_nanos() as u64 + 1))
+    /// How long a request that has waited `waits` times waits the next time: a bound that grows, less a drawn share.
+    pub fn delay(&self, waits: u32, chance: u64) -> Duration {
+        let RetryTerms { first, longest, growth, jitter, .. } = self.terms;
+        let grown = first.as_secs_f64() * growth.powi(waits.min(64) as i32);
+        let bound = Duration::from_secs_f64(grown.min(longest.as_secs_f64()));
+        let drawn = bound.mul_f64(jitter).min(bound);
+        bound - drawn + Duration::from_nanos(chance % (drawn.as_nanos() as u64 + 1))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::{RETRY_DELAY, RETRY_DELAY_MAX};
 
     #[test]
     fn a_storm_is_spread_and_nobody_is_refused_a_turn_that_comes_in_time() {
         let now = Instant::now();
-        let mut retries = Retries::new(3, now);
+        let mut retries = Retries::new(RetryTerms::of(3), now);
         let until = now + Duration::from_secs(10);
         let all = RETRIES_AT_ONCE + 10 * RETRIES_PER_SECOND + 50;
         let turns: Vec<Instant> =
@@ -74,8 +79,29 @@ mod tests {
         let until = now + Duration::from_secs(10);
         for (waits, longest) in [(0, RETRY_DELAY), (1, RETRY_DELAY * 10), (30, RETRY_DELAY_MAX)] {
             let half = longest / 2;
-            let at = |chance| Retries::new(3, now).grant(waits, now, until, chance);
+            let at = |chance| Retries::new(RetryTerms::of(3), now).grant(waits, now, until, chance);
             assert_eq!((at(0), at(half.as_nanos() as u64)), (Some(now + half), Some(now + longest)));
         }
+    }
+
+    #[test]
+    fn waits_are_as_long_as_was_asked_for() {
+        let terms = RetryTerms {
+            first: Duration::from_millis(50),
+            longest: Duration::from_millis(200),
+            growth: 1.5,
+            jitter: 0.2,
+            ..RetryTerms::default()
+        };
+        let retries = Retries::new(terms, Instant::now());
+        let least = |waits| retries.delay(waits, 0).as_millis();
+        assert_eq!([0, 1, 2, 9, u32::MAX].map(least), [40, 60, 90, 160, 160]);
+        assert_eq!(
+            retries.delay(0, 10_000_000),
+            Duration::from_millis(50),
+            "the whole of it, where all is drawn"
+        );
+        let steady = Retries::new(RetryTerms { jitter: 0.0, ..terms }, Instant::now());
+        assert_eq!(steady.delay(1, 12345), Duration::from_millis(75));
     }
 }

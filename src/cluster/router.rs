@@ -4,13 +4,13 @@
 //! bookings; one that leaves is chosen and probed no more, and is known until its last booking is released;
 //! its number never becomes another's.
 
+use super::breaker::Breaker;
 use super::flight::Avoid;
 use super::health::{Change, Health};
 use super::kinds::{Difference, Kind, KindDigest, Kinds};
 use super::loads::{Load, WorkerNumber};
 use super::policy;
-use crate::config::resolved::Policy;
-use crate::limits::ROUTER_SUSPECT_TIME;
+use crate::config::resolved::{BreakerTerms, HealthTerms, Policies, Policy};
 use crate::stdx::planted::is_planted;
 use std::fmt;
 use std::time::Instant;
@@ -132,6 +132,7 @@ struct Member {
     class: usize,
     load: Load,
     health: Health,
+    breaker: Breaker,
     /// Open, those of no weight counted.
     bookings: u32,
     /// Known for its bookings alone.
@@ -143,7 +144,9 @@ struct Member {
 /// All that is decided without a socket.
 #[derive(Debug)]
 pub struct Router {
-    policy: Policy,
+    policies: Policies,
+    health: HealthTerms,
+    breaker: BreakerTerms,
     /// By number.
     members: Vec<Member>,
     kinds: Kinds,
@@ -155,15 +158,28 @@ pub struct Router {
 
 impl Router {
     /// Over no workers yet.
-    pub fn new(policy: Policy) -> Router {
-        Router { policy, members: Vec::new(), kinds: Kinds::default(), next: 0, last: [None; 2] }
+    pub fn new(policies: impl Into<Policies>) -> Router {
+        Router {
+            policies: policies.into(),
+            health: HealthTerms::default(),
+            breaker: BreakerTerms::default(),
+            members: Vec::new(),
+            kinds: Kinds::default(),
+            next: 0,
+            last: [None; 2],
+        }
+    }
+
+    /// On other terms than the usual ones.
+    pub fn on(self, health: HealthTerms, breaker: BreakerTerms) -> Router {
+        Router { health, breaker, ..self }
     }
 
     /// A worker joins; it is not usable before a probe of it has succeeded.
     pub fn join(&mut self, role: Role, now: Instant) -> WorkerNumber {
         let number = WorkerNumber(self.next);
         self.next += 1;
-        let (load, health) = (Load::default(), Health::new(now));
+        let (load, health) = (Load::default(), Health::new(self.health, now));
         self.members.push(Member {
             number,
             role,
@@ -171,6 +187,7 @@ impl Router {
             class: 0,
             load,
             health,
+            breaker: Breaker::new(self.breaker),
             bookings: 0,
             is_leaving: false,
             reads_alone: false,
@@ -377,19 +394,28 @@ impl Router {
         self.turn(worker, Health::refused)
     }
 
+    /// The next worker that is given up now: it was never well for as long as it may take.
+    pub fn give_up(&mut self, now: Instant) -> Option<WorkerNumber> {
+        let late =
+            self.members.iter_mut().find_map(|member| member.health.give_up(now).then_some(member.number));
+        late.filter(|&worker| self.has(worker))
+    }
+
     /// A request failed at this worker, or because of it.
     pub fn accuse(&mut self, worker: WorkerNumber, now: Instant) {
-        self.set_suspect(worker, Some(now + ROUTER_SUSPECT_TIME));
+        let Some(place) = self.place(worker) else { return };
+        let member = &mut self.members[place];
+        if let Some(until) = member.breaker.failed(now) {
+            member.load.suspect = Some(until);
+        }
     }
 
     /// A request went well there.
     pub fn acquit(&mut self, worker: WorkerNumber) {
-        self.set_suspect(worker, None);
-    }
-
-    fn set_suspect(&mut self, worker: WorkerNumber, until: Option<Instant>) {
-        if let Some(place) = self.place(worker) {
-            self.members[place].load.suspect = until;
+        let Some(place) = self.place(worker) else { return };
+        let member = &mut self.members[place];
+        if member.breaker.answered() {
+            member.load.suspect = None;
         }
     }
 
@@ -461,7 +487,7 @@ impl Router {
                 let usable = member.load.usable && suits(member) && !is_unwilling(member) && !shunned(member);
                 Load { usable, ..member.load }
             };
-            policy::pick(self.policy, &places.iter().map(load).collect::<Vec<_>>(), last)
+            policy::pick(self.policy(role), &places.iter().map(load).collect::<Vec<_>>(), last)
         };
         let may_come =
             || !places.iter().all(|&place| is_unwilling(&self.members[place])) || places.is_empty();
@@ -470,6 +496,13 @@ impl Router {
             .or_else(|| among(&|_| false))
             .map(|picked| places[picked])
             .ok_or_else(|| NoWorker::Of { role, may_come: may_come() })
+    }
+
+    fn policy(&self, role: Role) -> Policy {
+        match role {
+            Role::Prefill => self.policies.prefill,
+            Role::Decode => self.policies.decode,
+        }
     }
 
     fn book(&mut self, place: usize, weight: u32) -> Booking {
@@ -499,8 +532,9 @@ impl Router {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::ROUTER_SUSPECT_TIME;
 
-    fn router(policy: Policy, prefill: usize, decode: usize) -> Router {
+    fn router(policy: impl Into<Policies>, prefill: usize, decode: usize) -> Router {
         let mut router = Router::new(policy);
         for (role, count) in [(Role::Prefill, prefill), (Role::Decode, decode)] {
             for _ in 0..count {
@@ -670,6 +704,23 @@ mod tests {
         }
         assert_eq!(join(&mut router, Role::Decode), WorkerNumber(5));
         assert_eq!(chosen(&mut router), 5);
+    }
+
+    #[test]
+    fn each_role_has_a_policy_of_its_own() {
+        let mut router = router(Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded }, 2, 2);
+        // What the first of each role has does not end.
+        let first = router.choose(1, &Avoid::default(), Instant::now()).unwrap();
+        let chosen: Vec<_> = (0..3)
+            .map(|_| {
+                let pair = router.choose(1, &Avoid::default(), Instant::now()).unwrap();
+                let chosen = numbers(&pair);
+                router.release(pair.prefill);
+                router.release(pair.decode);
+                chosen
+            })
+            .collect();
+        assert_eq!((numbers(&first), &chosen[..]), ((0, 2), &[(1, 3), (0, 3), (1, 3)][..]));
     }
 
     #[test]

@@ -3,20 +3,20 @@
 //! Ranges of single values are checked here, by clap; what depends on several is `resolve`'s.
 //! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
 
+mod routing;
 mod sim;
 
+pub(super) use routing::{BreakerFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags};
 pub use sim::{LoadFlags, SimFlags};
 
 use super::registry::RegistryAddress;
-use super::resolved::{
-    DataThreads, DecodeAllocation, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer,
-};
+use super::resolved::{DataThreads, DecodeAllocation, KvDtype, LoadFormat, LogFormat, LogLevel, Transfer};
 use super::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
 };
 use crate::limits::{
-    CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX, RESERVED_TOKENS,
-    RETRIES_DEFAULT, RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
+    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
+    REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::{IpAddr, SocketAddr};
@@ -130,7 +130,17 @@ pub struct RouterFlags {
     #[command(flatten)]
     pub(super) front: FrontFlags,
     #[command(flatten)]
+    pub(super) scrape: ScrapeFlags,
+    #[command(flatten)]
     pub(super) workers: RoutingFlags,
+    #[command(flatten)]
+    pub(super) requests: RequestFlags,
+    #[command(flatten)]
+    pub(super) retries: RetryFlags,
+    #[command(flatten)]
+    pub(super) breaker: BreakerFlags,
+    #[command(flatten)]
+    pub(super) health: HealthFlags,
     #[command(flatten)]
     pub(super) process: ProcessFlags,
 }
@@ -415,6 +425,10 @@ pub(super) struct SourceFlags {
     /// Port that decode workers dial; 0 takes a free one, which the registry tells
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(super) control_port: u16,
+    /// Seconds after which a request fails that no decode worker has asked for, as when that one is dead and the router,
+    /// like SGLang's, waits for both: then another pair is tried
+    #[arg(long, value_name = "SECONDS", default_value_t = BOOTSTRAP_TIMEOUT, value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64))]
+    pub(super) bootstrap_timeout: u32,
     /// Who posts and reaps what is written over rdma; fused: the thread that moves all KV; split: two threads for
     /// each NIC [default: fused]
     #[arg(long, value_enum)]
@@ -437,36 +451,6 @@ pub(super) struct DestinationFlags {
     /// Read the prompts of requests that name no prefill worker, too: a router sends such where none is left
     #[arg(long)]
     pub(super) local_prefill: bool,
-}
-
-#[derive(Args, Debug)]
-#[command(next_help_heading = "Workers")]
-pub(super) struct RoutingFlags {
-    /// A prefill worker and the port of its registry [default port: 8998]; may be repeated
-    #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2)]
-    pub(super) prefill: Vec<String>,
-    /// A decode worker; may be repeated
-    #[arg(long, value_name = "URL")]
-    pub(super) decode: Vec<WorkerUrl>,
-    /// How the workers of a request are chosen
-    #[arg(long, value_enum, default_value_t)]
-    pub(super) policy: Policy,
-    /// Times a request is sent to another pair of workers when one fails, since its client last got something
-    #[arg(long, value_name = "N", default_value_t = RETRIES_DEFAULT, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(0..=100))]
-    pub(super) retry_max_retries: u32,
-    /// Send no request to a second pair of workers
-    #[arg(long, conflicts_with = "retry_max_retries")]
-    pub(super) disable_retries: bool,
-    /// Take workers from this etcd, too, as etcd://HOST:PORT,HOST:PORT: all routers over it see the same ones
-    #[arg(long, value_name = "REGISTRY")]
-    pub(super) registry: Option<RegistryAddress>,
-    /// File of at least 32 random bytes that all workers of the cluster share: who enters a worker, or takes one off, must
-    /// prove to know it; given again while keys are changed, any of them will do
-    #[arg(long, value_name = "FILE")]
-    pub(super) cluster_key_file: Vec<PathBuf>,
-    /// Take workers from beyond loopback without a cluster key: whoever enters one receives prompts
-    #[arg(long)]
-    pub(super) insecure: bool,
 }
 
 #[derive(Args, Debug)]

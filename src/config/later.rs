@@ -8,9 +8,13 @@ const ONE_RANK: &str = "a worker is one rank; run more workers instead";
 const CPU_ONLY: &str = "models run on CPUs only";
 const CACHES: &str = "all workers cache prefixes unless told --disable-radix-cache";
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
-const ONE_POLICY: &str = "one --policy serves both roles, round_robin or least_loaded";
+const POLICIES: &str = "the policies are round_robin and least_loaded";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
 const NO_TLS: &str = "there is no TLS yet; put a proxy that has it before the port";
+const WORKERS_TOKENISE: &str = "the workers tokenise";
+const NO_PARSERS: &str = "there are no tools and no parsers of reasoning yet";
+const NO_HISTORY: &str = "nothing is kept of conversations";
+const CHANGES: &str = "who changes the set of workers proves to know the cluster key, see --cluster-key-file";
 const OWN_TEXTS: &str = "tokenizer and chat template are MODEL's own";
 
 /// (flag or command, why not, or what instead).
@@ -36,7 +40,6 @@ const NAMES: &[(&str, &str)] = &[
     ("--disable-cuda-graph", "nothing is compiled or captured at the start"),
     ("--trust-remote-code", "a model's files are read, never run"),
     ("--tokenizer", OWN_TEXTS),
-    ("--tokenizer-path", OWN_TEXTS),
     ("--chat-template", OWN_TEXTS),
     ("--enable-metrics", "metrics are always at /metrics"),
     ("--metrics", "metrics are always at /metrics"),
@@ -61,8 +64,6 @@ const NAMES: &[(&str, &str)] = &[
     ("--dtype", "weights are computed in the types of their file; the cache's type is --kv-dtype"),
     ("--ib-device", "use --rdma-devices"),
     ("--disaggregation-mode", BY_COMMAND),
-    ("--pd-disaggregation", BY_COMMAND),
-    ("--model-path", "MODEL is given without a flag"),
     ("--model", "MODEL is given without a flag"),
     ("-m", "MODEL is given without a flag"),
     ("--context-length", "use --max-model-len"),
@@ -81,25 +82,84 @@ const NAMES: &[(&str, &str)] = &[
     ("--max-num-batched-tokens", "use --chunked-prefill-size"),
     ("--block-size", "use --page-size"),
     ("--config", "there is no configuration file yet; use flags"),
-    ("--prefill-policy", ONE_POLICY),
-    ("--decode-policy", ONE_POLICY),
     ("--worker-urls", "workers have roles: --prefill URL BOOTSTRAP_PORT and --decode URL"),
     ("--service-discovery", "workers enter themselves with --registry"),
     ("--prefill-selector", "workers enter themselves with --registry"),
     ("--decode-selector", "workers enter themselves with --registry"),
+    ("--selector", "workers enter themselves with --registry"),
+    ("--service-discovery-port", "workers enter themselves with --registry"),
+    ("--service-discovery-namespace", "workers enter themselves with --registry"),
+    ("--cache-threshold", POLICIES),
+    ("--balance-abs-threshold", POLICIES),
+    ("--balance-rel-threshold", POLICIES),
+    ("--bucket-adjust-interval-secs", POLICIES),
+    ("--eviction-interval-secs", POLICIES),
+    ("--max-tree-size", POLICIES),
+    ("--max-idle-secs", POLICIES),
+    ("--assignment-mode", POLICIES),
+    ("--enable-igw", "one router serves one model"),
+    ("--mini-lb", "this router is what it stands in for; leave the flag out"),
+    ("--log-dir", "the log goes to standard error; have the shell or the service manager keep it"),
+    ("--prometheus-duration-buckets", "the buckets of histograms are fixed"),
+    (
+        "--shutdown-grace-period-secs",
+        "what runs is finished, however long it takes; a second signal ends it at once",
+    ),
+    ("--cors-allowed-origins", "pages of other origins are not served; put a proxy before the port"),
+    ("--rate-limit-tokens-per-second", "use --max-concurrent-requests"),
+    ("--disable-health-check", "who is not known to be well is not used; use --health-check-interval-secs"),
+    ("--tokenizer-cache-enable-l0", WORKERS_TOKENISE),
+    ("--tokenizer-cache-l0-max-entries", WORKERS_TOKENISE),
+    ("--tokenizer-cache-enable-l1", WORKERS_TOKENISE),
+    ("--tokenizer-cache-l1-max-memory", WORKERS_TOKENISE),
+    ("--reasoning-parser", NO_PARSERS),
+    ("--tool-call-parser", NO_PARSERS),
+    ("--mcp-config-path", NO_PARSERS),
+    ("--backend", "workers speak SGLang's HTTP interface; leave the flag out"),
+    ("--history-backend", NO_HISTORY),
+    ("--oracle-wallet-path", NO_HISTORY),
+    ("--oracle-tns-alias", NO_HISTORY),
+    ("--oracle-connect-descriptor", NO_HISTORY),
+    ("--oracle-username", NO_HISTORY),
+    ("--oracle-password", NO_HISTORY),
+    ("--oracle-pool-min", NO_HISTORY),
+    ("--oracle-pool-max", NO_HISTORY),
+    ("--oracle-pool-timeout-secs", NO_HISTORY),
+    ("--postgres-db-url", NO_HISTORY),
+    ("--postgres-pool-max", NO_HISTORY),
+    ("--redis-url", NO_HISTORY),
+    ("--redis-pool-max", NO_HISTORY),
+    ("--redis-retention-days", NO_HISTORY),
+    ("--client-cert-path", NO_TLS),
+    ("--client-key-path", NO_TLS),
+    ("--ca-cert-paths", NO_TLS),
+    ("--tls-cert-path", NO_TLS),
+    ("--tls-key-path", NO_TLS),
+    ("--enable-trace", "there are no traces yet; traceparent is passed on to workers"),
+    ("--otlp-traces-endpoint", "there are no traces yet; traceparent is passed on to workers"),
+    ("--control-plane-api-keys", CHANGES),
+    ("--control-plane-audit-enabled", CHANGES),
+    ("--jwt-issuer", CHANGES),
+    ("--jwt-audience", CHANGES),
+    ("--jwt-jwks-uri", CHANGES),
+    ("--jwt-role-mapping", CHANGES),
+];
+
+/// Those that `baton router` has, and nobody else.
+const ROUTERS: &[(&str, &str)] = &[
+    ("--pd-disaggregation", BY_COMMAND),
+    ("--model-path", "MODEL is given without a flag"),
+    ("--tokenizer-path", OWN_TEXTS),
     ("--prometheus-port", "metrics are at /metrics of the one HTTP port"),
+    ("--prometheus-host", "metrics are at /metrics of the one HTTP port"),
 ];
 
 /// (flag, value, why not).
-const VALUES: &[(&str, &str, &str)] = &[
-    ("--transfer", "cuda_ipc", CPU_ONLY),
-    ("--policy", "random", ONE_POLICY),
-    ("--policy", "power_of_two", ONE_POLICY),
-    ("--policy", "cache_aware", ONE_POLICY),
-    ("--policy", "lmetric", ONE_POLICY),
-    ("--policy", "slo", ONE_POLICY),
-    ("--policy", "conditional", ONE_POLICY),
-];
+const VALUES: &[(&str, &str, &str)] = &[("--transfer", "cuda_ipc", CPU_ONLY)];
+
+/// Policies of others, which any flag for one may be given.
+const LATER_POLICIES: &[&str] =
+    &["random", "power_of_two", "cache_aware", "manual", "bucket", "lmetric", "slo", "conditional"];
 
 /// What to say instead of clap's error, if the name is known.
 pub fn explain(error: &clap::Error) -> Option<ConfigError> {
@@ -114,7 +174,9 @@ pub fn explain(error: &clap::Error) -> Option<ConfigError> {
             // The argument is given as its usage, `--transfer <TRANSFER>`.
             let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
             let value = text(ContextKind::InvalidValue)?;
-            let (.., why) = VALUES.iter().find(|(f, v, _)| *f == flag && *v == value)?;
+            let is_policy = flag.ends_with("policy") && LATER_POLICIES.contains(&value);
+            let known = VALUES.iter().find(|(f, v, _)| *f == flag && *v == value).map(|(.., why)| *why);
+            let why = known.or(is_policy.then_some(POLICIES))?;
             Some(ConfigError::Later { what: format!("{flag} {value}"), why })
         }
         _ => None,
@@ -122,7 +184,7 @@ pub fn explain(error: &clap::Error) -> Option<ConfigError> {
 }
 
 fn by_name(name: &str) -> Option<ConfigError> {
-    let (_, why) = NAMES.iter().find(|(known, _)| *known == name)?;
+    let (_, why) = NAMES.iter().chain(ROUTERS).find(|(known, _)| *known == name)?;
     Some(ConfigError::Later { what: name.into(), why })
 }
 
@@ -135,14 +197,30 @@ mod tests {
     fn every_name_is_explained_and_none_is_a_flag_of_ours() {
         let here = Surroundings { cpus: vec![0], parallelism: 1, log_level: None };
         let commands = [&["serve", "m"][..], &["prefill", "m"], &["decode", "m"], &["router"]];
-        for (name, why) in NAMES {
+        let all = NAMES.iter().map(|name| (name, &commands[..]));
+        // A router has these.
+        for ((name, why), commands) in all.chain(ROUTERS.iter().map(|name| (name, &commands[..3]))) {
             for command in commands {
                 let line: Vec<&str> = match name.starts_with('-') {
-                    true => [&["baton"], command, &[name]].concat(),
+                    true => [&["baton"], *command, &[name]].concat(),
                     false => vec!["baton", name],
                 };
                 let error = parse(&line, &here).unwrap_err();
                 assert_eq!(error.to_string(), format!("{name} is not supported by this version: {why}"));
+            }
+        }
+    }
+
+    #[test]
+    fn policies_of_others_are_refused_by_name() {
+        let here = Surroundings { cpus: vec![0], parallelism: 1, log_level: None };
+        for flag in ["--policy", "--prefill-policy", "--decode-policy"] {
+            for policy in LATER_POLICIES {
+                let error = parse(["baton", "router", flag, policy], &here).unwrap_err();
+                assert_eq!(
+                    error.to_string(),
+                    format!("{flag} {policy} is not supported by this version: {POLICIES}")
+                );
             }
         }
     }

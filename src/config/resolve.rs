@@ -1,25 +1,25 @@
 //! From flags as typed to a configuration: defaults, and the rules between flags.
 
+mod routing;
+
 use super::error::ConfigError;
 use super::flags::{
     BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DrainFlags, FrontFlags, HandoffFlags,
-    LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags, RouterFlags, RoutingFlags,
-    ServeFlags, WorkerFlags,
+    LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags, ServeFlags, WorkerFlags,
 };
-use super::registry::RegistryAddress;
 use super::resolved::{
-    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, DrainConfig, FrontConfig,
-    HandoffConfig, KvConfig, LogConfig, ModelConfig, PrefillConfig, PrefillEndpoint, RetractionConfig,
-    RouterConfig, ServeConfig, Transfer, WorkerConfig, WorkerLayout,
+    ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, DrainConfig, FrontConfig, HandoffConfig,
+    KvConfig, LogConfig, ModelConfig, PrefillConfig, RetractionConfig, ServeConfig, Transfer, WorkerConfig,
+    WorkerLayout,
 };
 use super::secret::{Secret, read_api_keys, read_cluster_key};
-use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
+use super::values::{ByteSize, Cidr, parse_host};
 use super::{Invocation, Surroundings};
-use crate::limits::{CLUSTER_KEYS_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN, ROUTER_WORKERS_MAX};
+use crate::limits::{CLUSTER_KEYS_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
 use crate::wire::message::RdmaGrant;
-use std::collections::HashSet;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// As vLLM: the port of whatever clients talk to.
 pub(super) const FRONT_PORT: u16 = 8000;
@@ -92,6 +92,7 @@ impl Resolver<'_> {
             handoff: self.handoff(flags.handoff, host, true)?,
             bootstrap_port: flags.source.bootstrap_port,
             control_port: flags.source.control_port,
+            bootstrap_timeout: Duration::from_secs(flags.source.bootstrap_timeout.into()),
             data_threads: data_threads(flags.source.data_threads, transfer)?,
             decode_allocation: flags.source.decode_allocation,
             log: self.log(&flags.process)?,
@@ -137,53 +138,6 @@ impl Resolver<'_> {
         };
         distinct_ports(&[("--port", config.worker.front.port), ("--data-port", config.data_port)])?;
         Ok(config)
-    }
-
-    fn router(&mut self, flags: RouterFlags) -> Result<RouterConfig, ConfigError> {
-        let RoutingFlags {
-            prefill,
-            decode,
-            policy,
-            retry_max_retries,
-            disable_retries,
-            registry,
-            cluster_key_file,
-            insecure,
-        } = flags.workers;
-        let prefill = prefill_endpoints(&prefill)?;
-        distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
-        distinct_workers("--decode", decode.iter())?;
-        let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
-        let etcd = match registry {
-            None => Vec::new(),
-            Some(RegistryAddress::Etcd(hosts)) => hosts,
-            Some(other) => {
-                let limit = "a router keeps a registry itself; another is an etcd, etcd://HOST:PORT";
-                return Err(value("--registry", other, limit));
-            }
-        };
-        if !etcd.is_empty() && cluster_keys.is_empty() && !insecure && !all_loopback(&etcd) {
-            return Err(ConfigError::Missing {
-                flag: "--cluster-key-file or --insecure",
-                why: "whoever can write to an etcd beyond loopback can enter workers, which receive prompts"
-                    .into(),
-            });
-        }
-        let takes_anybody = insecure || flags.front.host.is_loopback();
-        let front = self.front(flags.front, FRONT_PORT)?;
-        Ok(RouterConfig {
-            etcd,
-            cluster_keys,
-            takes_anybody,
-            // Who needs keys for clients is reached by others than this host, if only through a proxy.
-            takes_strangers: insecure || (takes_anybody && front.api_keys.is_empty()),
-            front,
-            prefill,
-            decode,
-            policy,
-            retries: if disable_retries { 0 } else { retry_max_retries },
-            log: self.log(&flags.process)?,
-        })
     }
 
     fn drain(&mut self, flags: DrainFlags) -> Result<DrainConfig, ConfigError> {
@@ -344,12 +298,6 @@ fn default_names(path: &Path) -> Vec<String> {
     names
 }
 
-/// Whether nobody else's host is among them. Names may be anybody's.
-fn all_loopback(hosts: &[WorkerUrl]) -> bool {
-    let is_loopback = |host: &str| host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
-    hosts.iter().all(|url| url.host == "localhost" || is_loopback(&url.host))
-}
-
 fn data_threads(typed: Option<DataThreads>, transfer: Transfer) -> Result<DataThreads, ConfigError> {
     match typed {
         Some(typed) if !transfer.takes_rdma() => Err(value("--data-threads", typed, ONLY_RDMA)),
@@ -407,48 +355,6 @@ fn retraction(flags: &RetractionFlags, kv: &KvConfig) -> Result<RetractionConfig
         return Err(value("--swap-memory", memory, format!("must be at most {}", ByteSize(KV_MEMORY_MAX))));
     }
     Ok(RetractionConfig { reserved_tokens: flags.num_reserved_decode_tokens, memory })
-}
-
-/// `URL [PORT]` groups arrive as one flat list; a port is what no URL can be, a bare number.
-fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigError> {
-    let mut endpoints: Vec<PrefillEndpoint> = Vec::new();
-    let mut takes_port = false;
-    for word in words {
-        let is_number = word.bytes().all(|byte| byte.is_ascii_digit());
-        if is_number && takes_port {
-            let port = word.parse().ok().filter(|&port| port > 0);
-            endpoints.last_mut().expect("takes_port is set after a push").bootstrap_port =
-                port.ok_or_else(|| value("--prefill", word, "a bootstrap port is 1 to 65535"))?;
-            takes_port = false;
-        } else if is_number {
-            return Err(value("--prefill", word, "a worker's address comes before its bootstrap port"));
-        } else {
-            let url = word.parse().map_err(|limit: String| value("--prefill", word, limit))?;
-            endpoints.push(PrefillEndpoint { url, bootstrap_port: BOOTSTRAP_PORT });
-            takes_port = true;
-        }
-    }
-    Ok(endpoints)
-}
-
-fn distinct_workers<'a>(
-    flag: &'static str,
-    urls: impl ExactSizeIterator<Item = &'a WorkerUrl>,
-) -> Result<(), ConfigError> {
-    if urls.len() > ROUTER_WORKERS_MAX {
-        return Err(value(
-            flag,
-            format!("({} times)", urls.len()),
-            format!("at most {ROUTER_WORKERS_MAX} workers"),
-        ));
-    }
-    let mut seen = HashSet::new();
-    for url in urls {
-        if !seen.insert(url) {
-            return Err(value(flag, url, "is given twice"));
-        }
-    }
-    Ok(())
 }
 
 fn distinct_ports(ports: &[(&'static str, u16)]) -> Result<(), ConfigError> {

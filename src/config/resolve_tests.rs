@@ -94,19 +94,9 @@ fn a_pair_on_one_host_needs_no_port() {
 }
 
 #[test]
-fn tries_are_counted_or_left_out() {
-    let retries = |line: &str| match run(line).0 {
-        Command::Router(config) => config.retries,
-        _ => panic!(),
-    };
-    assert_eq!(retries("router --retry-max-retries 7"), 7);
-    assert_eq!(retries("router --disable-retries"), 0);
-    let both = refusal("router --disable-retries --retry-max-retries 7");
-    assert!(both.contains("--disable-retries") && both.contains("--retry-max-retries"), "{both}");
+fn who_reads_alone_has_somebody_to_read_for() {
     let fake = refusal("decode m --local-prefill --transfer fake");
     assert!(fake.contains("--local-prefill"), "{fake}");
-    let negative = refusal("router --retry-max-retries -1");
-    assert!(negative.contains("0..=100"), "{negative}");
 }
 
 #[test]
@@ -131,91 +121,6 @@ fn chunk_bounds_follow_each_other() {
     assert_eq!(chunks("serve m"), (16384, 2048));
     assert_eq!(chunks("serve m --chunked-prefill-size 32768"), (32768, 32768));
     assert_eq!(chunks("serve m --max-prefill-tokens 512"), (512, 512));
-}
-
-#[test]
-fn router_groups_urls_with_their_ports() {
-    let line =
-        "router --prefill http://a:1 9000 --prefill http://b:2 --decode http://c:3 --decode http://d:4";
-    let (Command::Router(config), _) = run(line) else { panic!() };
-    let prefill: Vec<_> = config.prefill.iter().map(|e| (e.url.to_string(), e.bootstrap_port)).collect();
-    assert_eq!(prefill, [("http://a:1".to_owned(), 9000), ("http://b:2".to_owned(), 8998)]);
-    assert_eq!(config.decode.len(), 2);
-    assert_eq!(config.front.port, 8000);
-}
-
-#[test]
-fn a_router_needs_no_workers_and_takes_anybodys_on_loopback_alone() {
-    for (line, anybody) in [
-        ("router", true),
-        ("router --host 0.0.0.0", false),
-        ("router --host 0.0.0.0 --insecure", true),
-        ("router --registry etcd://127.0.0.1:1,localhost:2", true),
-    ] {
-        let (Command::Router(config), _) = run(line) else { panic!("{line}") };
-        assert!(config.prefill.is_empty() && config.decode.is_empty());
-        assert_eq!(config.takes_anybody, anybody, "{line}");
-    }
-}
-
-#[test]
-fn what_is_wrong_is_named_with_its_value_and_limit() {
-    for (line, parts) in [
-        ("serve m --page-size 24", &["--page-size 24", "power of two"][..]),
-        ("serve m --page-size 512", &["512", "--page-size", "1..=256"]),
-        ("serve m --kv-memory 1KiB", &["--kv-memory 1KiB", "1MiB", "64TiB"]),
-        ("serve m --kv-memory 2XB", &["2XB", "--kv-memory", "2GiB"]),
-        ("serve m --max-running-requests 0", &["0", "--max-running-requests", "1..=4096"]),
-        ("serve m --chunked-prefill-size 32 --max-prefill-tokens 16", &["--chunked-prefill-size 32", "16"]),
-        ("serve m --cpus 2-5", &["--cpus 4", "0-3"]),
-        ("serve m --mixed --prefill-workers 2", &["--mixed", "--prefill-workers"]),
-        ("serve m --mixed --transfer shm", &["--mixed", "--transfer"]),
-        ("serve m --prefill-workers 0", &["0", "--prefill-workers", "1..=16"]),
-        ("serve m --host example.org", &["example.org", "--host", "IP address"]),
-        ("serve", &["<MODEL>"]),
-        ("serve m --bootstrap-port 1", &["--bootstrap-port"]),
-        ("prefill m --bootstrap-port 30000", &["--bootstrap-port 30000", "--port"]),
-        ("prefill m --advertise-host 0.0.0.0", &["0.0.0.0", "--advertise-host"]),
-        ("decode m --advertise-host node-7", &["--advertise-host node-7", "IP address"]),
-        ("prefill m --host 0.0.0.0", &["--cluster-key-file or --insecure", "0.0.0.0"]),
-        ("decode m --host 10.0.0.1", &["--cluster-key-file or --insecure", "10.0.0.1"]),
-        ("decode m --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
-        ("decode m --cluster-key-file /nowhere", &["--cluster-key-file /nowhere", "No such file"]),
-        ("decode m --bootstrap-allow 10.0.0.0/99", &["10.0.0.0/99", "--bootstrap-allow", "32 bits"]),
-        ("prefill m --host 0.0.0.0 --insecure --registry http://a:1", &["--advertise-host", "0.0.0.0"]),
-        ("decode m --registry ftp://a:1", &["ftp://a:1", "--registry", "etcd://HOST:PORT"]),
-        ("decode m --peer-timeout 0.4", &["0.4", "--peer-timeout", "0.5 to 60"]),
-        ("router --registry http://a:1", &["--registry http://a:1", "etcd://"]),
-        ("router --registry etcd://10.0.0.1:2379", &["--cluster-key-file or --insecure", "etcd"]),
-        ("router --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
-        ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
-        ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
-        ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),
-        ("router --prefill http://a:1 --prefill http://a:1/ --decode http://c:3", &["http://a:1", "twice"]),
-        ("serve m --log-level loud", &["loud", "--log-level"]),
-    ] {
-        let message = refusal(line);
-        for part in parts {
-            assert!(message.contains(part), "{line}: {message:?} lacks {part:?}");
-        }
-    }
-}
-
-#[test]
-fn prefixes_are_cached_unless_told_otherwise_or_nothing_is_computed() {
-    for (line, cached) in [
-        ("serve m", true),
-        ("serve m --disable-radix-cache", false),
-        ("serve m --no-enable-prefix-caching", false),
-        ("serve m --transfer fake", false),
-    ] {
-        let (Command::Serve(config), _) = run(line) else { panic!("{line}") };
-        assert_eq!(config.worker.kv.prefix_cache, cached, "{line}");
-    }
-    for (line, cached) in [("decode m", true), ("decode m --transfer fake", false)] {
-        let (Command::Decode(config), _) = run(line) else { panic!("{line}") };
-        assert_eq!(config.worker.kv.prefix_cache, cached, "{line}");
-    }
 }
 
 #[test]

@@ -2,6 +2,10 @@
 //!
 //! An `Option` here means that the answer lies in the model file or with the peer, and says so.
 
+mod routing;
+
+pub use routing::{BreakerTerms, HealthTerms, Policies, RequestTerms, RetryTerms};
+
 use super::registry::RegistryAddress;
 use super::secret::Secret;
 use super::values::{ByteSize, Cidr, WorkerUrl};
@@ -70,6 +74,8 @@ pub struct PrefillConfig {
     pub bootstrap_port: u16,
     /// The port that decode workers dial; 0: a free one.
     pub control_port: u16,
+    /// How long a request waits for a decode worker to ask for it.
+    pub bootstrap_timeout: Duration,
     /// Who posts and reaps over rdma.
     pub data_threads: DataThreads,
     /// When decode workers take pages for what is read here.
@@ -104,14 +110,24 @@ pub struct DecodeConfig {
 pub struct RouterConfig {
     /// Its HTTP front.
     pub front: FrontConfig,
+    /// Where it tells its metrics beside that.
+    pub metrics: Option<SocketAddr>,
     /// Prefill workers that are there from the start, no two with one address.
     pub prefill: Vec<PrefillEndpoint>,
     /// Decode workers, likewise.
     pub decode: Vec<WorkerUrl>,
     /// How a pair is chosen.
-    pub policy: Policy,
-    /// Times a request is sent again, since its client last got something.
-    pub retries: u32,
+    pub policies: Policies,
+    /// What is taken from clients.
+    pub requests: RequestTerms,
+    /// When a request is tried again.
+    pub retries: RetryTerms,
+    /// When a worker is asked last.
+    pub breaker: BreakerTerms,
+    /// How workers are looked at,
+    pub health: HealthTerms,
+    /// and where.
+    pub health_path: String,
     /// An etcd whose entries are workers here; by host and port.
     pub etcd: Vec<WorkerUrl>,
     /// Of one of them who changes the set of workers must prove to know it; none: see below.
@@ -272,8 +288,8 @@ pub struct HandoffConfig {
 pub struct PrefillEndpoint {
     /// Its HTTP address.
     pub url: WorkerUrl,
-    /// Its registry's port.
-    pub bootstrap_port: u16,
+    /// Its registry's port; `None`: what it tells itself, or nothing.
+    pub bootstrap_port: Option<u16>,
 }
 
 /// How a process logs.

@@ -89,6 +89,26 @@ pub fn parse_peer_timeout(text: &str) -> Result<Duration, String> {
     seconds.map(Duration::from_secs_f64).ok_or_else(|| format!("{least} to {most} seconds"))
 }
 
+/// A path of a worker's HTTP interface, which is sent as it is.
+pub fn parse_health_path(text: &str) -> Result<String, String> {
+    let is_path = text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    if is_path && text.len() <= 256 {
+        Ok(text.to_owned())
+    } else {
+        Err("a path begins with / and has at most 256 visible ASCII characters".into())
+    }
+}
+
+/// The name of a header field, in lower case, as fields are looked up.
+pub fn parse_header_name(text: &str) -> Result<String, String> {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+    if (1..=64).contains(&text.len()) && text.bytes().all(is_name) {
+        Ok(text.to_ascii_lowercase())
+    } else {
+        Err("a header field's name has at most 64 letters, digits, - and _".into())
+    }
+}
+
 /// A network in CIDR form; a bare address is a network of one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Cidr {

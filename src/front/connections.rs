@@ -65,6 +65,8 @@ struct Due {
 #[derive(Debug, Default)]
 pub struct Connections {
     limits: Limits,
+    /// Where clients name their requests; none: in `x-request-id`.
+    id_headers: Vec<String>,
     clients: HashMap<ConnId, Client>,
     incoming: VecDeque<Incoming>,
     draining: bool,
@@ -74,6 +76,11 @@ impl Connections {
     /// None yet; their requests keep these limits.
     pub fn within(limits: Limits) -> Connections {
         Connections { limits, ..Connections::default() }
+    }
+
+    /// Clients name their requests in the first of these header fields that is there.
+    pub fn named_by(self, id_headers: Vec<String>) -> Connections {
+        Connections { id_headers, ..self }
     }
 
     /// Takes a reactor's event of one of these connections.
@@ -234,7 +241,12 @@ impl Connections {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         let mut exchange = request.head.exchange();
         exchange.keep_alive &= !self.draining;
-        let request_id = request.head.headers.get("x-request-id").unwrap_or_default().to_owned();
+        let headers = &request.head.headers;
+        let named = match &self.id_headers[..] {
+            [] => headers.get("x-request-id"),
+            names => names.iter().find_map(|name| headers.get(name)),
+        };
+        let request_id = named.unwrap_or_default().to_owned();
         client.due = Some(Due { exchange, request_id, stream: None });
         self.incoming.push_back(Incoming::Request(conn, Box::new(request)));
     }

@@ -29,7 +29,7 @@ use crate::transfer::manager::rooms::Slot;
 use flushes::Flushes;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What is true of the model and the process for every request.
 #[derive(Clone, Debug)]
@@ -365,6 +365,23 @@ impl Generations {
     /// Ends what is overdue.
     pub fn expire(&mut self, now: Instant) {
         self.handoff.expire(now);
+        if let Placement::Prefill { bootstrap_timeout, .. } = self.terms.placement {
+            self.give_up(bootstrap_timeout, now);
+        }
+    }
+
+    /// Ends legs that no decode worker has asked for in so long: it is dead, or never got its own leg.
+    fn give_up(&mut self, patience: Duration, now: Instant) {
+        let late = self.live.values().filter(|live| live.arrived + patience <= now);
+        for request in late.flat_map(|live| &live.legs) {
+            let Some(&Leg { worker, slot, part: Part::Held, finished: false, .. }) = self.legs.get(request)
+            else {
+                continue;
+            };
+            if !self.handoff.is_asked_for(worker, slot) {
+                self.handoff.worker_mut(worker).abort(slot, Cause::PeerLost);
+            }
+        }
     }
 
     /// Refuses a model that is not served here.

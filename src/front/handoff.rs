@@ -23,7 +23,7 @@ use crate::transfer::manager::destination::{DestinationManager, Rest};
 use crate::transfer::manager::rooms::{Prompt, Slot};
 use crate::transfer::manager::source::SourceManager;
 use crate::transfer::plan::Template;
-use crate::transfer::status::Move;
+use crate::transfer::status::{Move, State};
 use crate::transfer::transport::rdma::{RdmaOffer, RdmaSource};
 use crate::transfer::transport::shm::{PeerShape, ShmCursor, ShmRing};
 use crate::transfer::transport::{DestinationBinding, SourceBinding, fake::Fake};
@@ -390,6 +390,18 @@ impl Handoff {
         let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
         manager.computed(slot, effects);
         self.settle(now);
+    }
+
+    /// Whether a destination has asked for a prompt that is read here, or nobody will.
+    pub fn is_asked_for(&self, id: WorkerId, slot: Slot) -> bool {
+        let Member { worker, role, .. } = &self.members[id.index()];
+        match role {
+            Role::Prefill { manager, .. } => {
+                // What is handed over to nobody has been granted, and nobody asks for what has failed.
+                manager.is_asked_for(slot) || worker.status.load(slot.id).state != State::Bootstrapping
+            }
+            Role::Decode { .. } | Role::Mixed => true,
+        }
     }
 
     /// The scheduler has ended a request.

@@ -9,17 +9,20 @@ pub mod fanout;
 pub mod fleet;
 pub mod flights;
 pub mod introduction;
+mod line;
 pub mod paths;
 mod relay;
 pub mod target;
 pub mod workers;
 
 use crate::cluster::etcd::view::View;
+use crate::config::resolved::RequestTerms;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
 use crate::front::errands::Errands;
+use crate::front::http::Limits;
 use crate::front::resolver::Resolver;
-use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
+use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX, SCRAPERS_MAX};
 use crate::net::{Address, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use call::Owner;
@@ -40,6 +43,8 @@ pub struct RouterService {
     reactor: Reactor,
     listener: ListenerId,
     connections: Connections,
+    /// Those who read metrics on a port of their own.
+    scrapers: Option<(ListenerId, Connections)>,
     fleet: Fleet,
     flights: Flights,
     fanout: Fanout,
@@ -65,6 +70,7 @@ impl RouterService {
             reactor,
             listener,
             connections: Connections::default(),
+            scrapers: None,
             fleet,
             flights,
             fanout: Fanout::default(),
@@ -73,6 +79,24 @@ impl RouterService {
             etcd: None,
             next_tick: now,
         })
+    }
+
+    /// Takes bodies of so many bytes, and requests' names from these header fields.
+    pub fn within(self, terms: &RequestTerms) -> RouterService {
+        let limits = Limits { body: terms.body_max, ..Limits::default() };
+        RouterService { connections: Connections::within(limits).named_by(terms.id_headers.clone()), ..self }
+    }
+
+    /// Tells its metrics there, too.
+    pub fn tell_metrics(&mut self, address: SocketAddr) -> io::Result<()> {
+        let listener = self.reactor.listen(&Address::Tcp(address), SCRAPERS_MAX)?;
+        self.scrapers = Some((listener, Connections::default()));
+        Ok(())
+    }
+
+    /// Where it tells its metrics alone.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.scrapers.as_ref().and_then(|(listener, _)| self.reactor.local_address(*listener))
     }
 
     /// Takes the workers that are entered in an etcd, too; `names` where a host of it has a name.
@@ -117,9 +141,13 @@ impl RouterService {
             self.paths.workers().expire(&mut self.fleet, &mut self.reactor, now);
             self.fleet.probe(&mut self.reactor, now);
             self.connections.expire(&mut self.reactor, now);
+            if let Some((_, scrapers)) = &mut self.scrapers {
+                scrapers.expire(&mut self.reactor, now);
+            }
         }
         let (flights, _, _, mut way) = self.split(now);
         flights.try_again(&mut way);
+        flights.admit(&mut way);
         self.settle(now);
         self.drained(now)
     }
@@ -130,6 +158,16 @@ impl RouterService {
             let view = etcd.errand();
             return self.paths.workers().follow(view, &mut self.fleet, &mut self.reactor, now);
         }
+        let is_scrapers = |(listener, scrapers): &(ListenerId, Connections)| match event {
+            Event::Accepted { listener: by, .. } => by == *listener,
+            Event::Received(conn) | Event::Eof(conn) | Event::Drained(conn) | Event::Closed { conn, .. } => {
+                scrapers.owns(conn)
+            }
+            _ => false,
+        };
+        if self.scrapers.as_ref().is_some_and(is_scrapers) {
+            return self.scrape(event, now);
+        }
         if !self.fleet.handle(&mut self.reactor, event, now) {
             self.connections.handle(&mut self.reactor, event, now);
             if let Event::Drained(client) = event {
@@ -138,6 +176,19 @@ impl RouterService {
             }
         }
         self.settle(now);
+    }
+
+    /// Something has happened to a connection of those who read metrics.
+    fn scrape(&mut self, event: Event, now: Instant) {
+        let Some((listener, mut scrapers)) = self.scrapers.take() else { return };
+        scrapers.handle(&mut self.reactor, event, now);
+        while let Some(incoming) = scrapers.poll() {
+            if let Incoming::Request(client, request) = incoming {
+                let told = self.paths.scrape(&request, &mut self.fleet);
+                scrapers.answer(&mut self.reactor, client, &told.answer(), now);
+            }
+        }
+        self.scrapers = Some((listener, scrapers));
     }
 
     /// Deals with everything that has come of an event, until nothing is left.

@@ -7,7 +7,8 @@ use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, REQUEST_TIMEOUT, Request};
 use crate::front::openai::info::{
-    Abort, DRAINING, Draining, HandoffInfo, Load, Loads, ModelCard, ModelInfo, ModelList, ServerInfo, Version,
+    Abort, DRAINING, Draining, HandoffInfo, Load, Loads, ModelCard, ModelInfo, ModelList, RankLoad,
+    ServerInfo, Version,
 };
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
@@ -245,6 +246,7 @@ impl Routes {
                     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
                 json(conn, &Loads::new(self.load(), unix, VERSION), way)
             }
+            "/get_load" => json(conn, &[RankLoad::of(&self.load())], way),
             "/version" => json(conn, &Version { version: VERSION }, way),
             _ if is_known(path) => {
                 Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
@@ -403,6 +405,7 @@ fn is_known(path: &str) -> bool {
         "/model_info",
         "/get_model_info",
         "/v1/loads",
+        "/get_load",
         "/version",
     ];
     KNOWN.contains(&path) || path.starts_with(ONE_MODEL)

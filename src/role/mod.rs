@@ -161,6 +161,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
         worker,
         fake_bootstrap: config.handoff.fake_bootstrap,
         registry: (reached, bootstrap_port),
+        bootstrap_timeout: config.bootstrap_timeout,
     };
     let mut passing = Passing::default();
     passing.listen(&mut reactor).map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;

@@ -4,7 +4,7 @@ use super::{RoleError, enrolling};
 use crate::cluster::entry::Seat;
 use crate::cluster::etcd::view::View;
 use crate::cluster::retries::Retries;
-use crate::cluster::router::Role;
+use crate::cluster::router::{Role, Router};
 use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
 use crate::front::drain::End;
@@ -35,7 +35,10 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let waker = reactor.waker();
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
-    let mut fleet = Fleet::new(config.policy, names).with_key(config.front.api_keys.first().cloned());
+    let decisions = Router::new(config.policies).on(config.health, config.breaker);
+    let mut fleet = Fleet::new(decisions, names)
+        .with_health(config.health_path.clone(), config.health.time)
+        .with_key(config.front.api_keys.first().cloned());
     let trust = Trust {
         keys: config.cluster_keys.clone(),
         anybody: config.takes_anybody,
@@ -51,11 +54,18 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         reactor,
         config.front.address(),
         fleet,
-        Flights::new(Retries::new(config.retries, now), metrics),
-        Paths::new(config.front.api_keys.clone(), registry, workers),
+        Flights::new(Retries::new(config.retries, now), metrics).within(&config.requests),
+        Paths::new(config.front.api_keys.clone(), registry, workers).with_timeout(config.requests.timeout),
         now,
     )
-    .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?;
+    .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
+    .within(&config.requests);
+    if let Some(address) = config.metrics {
+        let listened = service.tell_metrics(address);
+        listened.map_err(|error| RoleError::Listen { flag: "--prometheus-port", address, error })?;
+        let address = service.metrics_address().map_or("?".into(), |address| address.to_string());
+        event!(Info, "router", "metrics are told on a port of their own", metrics_address = address);
+    }
     if !config.etcd.is_empty() {
         let names = enrolling::names(&config.etcd, move || waker.wake())?;
         service.watch(Errands::new(View::new(config.cluster_keys.clone(), now), config.etcd.clone()), names);
@@ -73,8 +83,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
 
 /// A name that points nowhere at the start is a mistake; later it is looked up again where it leads nowhere.
 fn targets(config: &RouterConfig) -> Result<Vec<(Seat, Option<u16>, SocketAddr)>, RoleError> {
-    let prefill =
-        config.prefill.iter().map(|end| ("--prefill", Role::Prefill, &end.url, Some(end.bootstrap_port)));
+    let prefill = config.prefill.iter().map(|end| ("--prefill", Role::Prefill, &end.url, end.bootstrap_port));
     let decode = config.decode.iter().map(|url| ("--decode", Role::Decode, url, None));
     let found = prefill
         .chain(decode)

@@ -15,6 +15,7 @@ use crate::cluster::flight::{Avoid, Flight as Core, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Role, Router};
+use crate::config::resolved::RetryTerms;
 use crate::front::router::call::Lost;
 use crate::ids::Room;
 use crate::limits::ROUTER_GRACE;
@@ -145,7 +146,7 @@ impl Flights {
             let worker = router.join(role, base);
             router.probed(worker, true, base);
         }
-        let retries = Retries::new(plan.retries, base);
+        let retries = Retries::new(RetryTerms::of(plan.retries), base);
         let fleet = Fleet::new(router, base);
         Flights { fleet, workers: prefill + decode, retries, base, dice, flights: Vec::new() }
     }

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 use std::thread;
 use std::time::{Duration, Instant};
 
-const LATE: [&str; 4] = ["--decode-allocation", "late", "--chunked-prefill-size", "32"];
+/// Who waits for pages has been asked for, and is not given up after a second.
+const LATE: [&str; 6] =
+    ["--decode-allocation", "late", "--chunked-prefill-size", "32", "--bootstrap-timeout", "1"];
 
 /// KV for 16 requests of 512 tokens.
 fn narrow_decode(transfer: &str) -> Process {

@@ -102,3 +102,13 @@ fn a_peer_that_stands_still_is_dead_after_the_time_that_was_asked_for() {
     reader.await_idle();
     assert!(begun.elapsed() < PATIENCE);
 }
+
+/// A router that waits for both legs, as SGLang's does, hears by this alone that decode is dead.
+#[test]
+fn a_prefill_worker_waits_only_so_long_for_decode_to_ask() {
+    let (prefill, decode) = (prefill(&["--bootstrap-timeout", "1"]), start("decode", &[]));
+    let (status, text) = prefill.post("/v1/completions", &with_room(body(1, 40, 4), &prefill, 1));
+    assert!(status == 502 && text.contains("peer_lost"), "{status} {text}");
+    prefill.await_idle();
+    choices(&dual(prefill.address, decode.address, with_room(body(1, 40, 4), &prefill, 2)).1);
+}

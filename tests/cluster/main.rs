@@ -21,6 +21,7 @@ mod namespaces;
 mod network;
 mod prefix;
 mod process;
+mod recorded;
 mod routed;
 mod secrecy;
 mod storm;

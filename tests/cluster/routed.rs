@@ -2,7 +2,8 @@
 //! and decode workers says, byte for byte in the JSON, what one process without hand-off says.
 
 use crate::fleet::Fleet;
-use crate::process::post;
+use crate::keys::KeyFile;
+use crate::process::{post, post_with};
 use crate::{prefill, start};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
@@ -162,4 +163,22 @@ fn two_prefill_and_three_decode_workers_say_what_one_process_says_over_shm() {
 #[test]
 fn two_prefill_and_three_decode_workers_say_what_one_process_says_over_tcp() {
     same_as_one_process([2, 3], "tcp");
+}
+
+/// Behind a key that the router does not have they say nothing of themselves, as workers of other engines do: it reaches
+/// them by HTTP alone, and pairs them on trust.
+#[test]
+fn workers_that_tell_nothing_of_themselves_say_what_one_process_says() {
+    let key = KeyFile::new(b'K');
+    let keyed = ["--api-key-file", key.path()];
+    let fleet = Fleet::new(vec![prefill(&keyed)], vec![start("decode", &keyed)]);
+    assert_eq!(fleet.router.times_said("/server_info answers with status 401"), 2);
+    let fields = format!("authorization: Bearer {}\r\n", "K".repeat(40));
+    let one = start("serve", &["--mixed"]);
+    for (path, body) in cases() {
+        let found = choices(&post_with(fleet.router.address, path, &fields, &body.to_string()));
+        assert_eq!(found, choices(&one.post(path, &body.to_string())), "{path} {body}");
+    }
+    let (status, text) = post_with(fleet.router.address, "/v1/completions", "", "{\"prompt\":[5]}");
+    assert!(status == 401 && text.contains("invalid_api_key"), "theirs is the answer: {status} {text}");
 }

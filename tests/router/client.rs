@@ -18,14 +18,20 @@ pub struct Router {
 impl Router {
     /// Over these workers; prefill workers have bootstrap ports 9000, 9001 and so on.
     pub fn start(prefill: &[&Worker], decode: &[&Worker], flags: &[&str]) -> Router {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
-        command.args(["router", "--port", "0"]).args(flags);
+        let mut args: Vec<String> = flags.iter().map(|flag| flag.to_string()).collect();
         for (number, worker) in prefill.iter().enumerate() {
-            command.args(["--prefill", &format!("http://{}", worker.address), &format!("{}", 9000 + number)]);
+            args.extend(["--prefill".into(), url(worker), format!("{}", 9000 + number)]);
         }
         for worker in decode {
-            command.args(["--decode", &format!("http://{}", worker.address)]);
+            args.extend(["--decode".into(), url(worker)]);
         }
+        Router::run(&args)
+    }
+
+    /// With these arguments, the port apart.
+    pub fn run(args: &[String]) -> Router {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(["router", "--port", "0"]).args(args);
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
@@ -78,7 +84,12 @@ impl Router {
     }
 
     pub fn connect(&self) -> Client {
-        let stream = TcpStream::connect(&self.address).unwrap();
+        Router::client_of(&self.address)
+    }
+
+    /// A client of whoever listens there.
+    pub fn client_of(address: &str) -> Client {
+        let stream = TcpStream::connect(address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Client { stream, decoder: decoder(), input: Vec::new(), head: None }
     }
@@ -91,6 +102,11 @@ impl Router {
     pub fn exit_status(mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
+}
+
+/// How a worker is named.
+pub fn url(worker: &Worker) -> String {
+    format!("http://{}", worker.address)
 }
 
 impl Drop for Router {

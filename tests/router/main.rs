@@ -1,7 +1,9 @@
 //! `baton router` between scripted workers.
 
 mod client;
+mod foreign;
 mod joining;
+mod launched;
 mod retries;
 mod worker;
 

@@ -11,7 +11,7 @@ use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Which workers of this process a choice's legs go to.
 #[derive(Clone, Debug)]
@@ -33,6 +33,8 @@ pub enum Placement {
         fake_bootstrap: bool,
         /// Host, if it has one that others reach it by, and port of its registry.
         registry: (Option<String>, u16),
+        /// How long a decode worker may take to ask for a request.
+        bootstrap_timeout: Duration,
     },
     /// This process takes over from prefill workers elsewhere; a router names them and the room.
     Decode {

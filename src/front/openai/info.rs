@@ -208,6 +208,27 @@ pub struct Load<'a> {
     pub kv_transfer_speed_gb_s: Option<f64>,
 }
 
+/// An entry of the answer of `/get_load`, the older form: a list with one of them for each data-parallel rank.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RankLoad {
+    dp_rank: u32,
+    num_reqs: u32,
+    num_waiting_reqs: u32,
+    num_tokens: u64,
+}
+
+impl RankLoad {
+    /// What it says of a load: requests, and tokens that they hold or still need computed.
+    pub fn of(load: &Load<'_>) -> RankLoad {
+        RankLoad {
+            dp_rank: load.dp_rank,
+            num_reqs: load.num_total_reqs,
+            num_waiting_reqs: load.num_waiting_reqs,
+            num_tokens: load.num_used_tokens + load.num_waiting_uncached_tokens,
+        }
+    }
+}
+
 /// A request to `/abort_request`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Abort {
@@ -244,11 +265,14 @@ mod tests {
             r#"{"object":"list","data":[{"id":"m","object":"model","created":7,"owned_by":"sglang","root":"/models/m","parent":null,"max_model_len":2048}]}"#
         );
         let load = Load { num_running_reqs: 3, disagg_mode: "decode", ..Load::default() };
-        let json = serde_json::to_value(Loads::new(load, 1.5, "0.1")).unwrap();
+        let json = serde_json::to_value(Loads::new(load.clone(), 1.5, "0.1")).unwrap();
         assert_eq!(json["timestamp"], "1.5");
         assert_eq!(json["dp_rank_count"], 1);
         assert_eq!(json["loads"][0]["num_running_reqs"], 3);
         assert_eq!(json["loads"][0].get("kv_transfer_latency_ms"), None);
+        let load = Load { num_total_reqs: 5, num_used_tokens: 40, num_waiting_uncached_tokens: 2, ..load };
+        let json = serde_json::to_value(RankLoad::of(&load)).unwrap();
+        assert_eq!(json, serde_json::json!({"dp_rank":0,"num_reqs":5,"num_waiting_reqs":0,"num_tokens":42}));
     }
 
     #[test]

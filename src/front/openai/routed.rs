@@ -32,8 +32,8 @@ pub struct Routed {
 pub struct Meeting<'a> {
     /// Its host.
     pub host: &'a str,
-    /// Its port.
-    pub port: u16,
+    /// Its port, or the one that decode workers take where none is named.
+    pub port: Option<u16>,
     /// The first choice's room.
     pub room: Room,
 }
@@ -84,7 +84,12 @@ impl Routed {
         if let Some(Meeting { host, port, room }) = meeting {
             body.extend_from_slice(b"\"bootstrap_host\":");
             serde_json::to_writer(&mut body, host).expect("a text is JSON");
-            let _ = write!(body, ",\"bootstrap_port\":{port},\"bootstrap_room\":{room},");
+            body.extend_from_slice(b",\"bootstrap_port\":");
+            match port {
+                Some(port) => drop(write!(body, "{port}")),
+                None => body.extend_from_slice(b"null"),
+            }
+            let _ = write!(body, ",\"bootstrap_room\":{room},");
         }
         // The comma behind the last field.
         if body.last() == Some(&b',') {
@@ -132,7 +137,7 @@ mod tests {
     use super::*;
 
     fn addressed(body: &str) -> String {
-        let meeting = Meeting { host: "10.0.0.1", port: 8998, room: Room(7) };
+        let meeting = Meeting { host: "10.0.0.1", port: Some(8998), room: Room(7) };
         let body = Routed::parse(body.as_bytes()).unwrap().address(Some(meeting), None);
         String::from_utf8(body).unwrap()
     }
@@ -147,6 +152,14 @@ mod tests {
             addressed("{}"),
             r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#
         );
+    }
+
+    #[test]
+    fn a_port_that_nobody_named_is_null() {
+        let meeting = Meeting { host: "h", port: None, room: Room(7) };
+        let body = Routed::parse(b"{}").unwrap().address(Some(meeting), None);
+        let expected = r#"{"bootstrap_host":"h","bootstrap_port":null,"bootstrap_room":7}"#;
+        assert_eq!(String::from_utf8(body).unwrap(), expected);
     }
 
     #[test]

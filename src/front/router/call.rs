@@ -63,6 +63,16 @@ impl Order {
         Some(order)
     }
 
+    /// Its client waits no longer than this; what it says that is no number is left to the worker to refuse.
+    pub fn limit(&mut self, most: Duration) {
+        if !self.headers.iter().any(|(name, _)| *name == REQUEST_TIMEOUT) {
+            self.headers.push((REQUEST_TIMEOUT, most.as_millis().to_string()));
+        } else if self.patience().is_some_and(|patience| patience > most) {
+            let fields = self.headers.iter_mut().filter(|(name, _)| *name == REQUEST_TIMEOUT);
+            fields.for_each(|(_, value)| *value = most.as_millis().to_string());
+        }
+    }
+
     /// How long its client waits, if it has said.
     pub fn patience(&self) -> Option<Duration> {
         let (_, value) = self.headers.iter().find(|(name, _)| *name == REQUEST_TIMEOUT)?;

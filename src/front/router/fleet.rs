@@ -10,17 +10,18 @@ mod probes;
 
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Router};
-use crate::config::resolved::Policy;
 use crate::config::secret::Secret;
 use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
 use crate::front::router::target::{Idle, Target};
-use crate::limits::{ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME};
+use crate::limits::{
+    ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME,
+};
 use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::ErrorKind;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What has become of a call.
 #[derive(Debug)]
@@ -61,13 +62,28 @@ pub struct Fleet {
     news: VecDeque<News>,
     /// Shown to workers that are asked who they are.
     key: Option<Secret>,
+    /// Where they are asked how they are, and how long that may take.
+    health: (String, Duration),
 }
 
 impl Fleet {
-    /// No workers yet; their names are resolved, again where they lead nowhere.
-    pub fn new(policy: Policy, names: Resolver) -> Fleet {
-        let (kept, calls, news) = (HashMap::new(), HashMap::new(), VecDeque::new());
-        Fleet { router: Router::new(policy), targets: BTreeMap::new(), names, kept, calls, news, key: None }
+    /// No workers yet, and `router` to decide over them; their names are resolved, again where they lead nowhere.
+    pub fn new(router: Router, names: Resolver) -> Fleet {
+        Fleet {
+            router,
+            targets: BTreeMap::new(),
+            names,
+            kept: HashMap::new(),
+            calls: HashMap::new(),
+            news: VecDeque::new(),
+            key: None,
+            health: ("/health".into(), ROUTER_PROBE_TIME),
+        }
+    }
+
+    /// Workers are asked how they are at this path, and have so long to answer.
+    pub fn with_health(self, path: String, time: Duration) -> Fleet {
+        Fleet { health: (path, time), ..self }
     }
 
     /// Workers ask clients, and so the router, for this key.

@@ -8,7 +8,7 @@ use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News, Next, Terms};
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Booking, Role};
-use crate::config::resolved::LogLevel;
+use crate::config::resolved::{LogLevel, RequestTerms};
 use crate::front::connections::Connections;
 use crate::front::http::sse;
 use crate::front::openai::ApiError;
@@ -16,6 +16,7 @@ use crate::front::openai::routed::{Meeting, Routed};
 use crate::front::router::call::{Lost, Order, Owner, WorkerAnswer};
 use crate::front::router::failure::{self, Failure};
 use crate::front::router::fleet::{Fleet, What};
+use crate::front::router::line::Line;
 use crate::front::router::relay::{Passed, Relay};
 use crate::ids::Room;
 use crate::limits::{REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_GRACE, ROUTER_PROBE_INTERVAL};
@@ -113,6 +114,8 @@ enum Body {
 pub struct Flights {
     /// By client; each has one request at a time.
     open: HashMap<ConnId, Flight>,
+    /// Those that wait for their turn, where there may only be so many at once.
+    line: Line<Flight>,
     /// Those that are tried again, by time; some may have ended.
     due: BinaryHeap<Reverse<(Instant, ConnId)>>,
     retries: Retries,
@@ -122,17 +125,22 @@ pub struct Flights {
 impl Flights {
     /// None yet.
     pub fn new(retries: Retries, metrics: RouterMetrics) -> Flights {
-        Flights { open: HashMap::new(), due: BinaryHeap::new(), retries, metrics }
+        Flights { open: HashMap::new(), line: Line::default(), due: BinaryHeap::new(), retries, metrics }
+    }
+
+    /// Of which no more run at once, and no more wait, than these terms say.
+    pub fn within(self, terms: &RequestTerms) -> Flights {
+        Flights { line: Line::new(terms), ..self }
     }
 
     /// Whether nothing is being served.
     pub fn is_idle(&self) -> bool {
-        self.open.is_empty()
+        self.open.is_empty() && self.line.is_empty()
     }
 
     /// How many requests are being served.
     pub fn count(&self) -> usize {
-        self.open.len()
+        self.open.len() + self.line.len()
     }
 
     /// The counters.
@@ -155,13 +163,46 @@ impl Flights {
         };
         if flight.is_counted() {
             self.metrics.requests.inc();
+            if self.line.is_needed(self.running()) {
+                return self.queue(client, flight, way);
+            }
         }
         self.attempt(client, flight, way);
     }
 
+    /// Requests for text that are not in line.
+    fn running(&self) -> usize {
+        match self.line.is_open() {
+            // Nobody counts them.
+            true => 0,
+            false => self.open.values().filter(|flight| flight.is_counted()).count(),
+        }
+    }
+
+    fn queue(&mut self, client: ConnId, flight: Flight, way: &mut Way<'_>) {
+        let deadline = flight.deadline();
+        if let Err(mut flight) = self.line.join(client, flight, deadline, way.now) {
+            flight.last = Some(WorkerAnswer::error(&ApiError::overloaded(1)));
+            self.fail(client, flight, Cause::Overloaded, way);
+        }
+    }
+
+    /// Takes those from the line whose turn has come, and gives those up who have waited too long.
+    pub fn admit(&mut self, way: &mut Way<'_>) {
+        while let Some((client, mut flight)) = self.line.overdue(way.now) {
+            let why = "the request waited too long for others to end".to_owned();
+            flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Deadline, why)));
+            self.fail(client, flight, Cause::Deadline, way);
+        }
+        while !self.line.is_empty() {
+            let Some((client, flight)) = self.line.next(self.running()) else { return };
+            self.attempt(client, flight, way);
+        }
+    }
+
     /// A client has gone away.
     pub fn gone(&mut self, client: ConnId, way: &mut Way<'_>) {
-        if let Some(mut flight) = self.open.remove(&client) {
+        if let Some(mut flight) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
             self.failed(&flight, Cause::ClientGone);
             event!(Debug, "router", "client gone", request = flight.request.id);
             flight.cancel(way);
@@ -176,10 +217,11 @@ impl Flights {
             Load::Routed(body) => rid.is_none_or(|rid| request.id == rid || body.is_named(rid)),
             Load::Decode(_) | Load::Any => false,
         };
-        let open = self.open.iter().filter(|(_, flight)| named(&flight.request));
-        let hit: Vec<ConnId> = open.map(|(&client, _)| client).collect();
+        let all = self.open.iter().map(|(&client, flight)| (client, flight)).chain(self.line.iter());
+        let hit: Vec<ConnId> =
+            all.filter(|(_, flight)| named(&flight.request)).map(|(client, _)| client).collect();
         for &client in &hit {
-            if let Some(mut flight) = self.open.remove(&client) {
+            if let Some(mut flight) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
                 let aborted = failure::error(Cause::Aborted, "the request was aborted".into());
                 flight.last = Some(WorkerAnswer::error(&aborted));
                 self.fail(client, flight, Cause::Aborted, way);
@@ -488,7 +530,7 @@ impl Flights {
                 let resume = (self.retries.most() > 0 && body.is_stream()).then(|| flight.relay.resume());
                 let meeting = source.map(|source| Meeting {
                     host: &source.url.host,
-                    port: source.bootstrap_port.unwrap_or_default(),
+                    port: source.registry_port(),
                     room,
                 });
                 body.address(meeting, resume)

@@ -44,6 +44,12 @@ pub fn model(answer: &[u8]) -> Option<String> {
     told.served_model_name.filter(|name| name.len() <= MODEL_NAME_MAX)
 }
 
+/// The port of its registry, if a worker tells one.
+pub fn bootstrap_port(answer: &[u8]) -> Option<u16> {
+    let told = serde_json::from_slice::<Told>(answer).ok()?.disaggregation_bootstrap_port?.as_u64()?;
+    u16::try_from(told).ok().filter(|&port| port > 0)
+}
+
 /// What an introduction comes to.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Verdict {
@@ -55,7 +61,7 @@ pub enum Verdict {
     Unfit(String),
 }
 
-/// Judges an answer of a worker that is to play `role`, its registry at `bootstrap_port` where it has one.
+/// Judges an answer of a worker that is to play `role`, its registry at `bootstrap_port` where that was given.
 pub fn judge(role: Role, bootstrap_port: Option<u16>, answer: &[u8]) -> Verdict {
     let Ok(told) = serde_json::from_slice::<Told>(answer) else { return Verdict::Fits };
     match (told.disaggregation_mode.as_ref().and_then(Value::as_str), role) {
@@ -93,6 +99,8 @@ mod tests {
         let odd = br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":"8998"}"#;
         assert_eq!(judge(Role::Prefill, Some(9000), odd), Verdict::Fits);
         assert_eq!(judge(Role::Decode, None, odd), Verdict::Unfit(role.into()));
+        assert_eq!(judge(Role::Prefill, None, prefill), Verdict::Fits, "it says where");
+        assert_eq!([&prefill[..], odd, b"{}"].map(bootstrap_port), [Some(8998), None, None]);
         let both = br#"{"disaggregation_mode":"null"}"#;
         let role = "it serves both phases, and is to be a decode worker";
         assert_eq!(judge(Role::Decode, None, both), Verdict::Unfit(role.into()));

@@ -12,6 +12,7 @@ use crate::front::openai::info::{Abort, DRAINING, Draining, Load, Loads, Version
 use crate::front::openai::routed::Routed;
 use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
+use crate::front::router::fleet::Fleet;
 use crate::front::router::flights::{self, Flights, Way, unavailable};
 use crate::front::router::workers::Workers;
 use crate::front::routes::{authorise, no_page};
@@ -20,7 +21,7 @@ use crate::obs::metrics::{EngineType, RoutedMetrics};
 use crate::obs::registry::Registry;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -100,6 +101,8 @@ pub struct Paths {
     /// Metrics of workers that are here.
     metrics: BTreeMap<WorkerNumber, RoutedMetrics>,
     workers: Workers,
+    /// When requests are given up, where that is sooner than workers do it.
+    timeout: Option<Duration>,
     draining: bool,
     /// Makes names of requests unlike those before a restart.
     started: u64,
@@ -110,7 +113,21 @@ impl Paths {
     /// Everything is open but what `keys` guard, and what `workers` does.
     pub fn new(keys: Vec<Secret>, registry: Registry, workers: Workers) -> Paths {
         let started = unix().map_or(0, |since| since.as_secs());
-        Paths { keys, registry, metrics: BTreeMap::new(), workers, draining: false, started, next_id: 0 }
+        Paths {
+            keys,
+            registry,
+            metrics: BTreeMap::new(),
+            workers,
+            timeout: None,
+            draining: false,
+            started,
+            next_id: 0,
+        }
+    }
+
+    /// Requests for text are given up after so long.
+    pub fn with_timeout(self, timeout: Option<Duration>) -> Paths {
+        Paths { timeout, ..self }
     }
 
     /// Who the workers are.
@@ -175,6 +192,9 @@ impl Paths {
             order.method = Method::Post;
             order.target = "/generate".into();
         }
+        if let (Some(timeout), Course::Pair | Course::Trial) = (self.timeout, course) {
+            order.limit(timeout);
+        }
         match load {
             Ok(load) => flights.begin(client, flights::Request { order, load, id }, way),
             Err(error) => way.refuse(client, &error),
@@ -199,20 +219,9 @@ impl Paths {
     fn tell(&mut self, course: Course, flights: &Flights, way: &mut Way<'_>) -> Told {
         match course {
             Course::Health | Course::Readiness if !way.fleet.router().is_ready() => {
-                let error = unavailable("no pair of workers can be reached".into());
-                Told {
-                    status: error.status,
-                    media: JSON,
-                    body: error.to_json(),
-                    retry_after: error.retry_after,
-                }
+                Told::error(&unavailable("no pair of workers can be reached".into()))
             }
-            Course::Metrics => {
-                self.follow(way);
-                let mut body = String::new();
-                self.registry.expose(&mut body);
-                Told::well("text/plain; version=0.0.4", body.into_bytes())
-            }
+            Course::Metrics => self.metrics(way.fleet),
             Course::Loads => {
                 let running = flights.count() as u32;
                 let load = Load { num_running_reqs: running, num_total_reqs: running, ..Load::default() };
@@ -228,9 +237,30 @@ impl Paths {
         }
     }
 
+    /// Answers a request on the port that is for metrics alone.
+    pub fn scrape(&mut self, request: &http::Request, fleet: &mut Fleet) -> Told {
+        match (request.head.method, request.head.path()) {
+            (Method::Get, "/metrics") => self.metrics(fleet),
+            (_, "/metrics") => {
+                Told::error(&ApiError::new(405, "method_not_allowed", "this path knows another method"))
+            }
+            (_, path) => {
+                let why = format!("there is nothing at {path}; this port serves /metrics alone");
+                Told::error(&ApiError::new(404, "not_found", why))
+            }
+        }
+    }
+
+    fn metrics(&mut self, fleet: &mut Fleet) -> Told {
+        self.follow(fleet);
+        let mut body = String::new();
+        self.registry.expose(&mut body);
+        Told::well("text/plain; version=0.0.4", body.into_bytes())
+    }
+
     /// Metrics of workers come and go with them.
-    fn follow(&mut self, way: &mut Way<'_>) {
-        let router = way.fleet.router();
+    fn follow(&mut self, fleet: &mut Fleet) {
+        let router = fleet.router();
         let gone: Vec<WorkerNumber> =
             self.metrics.keys().copied().filter(|&worker| !router.has(worker)).collect();
         // First, since one that is new may have the place of one that is gone.
@@ -244,7 +274,7 @@ impl Paths {
                     Role::Prefill => EngineType::Prefill,
                     Role::Decode => EngineType::Decode,
                 };
-                RoutedMetrics::register(&mut self.registry, role, &way.fleet.url(worker))
+                RoutedMetrics::register(&mut self.registry, role, &fleet.url(worker))
             });
             metrics.set(load.usable, load.booked as usize);
         }
@@ -260,7 +290,8 @@ impl Paths {
 const TRIAL: &[u8] = br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":1,"temperature":0}}"#;
 
 /// An answer of the router's own.
-struct Told {
+#[derive(Debug)]
+pub struct Told {
     status: u16,
     media: &'static str,
     body: Vec<u8>,
@@ -272,11 +303,16 @@ impl Told {
         Told { status: 200, media, body, retry_after: None }
     }
 
+    fn error(error: &ApiError) -> Told {
+        Told { status: error.status, media: JSON, body: error.to_json(), retry_after: error.retry_after }
+    }
+
     fn json(body: &impl Serialize) -> Told {
         Told::well(JSON, serde_json::to_vec(body).expect("plain structs are JSON"))
     }
 
-    fn answer(&self) -> Answer<'_> {
+    /// For a client.
+    pub fn answer(&self) -> Answer<'_> {
         Answer { status: self.status, media: self.media, body: &self.body, retry_after: self.retry_after }
     }
 }
@@ -314,6 +350,6 @@ fn order(request: &http::Request, id: &str) -> Order {
     Order { method: head.method, target, headers }
 }
 
-fn unix() -> Option<std::time::Duration> {
+fn unix() -> Option<Duration> {
     SystemTime::now().duration_since(UNIX_EPOCH).ok()
 }

@@ -22,8 +22,10 @@ pub struct Target {
     pub url: WorkerUrl,
     /// Where its name points, as far as is known.
     pub address: Option<SocketAddr>,
-    /// Of its registry; `None` for decode workers.
+    /// Of its registry, as it was named; `None` for decode workers, and where that was left to it.
     pub bootstrap_port: Option<u16>,
+    /// What it says itself of that.
+    pub(super) told_port: Option<u16>,
     /// Whether nobody answered there, and its name is being looked up again.
     pub(super) lost: bool,
     /// Whether it has been asked who it is since somebody else may have taken its place.
@@ -48,6 +50,7 @@ impl Target {
             url,
             address,
             bootstrap_port,
+            told_port: None,
             lost: false,
             introduced: false,
             verdict: Verdict::Fits,
@@ -56,6 +59,11 @@ impl Target {
             told_down: false,
             idle: Vec::new(),
         }
+    }
+
+    /// Where decode workers find it, as far as anybody has said.
+    pub(super) fn registry_port(&self) -> Option<u16> {
+        self.bootstrap_port.or(self.told_port)
     }
 
     /// Another address of its name, which comes behind the one that led nowhere.

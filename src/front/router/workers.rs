@@ -18,7 +18,6 @@ use crate::cluster::loads::WorkerNumber;
 use crate::cluster::membership::{Action, Full, Membership, Why};
 use crate::cluster::proof::{Asked, NONCE, Nonces, PROOF, Unproven};
 use crate::cluster::router::Role;
-use crate::config::resolved::BOOTSTRAP_PORT;
 use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::front::http::{Method, Request};
@@ -246,7 +245,7 @@ impl Workers {
             "status": status,
             "load": load.booked,
             "connection_mode": "http",
-            "bootstrap_port": target.and_then(|target| target.bootstrap_port),
+            "bootstrap_port": target.and_then(Target::registry_port),
             "metadata": { "by": if entry.is_some() { "entry" } else { "name" } },
         })
     }
@@ -316,7 +315,7 @@ impl Asking {
             port.ok_or_else(|| ApiError::invalid("bootstrap_port", "must be 1 to 65535"))
         };
         let bootstrap_port = match (role, asked.bootstrap_port.as_ref().map(port).transpose()?) {
-            (Role::Prefill, port) => Some(port.unwrap_or(BOOTSTRAP_PORT)),
+            (Role::Prefill, port) => port,
             (Role::Decode, None) => None,
             (Role::Decode, Some(_)) => {
                 return Err(ApiError::invalid(

@@ -20,7 +20,7 @@ use crate::cluster::flight::{Flight, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Booking, Role, Router};
-use crate::config::resolved::DecodeAllocation;
+use crate::config::resolved::{DecodeAllocation, RetryTerms};
 use crate::ids::{RequestId, Room, SlotId};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
@@ -144,7 +144,7 @@ impl<'a> Cluster<'a> {
             bench,
             hosts,
             router,
-            retries: Retries::new(plan.retries, base),
+            retries: Retries::new(RetryTerms::of(plan.retries), base),
             next: 0,
             open: BTreeMap::new(),
             samples: Samples::new(plan.objective),

@@ -125,6 +125,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
+    /// Whether the Destination of a request, or its Interest, is here.
+    pub fn is_asked_for(&self, slot: Slot) -> bool {
+        self.rooms.partner(slot).is_some()
+    }
+
     /// All of the prompt in `slot` is computed. Who has shown interest is told, and sends its Destination.
     pub fn computed(&mut self, slot: Slot, effects: &mut impl SourceEffects<L>) {
         let interested = self.rooms.partner(slot).filter(|(_, wanted)| wanted.place.is_none());

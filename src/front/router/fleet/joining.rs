@@ -80,6 +80,7 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::router::Router;
     use crate::config::resolved::Policy;
     use crate::config::values::WorkerUrl;
     use crate::front::resolver::Resolver;
@@ -107,7 +108,7 @@ mod tests {
             },
             move || waker.wake(),
         );
-        let mut fleet = Fleet::new(Policy::RoundRobin, names.unwrap());
+        let mut fleet = Fleet::new(Router::new(Policy::RoundRobin), names.unwrap());
         let moved = fleet.join(Role::Decode, Target::new(url, Some(gone), None), begun);
         let stays = fleet.join(Role::Decode, Target::new(other_url, Some(there), None), begun);
         while worker.accept().is_err() {

@@ -3,9 +3,9 @@
 use super::Fleet;
 use crate::cluster::health::Change;
 use crate::cluster::loads::WorkerNumber;
+use crate::cluster::router::Role;
 use crate::front::router::call::{Order, Owner, WorkerAnswer};
 use crate::front::router::introduction::{self, Verdict};
-use crate::limits::ROUTER_PROBE_TIME;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use std::sync::Arc;
@@ -17,6 +17,10 @@ impl Fleet {
         while let Some(worker) = self.router.begin_probe(now) {
             self.ask(reactor, worker, now);
         }
+        while let Some(worker) = self.router.give_up(now) {
+            let url = self.url(worker);
+            event!(Error, "router", "worker was not up in time, and is no longer looked for", worker = url);
+        }
     }
 
     /// Asks a worker who it is, or once that is known how it is.
@@ -26,15 +30,16 @@ impl Fleet {
             self.look_up_again(worker, now);
         }
         match self.targets.get(&worker).is_some_and(|target| target.introduced) {
-            false => self.call(reactor, worker, Owner::Introduction, introduction::PATH, now),
-            true => self.call(reactor, worker, Owner::Probe, "/health", now),
+            false => self.call(reactor, worker, Owner::Introduction, now),
+            true => self.call(reactor, worker, Owner::Probe, now),
         }
     }
 
-    fn call(&mut self, reactor: &mut Reactor, worker: WorkerNumber, owner: Owner, path: &str, now: Instant) {
+    fn call(&mut self, reactor: &mut Reactor, worker: WorkerNumber, owner: Owner, now: Instant) {
         let booking = self.router.visit(worker);
-        match self.open(reactor, owner, booking, now + ROUTER_PROBE_TIME, now) {
+        match self.open(reactor, owner, booking, now + self.health.1, now) {
             Ok((conn, _)) => {
+                let path = if owner == Owner::Introduction { introduction::PATH } else { &self.health.0 };
                 let mut order = Order::get(path);
                 if let Some(key) = self.key.as_ref().filter(|_| owner == Owner::Introduction) {
                     let bearer = format!("Bearer {}", String::from_utf8_lossy(key.bytes()));
@@ -59,6 +64,7 @@ impl Fleet {
             self.router.set_reads_alone(worker, introduction::reads_alone(&answer.body));
         }
         let model = told.and_then(|answer| introduction::model(&answer.body));
+        let told_port = told.and_then(|answer| introduction::bootstrap_port(&answer.body));
         let told = told.map(|answer| introduction::kind(&answer.body));
         // Who does not tell now is what it told before.
         if let Some((other, why)) = told.and_then(|kind| self.router.introduced(worker, kind)) {
@@ -70,6 +76,9 @@ impl Fleet {
         let (Some(role), Some(target)) = (self.router.role(worker), here) else { return };
         // Who does not tell now is what it told before.
         target.model = model.or_else(|| target.model.take());
+        if role == Role::Prefill {
+            target.told_port = told_port.or(target.told_port);
+        }
         let (verdict, asked) = match answer {
             Ok(answer) if answer.is_success() => {
                 (introduction::judge(role, target.bootstrap_port, &answer.body), true)
@@ -104,7 +113,7 @@ impl Fleet {
                 self.tell(worker, change, &"what it says of itself");
                 self.probed(worker, false, now);
             }
-            _ => self.call(reactor, worker, Owner::Probe, "/health", now),
+            _ => self.call(reactor, worker, Owner::Probe, now),
         }
     }
 

@@ -1,0 +1,214 @@
+//! The same for `baton router`: its workers, and what it does with them and with requests.
+
+use super::{FRONT_PORT, Resolver, value};
+use crate::config::error::ConfigError;
+use crate::config::flags::{
+    BreakerFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags, RoutingFlags, ScrapeFlags,
+};
+use crate::config::registry::RegistryAddress;
+use crate::config::resolved::{
+    BreakerTerms, HealthTerms, Policies, PrefillEndpoint, RequestTerms, RetryTerms, RouterConfig,
+};
+use crate::config::values::{ByteSize, WorkerUrl};
+use crate::limits::{HTTP_BODY_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
+use std::collections::HashSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+impl Resolver<'_> {
+    pub(super) fn router(&mut self, flags: RouterFlags) -> Result<RouterConfig, ConfigError> {
+        let RoutingFlags {
+            // What is said with it is so in any case.
+            pd_disaggregation: _,
+            prefill,
+            decode,
+            policy,
+            prefill_policy,
+            decode_policy,
+            registry,
+            cluster_key_file,
+            insecure,
+            model_path,
+            tokenizer_path,
+        } = flags.workers;
+        for (flag, path) in [("--model-path", model_path), ("--tokenizer-path", tokenizer_path)] {
+            if path.is_some() {
+                self.warnings.push(format!("{flag}: has no effect here, as the workers tokenise"));
+            }
+        }
+        let prefill = prefill_endpoints(&prefill)?;
+        distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
+        distinct_workers("--decode", decode.iter())?;
+        let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
+        let etcd = match registry {
+            None => Vec::new(),
+            Some(RegistryAddress::Etcd(hosts)) => hosts,
+            Some(other) => {
+                let limit = "a router keeps a registry itself; another is an etcd, etcd://HOST:PORT";
+                return Err(value("--registry", other, limit));
+            }
+        };
+        if !etcd.is_empty() && cluster_keys.is_empty() && !insecure && !all_loopback(&etcd) {
+            return Err(ConfigError::Missing {
+                flag: "--cluster-key-file or --insecure",
+                why: "whoever can write to an etcd beyond loopback can enter workers, which receive prompts"
+                    .into(),
+            });
+        }
+        let takes_anybody = insecure || flags.front.host.is_loopback();
+        let front = self.front(flags.front, FRONT_PORT)?;
+        let metrics = metrics(&flags.scrape, front.address())?;
+        Ok(RouterConfig {
+            etcd,
+            cluster_keys,
+            takes_anybody,
+            // Who needs keys for clients is reached by others than this host, if only through a proxy.
+            takes_strangers: insecure || (takes_anybody && front.api_keys.is_empty()),
+            front,
+            metrics,
+            prefill,
+            decode,
+            policies: Policies {
+                prefill: prefill_policy.unwrap_or(policy),
+                decode: decode_policy.unwrap_or(policy),
+            },
+            requests: requests(flags.requests)?,
+            retries: retries(&flags.retries)?,
+            breaker: breaker(&flags.breaker),
+            health: health(&flags.health),
+            health_path: flags.health.health_check_endpoint,
+            log: self.log(&flags.process)?,
+        })
+    }
+}
+
+/// Whether nobody else's host is among them. Names may be anybody's.
+fn all_loopback(hosts: &[WorkerUrl]) -> bool {
+    let is_loopback = |host: &str| host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    hosts.iter().all(|url| url.host == "localhost" || is_loopback(&url.host))
+}
+
+/// `URL [PORT]` groups arrive as one flat list; a port is what no URL can be, a bare number, or the word for none.
+fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigError> {
+    let mut endpoints: Vec<PrefillEndpoint> = Vec::new();
+    let mut takes_port = false;
+    for word in words {
+        let is_none = word.eq_ignore_ascii_case("none");
+        let is_port = is_none || word.bytes().all(|byte| byte.is_ascii_digit());
+        if is_port && takes_port {
+            let port = word.parse().ok().filter(|&port: &u16| port > 0);
+            if port.is_none() && !is_none {
+                return Err(value("--prefill", word, "a bootstrap port is 1 to 65535, or none"));
+            }
+            endpoints.last_mut().expect("takes_port is set after a push").bootstrap_port = port;
+            takes_port = false;
+        } else if is_port {
+            return Err(value("--prefill", word, "a worker's address comes before its bootstrap port"));
+        } else {
+            let url = word.parse().map_err(|limit: String| value("--prefill", word, limit))?;
+            endpoints.push(PrefillEndpoint { url, bootstrap_port: None });
+            takes_port = true;
+        }
+    }
+    Ok(endpoints)
+}
+
+fn distinct_workers<'a>(
+    flag: &'static str,
+    urls: impl ExactSizeIterator<Item = &'a WorkerUrl>,
+) -> Result<(), ConfigError> {
+    if urls.len() > ROUTER_WORKERS_MAX {
+        return Err(value(
+            flag,
+            format!("({} times)", urls.len()),
+            format!("at most {ROUTER_WORKERS_MAX} workers"),
+        ));
+    }
+    let mut seen = HashSet::new();
+    for url in urls {
+        if !seen.insert(url) {
+            return Err(value(flag, url, "is given twice"));
+        }
+    }
+    Ok(())
+}
+
+fn metrics(flags: &ScrapeFlags, front: SocketAddr) -> Result<Option<SocketAddr>, ConfigError> {
+    let Some(port) = flags.prometheus_port else { return Ok(None) };
+    let address = SocketAddr::new(flags.prometheus_host.unwrap_or(front.ip()), port);
+    if port != 0 && address == front {
+        return Err(value("--prometheus-port", port, "is also --port"));
+    }
+    Ok(Some(address))
+}
+
+fn requests(flags: RequestFlags) -> Result<RequestTerms, ConfigError> {
+    let defaults = RequestTerms::default();
+    let body_max = match flags.max_payload_size {
+        None => defaults.body_max,
+        Some(size) => {
+            let bytes = usize::try_from(size.0).ok().filter(|bytes| (1..=HTTP_BODY_MAX).contains(bytes));
+            let limit = || format!("must be 1 byte to {}", ByteSize(HTTP_BODY_MAX as u64));
+            bytes.ok_or_else(|| value("--max-payload-size", size, limit()))?
+        }
+    };
+    let concurrent = match u32::try_from(flags.max_concurrent_requests) {
+        Ok(0) => return Err(value("--max-concurrent-requests", 0, "must be at least 1, or -1 for no limit")),
+        limit => limit.ok(),
+    };
+    let timeout = Duration::from_secs(flags.request_timeout_secs.into());
+    Ok(RequestTerms {
+        timeout: (timeout < REQUEST_TIME_MAX).then_some(timeout),
+        concurrent,
+        queue: flags.queue_size,
+        queue_time: Duration::from_secs(flags.queue_timeout_secs.into()),
+        body_max,
+        id_headers: match flags.request_id_headers {
+            names if names.is_empty() => defaults.id_headers,
+            names => names,
+        },
+    })
+}
+
+fn retries(flags: &RetryFlags) -> Result<RetryTerms, ConfigError> {
+    let (growth, jitter) = (flags.retry_backoff_multiplier, flags.retry_jitter_factor);
+    if !(1.0..=100.0).contains(&growth) {
+        return Err(value("--retry-backoff-multiplier", growth, "must be 1 to 100"));
+    }
+    if !(0.0..=1.0).contains(&jitter) {
+        return Err(value("--retry-jitter-factor", jitter, "must be 0 to 1"));
+    }
+    Ok(RetryTerms {
+        most: if flags.disable_retries { 0 } else { flags.retry_max_retries },
+        first: Duration::from_millis(flags.retry_initial_backoff_ms.into()),
+        longest: Duration::from_millis(flags.retry_max_backoff_ms.into()),
+        growth,
+        jitter,
+    })
+}
+
+fn breaker(flags: &BreakerFlags) -> BreakerTerms {
+    BreakerTerms {
+        failures: (!flags.disable_circuit_breaker).then_some(flags.cb_failure_threshold),
+        window: Duration::from_secs(flags.cb_window_duration_secs.into()),
+        open: Duration::from_secs(flags.cb_timeout_duration_secs.into()),
+        successes: flags.cb_success_threshold,
+    }
+}
+
+fn health(flags: &HealthFlags) -> HealthTerms {
+    let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+    let interval = seconds(flags.health_check_interval_secs);
+    HealthTerms {
+        interval,
+        time: flags.health_check_timeout_secs.map_or(ROUTER_PROBE_TIME, seconds),
+        failures: flags.health_failure_threshold,
+        successes: flags.health_success_threshold,
+        first_interval: flags.worker_startup_check_interval.map_or(interval, seconds),
+        first_time: flags.worker_startup_timeout_secs.map(seconds),
+    }
+}
+
+#[cfg(test)]
+#[path = "routing_tests.rs"]
+mod tests;

@@ -1,0 +1,149 @@
+//! Command lines of `baton router`, those written for sglang-router among them.
+
+use crate::config::resolved::{
+    BreakerTerms, Command, HealthTerms, Policies, Policy, RequestTerms, RetryTerms, RouterConfig,
+};
+use crate::config::{Invocation, Surroundings, parse};
+use std::time::Duration;
+
+fn here() -> Surroundings {
+    Surroundings { cpus: vec![0], parallelism: 1, log_level: None }
+}
+
+fn router(line: &str) -> (RouterConfig, Vec<String>) {
+    match parse(format!("baton router {line}").split_whitespace(), &here()) {
+        Ok(Invocation::Run { command, warnings }) => match *command {
+            Command::Router(config) => (config, warnings),
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+fn refusal(line: &str) -> String {
+    parse(format!("baton router {line}").split_whitespace(), &here()).unwrap_err().to_string()
+}
+
+#[test]
+fn what_nobody_says_is_as_it_is_without_flags() {
+    let (config, warnings) = router("");
+    assert_eq!((config.retries, config.breaker), (RetryTerms::default(), BreakerTerms::default()));
+    assert_eq!((config.health, &config.health_path[..]), (HealthTerms::default(), "/health"));
+    let RequestTerms { queue, queue_time, .. } = config.requests;
+    assert_eq!(config.requests, RequestTerms { queue, queue_time, ..RequestTerms::default() });
+    assert_eq!((config.policies, config.metrics), (Policies::default(), None));
+    assert_eq!(warnings, [""; 0]);
+}
+
+#[test]
+fn urls_are_grouped_with_their_ports() {
+    let (config, _) = router(
+        "--pd-disaggregation --prefill http://a:1 9000 --prefill http://b:2 none --prefill http://c:3 \
+         --decode http://c:3 --decode http://d:4",
+    );
+    let prefill: Vec<_> = config.prefill.iter().map(|e| (e.url.to_string(), e.bootstrap_port)).collect();
+    let named = |url: &str, port| (url.to_owned(), port);
+    assert_eq!(
+        prefill,
+        [named("http://a:1", Some(9000)), named("http://b:2", None), named("http://c:3", None)]
+    );
+    assert_eq!((config.decode.len(), config.front.port), (2, 8000));
+    for line in ["--prefill none", "--prefill http://a:1 0", "--prefill http://a:1 65536", "--prefill 9000"] {
+        assert!(refusal(line).starts_with("--prefill "), "{line}");
+    }
+}
+
+#[test]
+fn tries_are_counted_or_left_out() {
+    assert_eq!(router("--retry-max-retries 7").0.retries.most, 7);
+    assert_eq!(router("--disable-retries").0.retries.most, 0);
+    let both = refusal("--disable-retries --retry-max-retries 7");
+    assert!(both.contains("--disable-retries") && both.contains("--retry-max-retries"), "{both}");
+    let negative = refusal("--retry-max-retries -1");
+    assert!(negative.contains("0..=100"), "{negative}");
+}
+
+/// Every flag of sglang-router that is taken, with a value that is not the default.
+#[test]
+fn a_command_line_of_sglang_router_means_what_it_says() {
+    let (config, warnings) = router(
+        "--pd-disaggregation --prefill http://a:1 9000 --decode http://b:1 --host 0.0.0.0 --port 30000 \
+         --policy round_robin --decode-policy least_loaded --prometheus-port 29000 --prometheus-host 127.0.0.1 \
+         --log-level warn --request-timeout-secs 600 --max-concurrent-requests 32 --queue-size 5 \
+         --queue-timeout-secs 7 --max-payload-size 1048576 --request-id-headers X-Trace-Id x-request-id \
+         --retry-max-retries 2 --retry-initial-backoff-ms 50 --retry-max-backoff-ms 30000 \
+         --retry-backoff-multiplier 1.5 --retry-jitter-factor 0.2 --cb-failure-threshold 10 \
+         --cb-success-threshold 3 --cb-timeout-duration-secs 60 --cb-window-duration-secs 100 \
+         --health-failure-threshold 3 --health-success-threshold 2 --health-check-timeout-secs 5 \
+         --health-check-interval-secs 60 --health-check-endpoint /ready --worker-startup-timeout-secs 1800 \
+         --worker-startup-check-interval 30 --model-path m --tokenizer-path t",
+    );
+    let seconds = Duration::from_secs;
+    assert_eq!(config.front.address(), "0.0.0.0:30000".parse().unwrap());
+    assert_eq!(config.metrics, Some("127.0.0.1:29000".parse().unwrap()));
+    assert_eq!(config.policies, Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded });
+    assert_eq!(
+        config.requests,
+        RequestTerms {
+            timeout: Some(seconds(600)),
+            concurrent: Some(32),
+            queue: 5,
+            queue_time: seconds(7),
+            body_max: 1 << 20,
+            id_headers: vec!["x-trace-id".into(), "x-request-id".into()],
+        }
+    );
+    assert_eq!(
+        config.retries,
+        RetryTerms {
+            most: 2,
+            first: Duration::from_millis(50),
+            longest: seconds(30),
+            growth: 1.5,
+            jitter: 0.2,
+        }
+    );
+    assert_eq!(
+        config.breaker,
+        BreakerTerms { failures: Some(10), window: seconds(100), open: seconds(60), successes: 3 }
+    );
+    assert_eq!(
+        config.health,
+        HealthTerms {
+            interval: seconds(60),
+            time: seconds(5),
+            failures: 3,
+            successes: 2,
+            first_interval: seconds(30),
+            first_time: Some(seconds(1800)),
+        }
+    );
+    assert_eq!(config.health_path, "/ready");
+    let about = |flag: &str| warnings.iter().any(|warning| warning.starts_with(&format!("{flag}: ")));
+    assert!(about("--model-path") && about("--tokenizer-path"), "{warnings:?}");
+    assert_eq!(router("--disable-circuit-breaker").0.breaker.failures, None);
+    assert_eq!(router("--max-concurrent-requests -1").0.requests.concurrent, None);
+    assert_eq!(router("--health-check-interval-secs 9").0.health.first_interval, seconds(9));
+    assert_eq!(router("--request-timeout-secs 1800").0.requests.timeout, None);
+}
+
+#[test]
+fn what_cannot_be_is_refused_by_its_flag() {
+    for (line, flag) in [
+        ("--max-concurrent-requests 0", "--max-concurrent-requests"),
+        ("--max-payload-size 1GiB", "--max-payload-size"),
+        ("--max-payload-size 0", "--max-payload-size"),
+        ("--retry-backoff-multiplier 0.5", "--retry-backoff-multiplier"),
+        ("--retry-backoff-multiplier nan", "--retry-backoff-multiplier"),
+        ("--retry-jitter-factor 1.5", "--retry-jitter-factor"),
+        ("--retry-initial-backoff-ms 0", "--retry-initial-backoff-ms"),
+        ("--request-timeout-secs 1801", "--request-timeout-secs"),
+        ("--prometheus-host 127.0.0.1", "--prometheus-port"),
+        ("--port 9 --prometheus-port 9", "--prometheus-port"),
+        ("--health-check-endpoint health", "--health-check-endpoint"),
+        ("--request-id-headers x:y", "--request-id-headers"),
+        ("--disable-circuit-breaker --cb-failure-threshold 3", "--cb-failure-threshold"),
+    ] {
+        assert!(refusal(line).contains(flag), "{line}: {}", refusal(line));
+    }
+}

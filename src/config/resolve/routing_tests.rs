@@ -127,6 +127,21 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
     assert_eq!(router("--request-timeout-secs 1800").0.requests.timeout, None);
 }
 
+/// None is a misspelling to us, and none is without effect unheard: those with a warning are above.
+#[test]
+fn every_flag_of_sglang_router_is_taken_or_refused_by_name() {
+    let command = crate::config::command_line();
+    let router = command.find_subcommand("router").unwrap();
+    let is_ours = |flag: &str| router.get_arguments().any(|arg| arg.get_long() == flag.strip_prefix("--"));
+    let theirs = include_str!("../../../tests/recordings/sglang-router-0.3.2.flags");
+    let (taken, refused): (Vec<&str>, Vec<&str>) = theirs.lines().partition(|flag| is_ours(flag));
+    assert_eq!((taken.len(), refused.len()), (37, 61));
+    for flag in refused {
+        let refusal = refusal(flag);
+        assert!(refusal.starts_with(&format!("{flag} is not supported by this version: ")), "{refusal}");
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_by_its_flag() {
     for (line, flag) in [

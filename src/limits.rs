@@ -318,6 +318,9 @@ pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 pub const RETRY_TIME_MAX: Duration = Duration::from_secs(15);
 /// How much later than a worker the router ends a request whose client's time is up: the worker's answer says more.
 pub const ROUTER_GRACE: Duration = Duration::from_secs(1);
+/// How long a worker has to end a request that it is told to abort, before its connection is closed: it does so in
+/// milliseconds once it has heard.
+pub const ROUTER_ABORT_TIME: Duration = Duration::from_secs(1);
 /// How long a worker at which a request failed is asked last: what fails at once has always least to do, and would draw
 /// all requests to itself. As long as a prefill worker that could not be reached is not dialled again.
 pub const ROUTER_SUSPECT_TIME: Duration = DIAL_HOLD_OFF;

@@ -263,7 +263,15 @@ fn an_abort_reaches_a_request_between_two_tries_and_one_at_its_workers() {
             abort(&json!({ "rid": other }).to_string());
         }
         assert!(at_prefill.is_open() && at_decode.is_open());
-        abort(r#"{"rid":"mine"}"#);
+        // Its workers end it because they are told to, not because whoever asked has gone.
+        let mut asking = router.post("/abort_request", r#"{"rid":"mine"}"#);
+        for worker in [&prefill, &decode] {
+            let mut asked = worker.asked();
+            assert!(at_prefill.is_open() && at_decode.is_open());
+            asked.answer("200 OK", r#"{"aborted":1}"#);
+        }
+        let told = asking.answer().1;
+        assert_eq!(told, r#"{"success":true,"aborted":1,"aborted_at_workers":2,"workers":2}"#);
         let told = if stream { rest(&mut client) } else { client.answer().1 };
         assert!(told.contains("aborted") && told.matches("error").count() > 0, "{told}");
         assert!(at_prefill.is_closed() && at_decode.is_closed());

@@ -295,7 +295,7 @@ impl Call {
             // Passed on turn by turn.
             Owner::Lead(_) => answer.body.extend_from_slice(piece),
             Owner::Nobody => {}
-            Owner::Prefill(_) | Owner::Part(_) if answer.is_success() => {}
+            Owner::Prefill(_) if answer.is_success() => {}
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
             Owner::Introduction | Owner::Probe | Owner::Prefill(_) | Owner::Part(_) => {
                 answer.body.extend_from_slice(piece)

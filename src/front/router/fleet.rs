@@ -15,7 +15,9 @@ use crate::config::secret::Secret;
 use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
 use crate::front::router::target::{Idle, Target};
-use crate::limits::{ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME};
+use crate::limits::{
+    ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME,
+};
 use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::ErrorKind;
@@ -166,6 +168,16 @@ impl Fleet {
     pub fn leave(&mut self, conn: ConnId) {
         if let Some(call) = self.calls.get_mut(&conn) {
             call.owner = Owner::Nobody;
+        }
+    }
+
+    /// Lets a call end by itself within a moment, since its worker is told so otherwise; nobody hears of it.
+    pub fn let_end(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        match self.calls.get_mut(&conn) {
+            Some(call) if call.is_begun() => {
+                (call.owner, call.until) = (Owner::Nobody, now + ROUTER_ABORT_TIME);
+            }
+            _ => self.cancel(reactor, conn, now),
         }
     }
 

@@ -180,6 +180,11 @@ impl Flights {
         let hit: Vec<ConnId> = open.map(|(&client, _)| client).collect();
         for &client in &hit {
             if let Some(mut flight) = self.open.remove(&client) {
+                // Its workers are asked to end it, too. Until they have, their connections stay: one that breaks says
+                // that the client has gone.
+                for leg in [flight.lead.take(), flight.prefill.take()].into_iter().flatten() {
+                    way.fleet.let_end(way.reactor, leg, way.now);
+                }
                 let aborted = failure::error(Cause::Aborted, "the request was aborted".into());
                 flight.last = Some(WorkerAnswer::error(&aborted));
                 self.fail(client, flight, Cause::Aborted, way);

@@ -144,13 +144,13 @@ impl Paths {
         };
         self.draining |= course == Course::Drain;
         if matches!(course, Course::Every | Course::Abort) {
-            let done = match (course, Abort::parse(&request.body)) {
-                (Course::Abort, Ok(Abort::All)) => flights.abort(None, way),
-                (Course::Abort, Ok(Abort::Rid(rid))) => flights.abort(Some(&rid), way),
+            let aborted = match (course, Abort::parse(&request.body)) {
+                (Course::Abort, Ok(Abort::All)) => Some(flights.abort(None, way)),
+                (Course::Abort, Ok(Abort::Rid(rid))) => Some(flights.abort(Some(&rid), way)),
                 (Course::Abort, Err(error)) => return way.refuse(client, &error),
-                _ => 0,
+                _ => None,
             };
-            return fanout.begin(client, &order(&request, &id), request.body, done > 0, way);
+            return fanout.begin(client, &order(&request, &id), request.body, aborted, way);
         }
         let load = match course {
             Course::Pair => Routed::parse(&request.body).map(flights::Load::Routed),

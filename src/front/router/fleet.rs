@@ -19,6 +19,7 @@ use crate::limits::{
     ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME,
 };
 use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
+use crate::obs::log::event;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -294,7 +295,9 @@ impl Fleet {
         let (connected, begun, worker) = (call.connected, call.is_begun(), call.booking.worker());
         if !connected {
             let change = self.router.refused(worker);
+            self.ails(worker, format!("it takes no connection: {reason}"));
             self.tell(worker, change, &reason);
+            self.is_gone(worker);
             self.look_up_again(worker, now);
         }
         if begun {
@@ -322,12 +325,14 @@ impl Fleet {
                     // Who answers there next may be somebody else.
                     (target.told_down, target.introduced) = (true, false);
                 }
-                let change = self.router.declined(worker, now);
-                self.tell(worker, change, &"drain");
+                self.router.declined(worker, now);
             }
             Owner::Probe if answer.is_success() => self.probed(worker, true, now),
             // It says itself that it stands still.
-            Owner::Probe => self.unwell(reactor, worker, now),
+            Owner::Probe => {
+                self.ails(worker, format!("/health answers with status {}", answer.status));
+                self.unwell(reactor, worker, now);
+            }
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
         }
     }
@@ -341,7 +346,13 @@ impl Fleet {
             Owner::Introduction if connected => {
                 self.introduced(reactor, worker, Err(lost.to_string()), now);
             }
-            Owner::Introduction | Owner::Probe => self.unwell(reactor, worker, now),
+            Owner::Introduction | Owner::Probe => {
+                // Why there is no connection is known better.
+                if connected || lost == Lost::Deadline {
+                    self.ails(worker, format!("no answer to a probe: {lost}"));
+                }
+                self.unwell(reactor, worker, now);
+            }
             _ => {
                 let what = if begun { What::Lost(lost) } else { What::Refused };
                 self.news.push_back(News { owner, conn, what });
@@ -354,6 +365,7 @@ impl Fleet {
     fn unwell(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
         self.probed(worker, false, now);
         if self.router.is_silent(worker) {
+            self.is_gone(worker);
             self.give_up(reactor, worker, now);
         }
     }
@@ -372,8 +384,11 @@ impl Fleet {
     /// A worker takes nothing new: it is not chosen from now on, and its end meets no request that is on its way to
     /// it. Probes tell whether another one has come in its place.
     fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
-        let change = self.router.refused(worker);
-        self.tell(worker, change, &"drain");
+        if self.router.refused(worker).is_some()
+            && let (Some(role), Some(target)) = (self.router.role(worker), self.targets.get(&worker))
+        {
+            event!(Info, "router", "worker drains", role = role, worker = target.url);
+        }
         let idle = self.targets.get_mut(&worker).map(|target| {
             target.drains = true;
             std::mem::take(&mut target.idle)

@@ -693,6 +693,29 @@ fn prefill_refuses_what_would_wait_past_its_deadline() {
     rig.finish();
 }
 
+/// The same of a worker that generates, too, and of decode where it reads a prompt itself.
+#[test]
+fn who_reads_prompts_refuses_what_would_wait_past_its_deadline() {
+    for split in [false, true] {
+        let mut setup = Setup::new();
+        setup.config.chunked_prefill_size = 4;
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let submit = |rig: &mut Rig, wanted: &Wanted| match split {
+            true => rig.submit_alone(wanted),
+            false => rig.submit(wanted).decode,
+        };
+        rig.watch.token_ns.store(1_000_000_000, Relaxed);
+        submit(&mut rig, &Wanted::new(100, 1));
+        (0..4).for_each(|_| _ = rig.turn());
+        let mut hurried = Wanted::new(20, 1);
+        hurried.patience = Duration::from_secs(60);
+        let hurried = submit(&mut rig, &hurried);
+        rig.turn();
+        assert_eq!(rig.outcome(hurried), Some(Outcome::Failed(Cause::Overloaded)), "split: {split}");
+        rig.finish();
+    }
+}
+
 /// The thread function: rung by commands, parked in between, gone when told to stop.
 #[test]
 fn the_thread_serves_and_stops() {

@@ -114,6 +114,13 @@ impl Chunks {
         &self.picked
     }
 
+    /// Whether what waits and has begun takes longer than `left`, so that who has come last comes too late.
+    pub fn is_beyond<S>(&self, slots: &Slots<S>, left: Duration) -> bool {
+        let all = self.line.slots().chain(self.begun.iter().copied());
+        let tokens = all.map(|slot| u64::from(slots[slot].uncomputed())).sum();
+        self.estimate(tokens).is_some_and(|takes| takes > left)
+    }
+
     /// How long `tokens` take at the measured speed.
     pub fn estimate(&self, tokens: u64) -> Option<Duration> {
         self.pace.estimate(tokens as f64)

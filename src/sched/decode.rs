@@ -138,11 +138,8 @@ impl DecodeWorker {
     fn read(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
         self.slots[slot].foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
-        let ahead =
-            self.slots.iter().filter(|held| matches!(held.state.stage, Stage::Unread | Stage::Computing));
-        let tokens = ahead.map(|held| u64::from(held.uncomputed())).sum();
         let left = self.slots[slot].request.deadline.saturating_duration_since(now);
-        if self.chunks.estimate(tokens).is_some_and(|wait| wait > left) {
+        if self.chunks.is_beyond(&self.slots, left) {
             self.fail(slot, Cause::Overloaded, mail);
         }
     }

@@ -71,16 +71,20 @@ impl MixedWorker {
         &self.stats
     }
 
-    fn submit(&mut self, request: Box<Request>, mail: &mut Mail) {
-        let slot = request.slot;
+    /// A newcomer gets in line, unless it can never run, or its deadline would pass before its turn.
+    fn submit(&mut self, request: Box<Request>, now: Instant, mail: &mut Mail) {
+        let (slot, left) = (request.slot, request.deadline.saturating_duration_since(now));
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         if let Err(request) = self.slots.insert(request, Stage::Waiting) {
-            refuse(request, mail);
-        } else if fits {
-            self.slots[slot].foresee(&self.pool, self.config.page_size);
-            self.chunks.join(slot);
-        } else {
-            self.finish(slot, Outcome::Failed(Cause::Refused), mail);
+            return refuse(request, mail);
+        }
+        if !fits {
+            return self.finish(slot, Outcome::Failed(Cause::Refused), mail);
+        }
+        self.slots[slot].foresee(&self.pool, self.config.page_size);
+        self.chunks.join(slot);
+        if self.chunks.is_beyond(&self.slots, left) {
+            self.finish(slot, Outcome::Failed(Cause::Overloaded), mail);
         }
     }
 
@@ -228,9 +232,9 @@ impl Worker for MixedWorker {
         self.slots.capacity()
     }
 
-    fn take(&mut self, command: Command, _now: Instant, mail: &mut Mail) {
+    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
         match command {
-            Command::Submit(request) => self.submit(request, mail),
+            Command::Submit(request) => self.submit(request, now, mail),
             Command::Abort { slot, generation, cause, .. } => {
                 if self.slots.named(slot, generation).is_some() {
                     self.finish(slot, Outcome::Failed(cause), mail);

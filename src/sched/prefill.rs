@@ -113,9 +113,7 @@ impl PrefillWorker {
         let left = held.request.deadline.saturating_duration_since(now);
         held.foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
-        let ahead = self.slots.iter().filter(|held| held.state.stage == Stage::Prompt);
-        let tokens = ahead.map(|held| u64::from(held.uncomputed())).sum();
-        if self.chunks.estimate(tokens).is_some_and(|wait| wait > left) {
+        if self.chunks.is_beyond(&self.slots, left) {
             self.fail(slot, Cause::Overloaded, mail);
         }
     }

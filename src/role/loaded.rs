@@ -82,6 +82,7 @@ impl Loaded {
         }
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
+            max_queued: worker.max_queued_requests as usize,
             max_prefill_tokens: chunks.max_prefill_tokens,
             chunked_prefill_size: chunks.chunked_prefill_size,
             chunk_ms: chunks.chunk_ms,
@@ -122,7 +123,6 @@ impl Loaded {
             context = context,
         );
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
-        let slots = (worker.max_running_requests + worker.max_queued_requests) as usize;
         // Two draw what one core cannot from memory, for the moment of a copy. Who has joined one is waited for, so
         // only where the threads that compute leave a CPU for it, beside those of `ctl` and the mover.
         let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
@@ -138,7 +138,7 @@ impl Loaded {
             layout,
             pages,
             tier_pages,
-            slots,
+            slots: sched.slots(),
             fingerprint,
             transports,
             data: None,

@@ -129,9 +129,25 @@ impl DecodeWorker {
             refuse(request, mail);
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
+        } else if self.is_full() {
+            self.fail(slot, Cause::Overloaded, mail);
         } else if stage == Stage::Unread {
             self.read(slot, now, mail);
         }
+    }
+
+    /// Whether more wait than may.
+    fn is_full(&self) -> bool {
+        let room = self.claims().room_for_newcomers(self.pool.counts());
+        let waits = |held: &Held<Decode>| {
+            matches!(held.state.stage, Stage::Connecting | Stage::Waiting | Stage::Unread)
+        };
+        let (mut handed, mut read) = (self.places_to_arrive(), self.places());
+        let takes_place = |held: &Held<Decode>| {
+            let places = if held.state.stage == Stage::Unread { &mut read } else { &mut handed };
+            places.checked_sub(1).inspect(|left| *places = *left).is_some()
+        };
+        self.slots.overflow(&self.config, room, waits, takes_place)
     }
 
     /// One that comes alone gets in line, unless its deadline would pass before its turn.
@@ -254,11 +270,13 @@ impl DecodeWorker {
         }
         let mut room = self.claims().room_for_newcomers(self.pool.counts());
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
-        while self.receiver.has_room() {
+        let mut places = self.places_to_arrive();
+        while places > 0 && self.receiver.has_room() {
             let (slots, pool) = (&self.slots, &self.pool);
             let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
             let Some(slot) = self.line.next(fits) else { break };
             room.take(self.expect(slot, now, mail));
+            places -= 1;
         }
     }
 
@@ -282,6 +300,13 @@ impl DecodeWorker {
             mail.tell(Event::Expecting { worker: self.id, slot, generation, session, room, tokens });
         }
         taken
+    }
+
+    /// Places for KV on its way, or here while the batch is full, that nobody has.
+    fn places_to_arrive(&self) -> usize {
+        let arriving =
+            |held: &&Held<Decode>| matches!(held.state.stage, Stage::Transferring | Stage::Arrived);
+        self.config.max_arriving().saturating_sub(self.slots.iter().filter(arriving).count())
     }
 
     /// Places in the batch that nobody has, nor takes when it is computed.

@@ -83,9 +83,16 @@ impl MixedWorker {
         }
         self.slots[slot].foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
-        if self.chunks.is_beyond(&self.slots, left) {
+        if self.is_full() || self.chunks.is_beyond(&self.slots, left) {
             self.finish(slot, Outcome::Failed(Cause::Overloaded), mail);
         }
+    }
+
+    /// Whether more wait than may.
+    fn is_full(&self) -> bool {
+        let Allowance { room, prompts: mut places } = self.allowance();
+        let takes_place = |_: &_| places.checked_sub(1).inspect(|left| places = *left).is_some();
+        self.slots.overflow(&self.config, room, |held| held.state == Stage::Waiting, takes_place)
     }
 
     fn end_overdue(&mut self, now: Instant, mail: &mut Mail) {

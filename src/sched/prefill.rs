@@ -100,7 +100,22 @@ impl PrefillWorker {
             refuse(request, mail);
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
+        } else if self.is_full() {
+            self.fail(slot, Cause::Overloaded, mail);
         }
+    }
+
+    /// Whether more wait than may.
+    fn is_full(&self) -> bool {
+        let room = Claims::default().room_for_newcomers(self.pool.counts());
+        let waits = |held: &Held<Prefill>| match held.state.stage {
+            Stage::Bootstrapping => true,
+            Stage::Prompt => held.request.pages.is_empty(),
+            Stage::Inflight | Stage::Over => false,
+        };
+        let mut places = self.config.max_running.saturating_sub(self.chunks.begun());
+        let takes_place = |_: &_| places.checked_sub(1).inspect(|left| places = *left).is_some();
+        self.slots.overflow(&self.config, room, waits, takes_place)
     }
 
     /// A Destination is here: the request gets in line, unless its deadline would pass before its turn.

@@ -135,19 +135,31 @@ fn a_field_nobody_knows_is_ignored() {
 
 #[test]
 fn a_full_queue_says_when_to_come_back() {
-    for layout in [&["--mixed"][..], &[]] {
-        let flags = [&["--max-running-requests", "1", "--max-queued-requests", "2"], layout].concat();
+    // One runs since there is no place for more, or no memory; of those that are handed over two have their pages, too.
+    let (one, small): (&[&str], &[&str]) = (&["--max-running-requests", "1"], &["--kv-memory", "1MiB"]);
+    for (bound, layout, taken) in
+        [(one, "mixed", 3), (one, "split", 5), (small, "mixed", 3), (small, "split", 3)]
+    {
+        let mut flags = [bound, &["--max-queued-requests", "2"]].concat();
+        flags.extend((layout == "mixed").then_some("--mixed"));
         let server = Server::start_long(&flags);
-        let mut clients: Vec<_> = (0..3).map(|_| server.connect()).collect();
-        for client in &mut clients {
-            client.post("/v1/completions", &endless());
+        let mut body = endless();
+        body["max_tokens"] = json!(if bound == small { 2000 } else { 60000 });
+        let mut clients = Vec::new();
+        for count in 1..=taken {
+            let mut client = server.connect();
+            client.post("/v1/completions", &body);
+            clients.push(client);
+            server.wait_until("taken", |metrics| {
+                let worker = if layout == "mixed" { "unified" } else { "decode" };
+                let names = ["vllm:num_requests_running", "vllm:num_requests_waiting"];
+                names.map(|name| metrics.sum(name, worker)).iter().sum::<f64>() == f64::from(count)
+            });
         }
-        clients[0].wait_for("data: ");
-        server.wait_until("all taken", |metrics| metrics.running() + metrics.waiting() >= 3.0);
         for stream in [false, true] {
-            let body = json!({"prompt": "a", "max_tokens": 1, "stream": stream});
+            body["stream"] = json!(stream);
             let reply = server.post("/v1/completions", &body);
-            assert_eq!(reply.error(), (429, "queue_full".into(), None));
+            assert_eq!(reply.error(), (429, "overloaded".into(), None));
             let seconds: u32 = reply.head.headers.get("retry-after").unwrap().parse().unwrap();
             assert!(seconds >= 1);
         }

@@ -139,6 +139,11 @@ fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
     assert!(summary.refused["overloaded"] == refused && refused > 300, "{:?}", summary.refused);
     assert_eq!(summary.completed + refused, 400);
     assert!(summary.good <= summary.completed && summary.goodput < 0.3);
+    // Where memory lets one or two in, places in the batch are no places to wait.
+    let scarce = SMALL.replace("16384", "256");
+    let places = "--prefill 1 --decode 1 --rate 1e5 --max-running-requests 64 --max-queued-requests 2";
+    let summary = simulate(&format!("{scarce} {places}"));
+    assert!((3..33).contains(&summary.completed), "{} are served", summary.completed);
 }
 
 #[test]

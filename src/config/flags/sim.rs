@@ -81,7 +81,8 @@ pub struct LoadFlags {
     /// Most requests that a worker steps at once [default: 256]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)))]
     pub max_running_requests: Option<u32>,
-    /// Most requests that wait in a worker; who comes then is sent to others, and refused by the last [default: 256]
+    /// Most requests that wait in a worker beyond those that can begin at once; who comes then is sent to others, and
+    /// refused by the last [default: 256]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)))]
     pub max_queued_requests: Option<u32>,
     /// Most prompt tokens computed in one turn [default: 8192]

@@ -71,7 +71,8 @@ impl ApiError {
 
     /// A queue is full.
     pub fn overloaded(retry_after: u32) -> Self {
-        let error = Self::new(429, "queue_full", "too many requests are waiting; try again later");
+        let error =
+            Self::new(429, Cause::Overloaded.name(), "too many requests are waiting; try again later");
         Self { retry_after: Some(retry_after), ..error }
     }
 
@@ -125,7 +126,7 @@ mod tests {
         );
         assert_eq!(
             body(ApiError::overloaded(2)),
-            r#"{"error":{"message":"too many requests are waiting; try again later","type":"rate_limit_error","param":null,"code":"queue_full"}}"#
+            r#"{"error":{"message":"too many requests are waiting; try again later","type":"rate_limit_error","param":null,"code":"overloaded"}}"#
         );
         assert_eq!(ApiError::new(503, "draining", "").kind, "server_error");
     }

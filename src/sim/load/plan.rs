@@ -85,7 +85,6 @@ pub struct Plan {
     /// The summary as JSON.
     pub json: bool,
     kv_tokens: u32,
-    slots: usize,
     config: SchedConfig,
 }
 
@@ -132,7 +131,7 @@ impl Plan {
         if !page_size.is_power_of_two() {
             return Err(value("--page-size", page_size, "a power of two".into()));
         }
-        let running = load.max_running_requests.unwrap_or(256);
+        let kv_tokens = load.kv_tokens.unwrap_or(800 << 10);
         let chunk = load.chunked_prefill_size.unwrap_or(8192);
         Ok(Plan {
             seed: flags.seed,
@@ -155,10 +154,10 @@ impl Plan {
                 itl: time("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0), MILLI)?,
             },
             json: load.json,
-            kv_tokens: load.kv_tokens.unwrap_or(800 << 10),
-            slots: (running + load.max_queued_requests.unwrap_or(256)) as usize,
+            kv_tokens,
             config: SchedConfig {
-                max_running: running as usize,
+                max_running: load.max_running_requests.unwrap_or(256) as usize,
+                max_queued: load.max_queued_requests.unwrap_or(256) as usize,
                 max_prefill_tokens: chunk,
                 chunked_prefill_size: chunk,
                 chunk_ms: load.chunk_ms.unwrap_or(0),
@@ -196,7 +195,7 @@ impl Plan {
         Size {
             config: SchedConfig { context, ..self.config },
             pages: self.kv_tokens / self.config.page_size,
-            slots: self.slots,
+            slots: self.config.slots(),
         }
     }
 }
@@ -229,6 +228,4 @@ fn coefficients(flag: &'static str, given: &[f64], default: [f64; 4]) -> Result<
         [a, b, c, d] if given.iter().all(|number| number.is_finite()) => return Ok([a, b, c, d]),
         _ => {}
     }
-    let typed = given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
-    Err(value(flag, typed, "three or four numbers".into()))
 }

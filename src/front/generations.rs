@@ -438,7 +438,8 @@ impl Generations {
         }
         for (choice, given) in open {
             if let Err(error) = self.place(id, choice, choice % samples, &given, way.now) {
-                return self.fail(id, &error, Cause::Overloaded, way);
+                let cause = if error.status == 429 { Cause::Overloaded } else { Cause::Refused };
+                return self.fail(id, &error, cause, way);
             }
         }
         self.close_if_over(id, way);

@@ -92,6 +92,18 @@ impl Loaded {
             vocab: model.vocab as u32,
             reserve: retraction.map_or(RESERVED_TOKENS, |retraction| retraction.reserved_tokens),
         };
+        let tokens = u64::from(pages) * u64::from(layout.page_size);
+        if tokens < context as u64 {
+            event!(
+                Warn,
+                "model",
+                "KV memory holds less than one context: longer requests are refused, see --kv-memory",
+                kv_tokens = tokens,
+                context = context,
+                context_mib =
+                    (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
+            );
+        }
         let tier_bytes = retraction.map_or(0, |retraction| retraction.memory.0);
         // A page's number is below the one that ends a chain.
         let tier_pages = u32::try_from(tier_bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1);

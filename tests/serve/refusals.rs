@@ -180,7 +180,13 @@ fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
         assert!(server.metrics().pools().values().all(|&pages| pages * 16.0 == total as f64));
         let body =
             |max_tokens: usize| json!({"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": true});
-        assert_eq!(server.post("/v1/completions", &body(total - 1)).error().0, 400);
+        let refused = server.post("/v1/completions", &body(total - 1));
+        assert_eq!(refused.error(), (400, "refused".into(), None));
+        for said in ["KV of 2049 tokens (2 of the prompt, 2047 to generate)", "for 2048 (--kv-memory)"] {
+            assert!(refused.text().contains(said), "{}", refused.text());
+        }
+        let long = json!({"prompt": vec![5; total], "max_tokens": 1});
+        assert_eq!(server.post("/v1/completions", &long).error(), (400, "refused".into(), None));
         std::thread::scope(|scope| {
             for _ in 0..6 {
                 scope.spawn(|| server.post("/v1/completions", &body(total - 10)).ok());

@@ -69,6 +69,22 @@ impl ApiError {
         Self { param: Some(param.into()), ..error }
     }
 
+    /// Prompt and answer take more KV than a worker's memory holds. `held` are tokens of whole pages.
+    pub fn kv_memory_exceeded(prompt: usize, answer: usize, held: usize) -> Self {
+        let message = format!(
+            "the request takes KV of {} tokens ({prompt} of the prompt, {answer} to generate), and a worker here has memory \
+             for {held} (--kv-memory)",
+            prompt + answer
+        );
+        Self::new(Cause::Refused.http_status(), Cause::Refused.name(), message)
+    }
+
+    /// The path takes these methods, and not the one it was asked with.
+    pub fn method_not_allowed(allow: &str) -> Self {
+        let error = Self::new(405, "method_not_allowed", format!("this path takes {allow}"));
+        Self { allow: Some(allow.to_owned()), ..error }
+    }
+
     /// A queue is full.
     pub fn overloaded(retry_after: u32) -> Self {
         let error =

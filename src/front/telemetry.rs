@@ -125,9 +125,9 @@ impl Watched {
         self.metrics.set_tally(&self.tally);
         let total = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let (computed, found) = (total(&stats.prompt_tokens_total), total(&stats.prefix_found_total));
-        // What decode found, prefill has counted; what it computed, nobody else.
-        let read = if self.role == EngineType::Decode { computed } else { computed + found };
-        self.metrics.prompt_tokens.raise_to(read);
+        // What decode found of a prompt that prefill has read, prefill has counted.
+        let had = if self.role == EngineType::Decode { total(&stats.prompt_cached_total) } else { found };
+        self.metrics.prompt_tokens.raise_to(computed + had);
         self.metrics.prefix_asked.raise_to(total(&stats.prefix_asked_total));
         self.metrics.prefix_found.raise_to(found);
         self.metrics.generation_tokens.raise_to(total(&stats.generated_tokens_total));

@@ -219,7 +219,9 @@ impl Chunks {
         // What was computed again has its next token.
         let is_prompt = held.request.output.is_empty();
         if is_prompt {
-            stats.computed(tokens)
+            stats.computed(tokens);
+            // What the cache had is before the first chunk.
+            stats.had(if chunk.tokens.start == held.cached { held.cached } else { 0 });
         } else {
             stats.recomputed(tokens)
         }

@@ -31,6 +31,9 @@ pub struct WorkerStats {
     pub waiting_tokens: AtomicU64,
     /// Prompt tokens computed since start.
     pub prompt_tokens_total: AtomicU64,
+    /// Tokens of prompts read here that the prefix cache had since start; of decode, which reads few, not those that
+    /// only were not sent.
+    pub prompt_cached_total: AtomicU64,
     /// Prompt tokens that the prefix cache was asked for since start.
     pub prefix_asked_total: AtomicU64,
     /// Of them, those that it had: neither computed nor, on decode, sent.
@@ -90,6 +93,10 @@ impl WorkerStats {
 
     pub(in crate::sched) fn computed(&self, tokens: u32) {
         self.prompt_tokens_total.fetch_add(tokens.into(), Ordering::Relaxed);
+    }
+
+    pub(in crate::sched) fn had(&self, tokens: u32) {
+        self.prompt_cached_total.fetch_add(tokens.into(), Ordering::Relaxed);
     }
 
     pub(in crate::sched) fn recomputed(&self, tokens: u32) {

@@ -226,6 +226,9 @@ pub const PASSES_MAX: u32 = 32;
 /// Tokens ahead of what it has that a running request is promised pages for: as many as SGLang's
 /// `--num-reserved-decode-tokens`, longer than most answers.
 pub const RESERVED_TOKENS: u32 = 512;
+/// Between two lines of the log that say that requests gave up their pages: where memory is scarce they do so many times a
+/// second.
+pub const SHORTAGE_TOLD_EVERY: Duration = Duration::from_secs(1);
 /// A copy of so many bytes tells the whole pace of copies; of smaller ones much is the cost of beginning.
 pub const PACE_COPIED_BYTES: f64 = 1024.0 * 1024.0;
 /// Prompt tokens that tell the whole pace of a forward pass.

@@ -18,7 +18,7 @@ use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use serde::Serialize;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What a server tells about itself.
 #[derive(Clone, Debug)]
@@ -103,6 +103,11 @@ impl Routes {
     /// Whether it was told so.
     pub fn is_draining(&self) -> bool {
         self.draining
+    }
+
+    /// Says in the log what figures show.
+    pub fn look(&mut self, now: Instant) {
+        self.telemetry.tell(now);
     }
 
     /// Whether the engine hangs.

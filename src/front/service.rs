@@ -170,6 +170,7 @@ impl Service {
 
     fn tick(&mut self, now: Instant) {
         self.watch(now);
+        self.routes.look(now);
         self.generations.expire(now);
         self.connections.expire(&mut self.reactor, now);
         if let Some(peers) = &mut self.peers {

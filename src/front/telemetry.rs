@@ -3,12 +3,14 @@
 //! Thread: `ctl`. Figures of an engine are looked at when somebody asks, never waited for.
 
 use crate::front::openai::info::Load;
+use crate::front::shortage::Shortage;
 use crate::obs::metrics::{Depths, EngineType, PageCounts, WorkerMetrics};
 use crate::obs::registry::Registry;
 use crate::sched::stats::WorkerStats;
 use crate::transfer::tally::Tally;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// One worker's figures.
 #[derive(Debug)]
@@ -30,12 +32,22 @@ pub struct Watched {
 pub struct Telemetry {
     registry: Registry,
     workers: Vec<Watched>,
+    /// Of each of them.
+    shortages: Vec<Shortage>,
 }
 
 impl Telemetry {
     /// Over these workers.
     pub fn new(registry: Registry, workers: Vec<Watched>) -> Telemetry {
-        Telemetry { registry, workers }
+        let shortages = workers.iter().map(|_| Shortage::default()).collect();
+        Telemetry { registry, workers, shortages }
+    }
+
+    /// Says in the log what operators should not have to look for.
+    pub fn tell(&mut self, now: Instant) {
+        for (index, (shortage, worker)) in self.shortages.iter_mut().zip(&self.workers).enumerate() {
+            shortage.look(index, &worker.stats, now);
+        }
     }
 
     /// Prometheus text.

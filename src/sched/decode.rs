@@ -254,6 +254,7 @@ impl DecodeWorker {
         let room = self.claims().room_for_retracted(self.pool.counts());
         let (slots, pool) = (&mut self.slots, &mut self.pool);
         let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else { return };
+        self.stats.resumed();
         if self.slots[slot].is_filled() {
             self.join(slot, now);
         } else {

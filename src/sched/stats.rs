@@ -40,6 +40,8 @@ pub struct WorkerStats {
     pub prefix_found_total: AtomicU64,
     /// Times since start that a running request gave up its pages.
     pub retracted_total: AtomicU64,
+    /// Times since start that one got pages again.
+    pub resumed_total: AtomicU64,
     /// Tokens computed again since start, since their KV was dropped.
     pub recomputed_tokens_total: AtomicU64,
     /// Tokens generated since start.
@@ -105,6 +107,10 @@ impl WorkerStats {
 
     pub(in crate::sched) fn retracted(&self) {
         self.retracted_total.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(in crate::sched) fn resumed(&self) {
+        self.resumed_total.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(in crate::sched) fn generated(&self, tokens: u32) {

@@ -141,8 +141,8 @@ impl Plan {
             retries: RETRIES_DEFAULT,
             traffic,
             cost: Cost {
-                prefill: coefficients("--prefill-ms", &load.prefill_ms, cost::DEFAULT.prefill)?,
-                decode: coefficients("--decode-ms", &load.decode_ms, cost::DEFAULT.decode)?,
+                prefill: coefficients("--prefill-ms", &load.prefill_ms, cost::DEFAULT.prefill, chunk)?,
+                decode: coefficients("--decode-ms", &load.decode_ms, cost::DEFAULT.decode, kv_tokens)?,
             },
             fabric: Fabric {
                 bytes_per_token: load.kv_bytes_per_token.unwrap_or(128 << 10),
@@ -220,12 +220,30 @@ fn time(flag: &'static str, number: f64, unit: Nanos) -> Result<Nanos, ConfigErr
     }
 }
 
-/// The numbers of a polynomial, the last of which may be left away.
-fn coefficients(flag: &'static str, given: &[f64], default: [f64; 4]) -> Result<[f64; 4], ConfigError> {
-    match *given {
+/// The numbers of a polynomial, the last of which may be left away or below 0, as long as no step of up to `most` tokens
+/// takes less than no time.
+fn coefficients(
+    flag: &'static str,
+    given: &[f64],
+    default: [f64; 4],
+    most: u32,
+) -> Result<[f64; 4], ConfigError> {
+    let typed = || given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
+    let numbers = match *given {
         [] => return Ok(default),
-        [a, b, c] if given.iter().all(|number| number.is_finite()) => return Ok([a, b, c, 0.0]),
-        [a, b, c, d] if given.iter().all(|number| number.is_finite()) => return Ok([a, b, c, d]),
-        _ => {}
+        [a, b, c] => [a, b, c, 0.0],
+        [a, b, c, d] => [a, b, c, d],
+        _ => return Err(value(flag, typed(), "three or four numbers".into())),
+    };
+    let [a, b, _, d] = numbers;
+    let most = f64::from(most);
+    let are_times = numbers[..3].iter().all(|&number| number >= 0.0) && a + b * most + d * most * most >= 0.0;
+    match are_times && numbers.iter().all(|number| number.is_finite()) {
+        true => Ok(numbers),
+        false => {
+            let limit =
+                format!("a step of up to {most} tokens must not take less than 0 ms, by A, B, C or D");
+            Err(value(flag, typed(), limit))
+        }
     }
 }

@@ -112,8 +112,10 @@ fn memory_for_retracted_requests_follows_the_pool() {
     assert_eq!(of("decode m --kv-memory 2GiB"), (512, 2 << 30));
     let line = "decode m --disaggregation-num-reserved-decode-tokens 0 --swap-memory 0";
     assert_eq!(of(line), (0, 0));
-    let error = refusal("serve m --swap-memory 100TiB");
-    assert!(error.contains("--swap-memory"), "{error}");
+    for size in ["100TiB", "5"] {
+        let error = refusal(&format!("serve m --swap-memory {size}"));
+        assert!(error.contains("must be 0, or 1MiB to 64TiB; a number without a unit is bytes"), "{error}");
+    }
 }
 
 #[test]
@@ -157,6 +159,11 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
     for (line, parts) in [
         ("serve m --page-size 24", &["--page-size 24", "power of two"][..]),
         ("serve m --page-size 512", &["512", "--page-size", "1..=256"]),
+        ("serve m --max-model-len -1", &["--max-model-len", "-1", "is not in 2..="]),
+        ("serve m --chunk-ms -5", &["--chunk-ms", "-5"]),
+        ("serve m --kv-memory -1", &["--kv-memory", "-1", "2GiB"]),
+        ("prefill m --bootstrap-port -1", &["--bootstrap-port", "-1"]),
+        ("sim --load --rate nothing", &["--rate", "nothing"]),
         ("serve m --kv-memory 1KiB", &["--kv-memory 1KiB", "1MiB", "64TiB"]),
         ("serve m --kv-memory 2XB", &["2XB", "--kv-memory", "2GiB"]),
         ("serve m --max-running-requests 0", &["0", "--max-running-requests", "1..=4096"]),
@@ -339,7 +346,8 @@ fn only_a_prefill_worker_posts_over_rdma() {
         "--data-threads split: only with --transfer auto or rdma"
     );
     for command in ["serve", "decode"] {
-        assert!(refusal(&format!("{command} m --data-threads split")).contains("unexpected argument"));
+        let refused = refusal(&format!("{command} m --data-threads split"));
+        assert_eq!(refused, format!("--data-threads is no flag of baton {command}, but of baton prefill"));
     }
 }
 

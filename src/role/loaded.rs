@@ -107,6 +107,10 @@ impl Loaded {
         let tier_bytes = retraction.map_or(0, |retraction| retraction.memory.0);
         // A page's number is below the one that ends a chain.
         let tier_pages = u32::try_from(tier_bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1);
+        if tier_bytes > 0 && tier_pages == 0 {
+            let reason = format!("holds no page: one takes {} bytes; 0 does without", layout.page_bytes());
+            return Err(RoleError::Config("--swap-memory", reason));
+        }
         let pinned = worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
         let options = CpuOptions {
             threads: worker.cores.threads,

@@ -408,6 +408,17 @@ fn other_paths_are_served_by_whom_they_concern() {
         let (seen, body) = client.answer();
         assert!(seen == status && body.starts_with(r#"{"error":{"message":"#), "{seen} {body}");
     }
+    for (method, path, allow) in [
+        ("PUT", "/v1/completions", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+        ("DELETE", "/workers", "GET, POST"),
+        ("POST", "/registry", "PUT, DELETE"),
+        ("PUT", "/workers/0", "GET, DELETE"),
+    ] {
+        let mut client = router.connect();
+        client.ask(method, path, "", "");
+        assert_eq!((client.answer().0, client.header("allow")), (405, Some(allow)), "{method} {path}");
+    }
     assert!(prefill.is_unasked() && decode.is_unasked());
 }
 

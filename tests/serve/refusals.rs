@@ -119,11 +119,16 @@ fn unknown_paths_and_other_methods() {
         ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"]
     {
         assert_eq!(server.get(path).error().0, 405, "{path}");
-        assert_eq!(server.request(Method::Put, path, &[], b"").error().0, 405, "{path}");
+        let reply = server.request(Method::Put, path, &[], b"");
+        assert_eq!((reply.error().0, reply.head.headers.get("allow")), (405, Some("POST")), "{path}");
     }
     for path in ["/health", "/metrics", "/v1/models", "/server_info", "/version", "/readiness"] {
-        assert_eq!(server.post(path, &json!({})).error().0, 405, "{path}");
+        let reply = server.post(path, &json!({}));
+        let is_health = ["/health", "/readiness"].contains(&path);
+        let allow = if is_health { "GET, HEAD" } else { "GET" };
+        assert_eq!((reply.error().0, reply.head.headers.get("allow")), (405, Some(allow)), "{path}");
     }
+    assert_eq!(server.get("/").head.headers.get("allow"), None);
 }
 
 #[test]

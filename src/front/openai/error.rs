@@ -19,6 +19,8 @@ pub struct ApiError {
     pub code: &'static str,
     /// Seconds after which another try makes sense.
     pub retry_after: Option<u32>,
+    /// Methods that the path takes, where it was asked with another one.
+    pub allow: Option<String>,
 }
 
 impl ApiError {
@@ -31,7 +33,7 @@ impl ApiError {
             400..500 => "invalid_request_error",
             _ => "server_error",
         };
-        Self { status, message: message.into(), kind, param: None, code, retry_after: None }
+        Self { status, message: message.into(), kind, param: None, code, retry_after: None, allow: None }
     }
 
     /// The body is not JSON, or no object.

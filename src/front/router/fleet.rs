@@ -262,6 +262,7 @@ impl Fleet {
         if let Owner::Lead(client) = call.owner
             && reactor.queued(client) > ROUTER_CLIENT_QUEUED_MAX
         {
+            call.held_back = true;
             return;
         }
         let mut some = false;
@@ -340,7 +341,7 @@ impl Fleet {
     fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
-        let begun = call.is_begun();
+        let (begun, held_back) = (call.is_begun(), call.held_back);
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
@@ -354,6 +355,9 @@ impl Fleet {
                 self.unwell(reactor, worker, now);
             }
             _ => {
+                // A worker that is gone was found to be, while its client read what was there.
+                let is_up = self.router.load(worker).is_some_and(|load| load.usable);
+                let lost = if lost == Lost::Closed && held_back && is_up { Lost::Behind } else { lost };
                 let what = if begun { What::Lost(lost) } else { What::Refused };
                 self.news.push_back(News { owner, conn, what });
             }

@@ -764,7 +764,11 @@ fn who_reads_prompts_refuses_what_would_wait_past_its_deadline() {
         let hurried = submit(&mut rig, &hurried);
         rig.turn();
         assert_eq!(rig.outcome(hurried), Some(Outcome::Failed(Cause::Overloaded)), "split: {split}");
+        let mut late = Wanted::new(20, 1);
+        late.patience = Duration::ZERO;
+        let late = submit(&mut rig, &late);
         rig.finish();
+        assert_eq!(rig.outcome(late), Some(Outcome::Failed(Cause::Deadline)), "split: {split}");
     }
 }
 

@@ -114,11 +114,12 @@ impl Chunks {
         &self.picked
     }
 
-    /// Whether what waits and has begun takes longer than `left`, so that who has come last comes too late.
+    /// Whether what waits and has begun takes longer than `left`, so that who has come last comes too late. Who has no time
+    /// left is late already, and ended for that.
     pub fn is_beyond<S>(&self, slots: &Slots<S>, left: Duration) -> bool {
         let all = self.line.slots().chain(self.begun.iter().copied());
         let tokens = all.map(|slot| u64::from(slots[slot].uncomputed())).sum();
-        self.estimate(tokens).is_some_and(|takes| takes > left)
+        !left.is_zero() && self.estimate(tokens).is_some_and(|takes| takes > left)
     }
 
     /// How long `tokens` take at the measured speed.

@@ -241,7 +241,9 @@ fn a_client_s_own_deadline_is_kept() {
     let late = ask("1", json!({}));
     let error: Value = serde_json::from_str(late.text()).unwrap();
     assert_eq!((late.status(), &error["error"]["code"]), (408, &json!("deadline")));
-    assert!(ask("1", json!({"stream": true})).text().contains("\"deadline\""));
+    // By now the pace is known, and it may be foretold.
+    let late = ask("1", json!({"stream": true})).text().to_owned();
+    assert!(late.contains("\"deadline\"") || late.contains("\"overloaded\""), "{late}");
     assert_eq!(ask("60000", json!({"max_tokens": 3})).status(), 200);
     for wrong in ["0", "-1", "soon", "1.5", "99999999999999999999999"] {
         let refused = ask(wrong, json!({}));

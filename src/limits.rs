@@ -232,6 +232,9 @@ pub const PASSES_MAX: u32 = 32;
 /// Tokens ahead of what it has that a running request is promised pages for: as many as SGLang's
 /// `--num-reserved-decode-tokens`, longer than most answers.
 pub const RESERVED_TOKENS: u32 = 512;
+/// Between two lines of the log that say that requests gave up their pages: where memory is scarce they do so many times a
+/// second.
+pub const SHORTAGE_TOLD_EVERY: Duration = Duration::from_secs(1);
 /// A copy of so many bytes tells the whole pace of copies; of smaller ones much is the cost of beginning.
 pub const PACE_COPIED_BYTES: f64 = 1024.0 * 1024.0;
 /// Prompt tokens that tell the whole pace of a forward pass.
@@ -324,6 +327,9 @@ pub const RETRY_DELAY_MAX: Duration = Duration::from_secs(1);
 pub const RETRY_TIME_MAX: Duration = Duration::from_secs(15);
 /// How much later than a worker the router ends a request whose client's time is up: the worker's answer says more.
 pub const ROUTER_GRACE: Duration = Duration::from_secs(1);
+/// How long a worker has to end a request that it is told to abort, before its connection is closed: it does so in
+/// milliseconds once it has heard.
+pub const ROUTER_ABORT_TIME: Duration = Duration::from_secs(1);
 /// How long a worker at which a request failed is asked last: what fails at once has always least to do, and would draw
 /// all requests to itself. As long as a prefill worker that could not be reached is not dialled again.
 pub const ROUTER_SUSPECT_TIME: Duration = DIAL_HOLD_OFF;

@@ -579,6 +579,58 @@ fn what_cannot_fit_an_empty_pool_is_refused_at_arrival() {
     assert_eq!(rig.outcome(legs.decode), Some(Outcome::Failed(Cause::OtherLeg)));
 }
 
+/// Of those that come at once as many wait as may, beyond those that can begin; the others are told so.
+#[test]
+fn no_more_wait_than_may_beyond_those_that_can_begin() {
+    let overloaded = Some(Outcome::Failed(Cause::Overloaded));
+    // The pool holds one of them, or all.
+    for (pages, begin) in [(16, 1), (256, 2)] {
+        let mut setup = Setup::new();
+        (setup.config.max_running, setup.config.max_queued, setup.decode_pages) = (2, 3, pages);
+        setup.config.prefix_cache = false;
+        let mut rig = Rig::mixed(&setup);
+        let legs: Vec<_> = (0..9).map(|_| rig.submit(&Wanted::new(40, 20)).decode).collect();
+        rig.turn();
+        let refused: Vec<_> = legs.iter().map(|&leg| rig.outcome(leg) == overloaded).collect();
+        assert_eq!(refused, (0..9).map(|at| at >= begin + 3).collect::<Vec<_>>(), "{pages} pages");
+        // Somebody has ended, and somebody may come.
+        while rig.told[&legs[0]].outcome.is_none() {
+            rig.turn();
+        }
+        rig.turn();
+        let late = rig.submit(&Wanted::new(40, 20)).decode;
+        rig.finish();
+        assert!(
+            legs[..begin + 3].iter().chain([&late]).all(|&leg| rig.outcome(leg) == Some(Outcome::Length))
+        );
+    }
+}
+
+/// What waits for KV has places of its own on decode; who finds none waits with the others.
+#[test]
+fn what_arrives_is_not_counted_among_those_that_wait() {
+    for (pages, max_new, taken) in [(16, 52, 1 + 3), (256, 100, 2 + 4 + 3)] {
+        let mut setup = Setup::new();
+        (setup.config.max_running, setup.config.max_queued, setup.decode_pages) = (2, 3, pages);
+        let mut rig = Rig::split(&setup);
+        let mut wanted = Wanted::new(12, max_new);
+        let legs: Vec<_> = (0..taken as u32 + 2)
+            .map(|salt| {
+                wanted.prompt[0] = salt;
+                let legs = rig.submit(&wanted);
+                // Time for prefill, not for an end.
+                (0..6).for_each(|_| _ = rig.turn());
+                legs.decode
+            })
+            .collect();
+        let refused =
+            legs.iter().filter(|&&leg| rig.outcome(leg) == Some(Outcome::Failed(Cause::Overloaded)));
+        assert_eq!(refused.count(), 2, "{pages} pages");
+        rig.finish();
+        assert_eq!(rig.outcome(legs[taken - 1]), Some(Outcome::Length));
+    }
+}
+
 /// Small requests keep coming; the large one, which needs the whole pool, still gets its turn.
 #[test]
 fn a_large_request_is_not_starved_by_small_ones() {
@@ -799,6 +851,33 @@ fn prefill_refuses_what_would_wait_past_its_deadline() {
     (0..4).for_each(|_| _ = rig.turn());
     assert_eq!(rig.outcome(legs.prefill.unwrap()), Some(Outcome::Failed(Cause::Overloaded)));
     rig.finish();
+}
+
+/// The same of a worker that generates, too, and of decode where it reads a prompt itself.
+#[test]
+fn who_reads_prompts_refuses_what_would_wait_past_its_deadline() {
+    for split in [false, true] {
+        let mut setup = Setup::new();
+        setup.config.chunked_prefill_size = 4;
+        let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+        let submit = |rig: &mut Rig, wanted: &Wanted| match split {
+            true => rig.submit_alone(wanted),
+            false => rig.submit(wanted).decode,
+        };
+        rig.watch.token_ns.store(1_000_000_000, Relaxed);
+        submit(&mut rig, &Wanted::new(100, 1));
+        (0..4).for_each(|_| _ = rig.turn());
+        let mut hurried = Wanted::new(20, 1);
+        hurried.patience = Duration::from_secs(60);
+        let hurried = submit(&mut rig, &hurried);
+        rig.turn();
+        assert_eq!(rig.outcome(hurried), Some(Outcome::Failed(Cause::Overloaded)), "split: {split}");
+        let mut late = Wanted::new(20, 1);
+        late.patience = Duration::ZERO;
+        let late = submit(&mut rig, &late);
+        rig.finish();
+        assert_eq!(rig.outcome(late), Some(Outcome::Failed(Cause::Deadline)), "split: {split}");
+    }
 }
 
 /// The thread function: rung by commands, parked in between, gone when told to stop.

@@ -217,6 +217,19 @@ impl Router {
         others.into_iter().find_map(|other| Some((other.number, one.kind.difference(&other.kind)?)))
     }
 
+    /// What keeps a worker from each of the other role that is here, by the first of them. `None` where it fits one, or
+    /// none is here.
+    pub fn misfit(&self, worker: WorkerNumber) -> Option<(WorkerNumber, Difference)> {
+        let one = self.member(worker)?;
+        let mut others = self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
+        let first = others.next()?;
+        let fits = |other: &Member| self.fit(one, other);
+        if fits(first) || others.any(fits) {
+            return None;
+        }
+        Some((first.number, one.kind.difference(&first.kind)?))
+    }
+
     /// A worker has told whether it reads prompts where no prefill worker is left.
     pub fn set_reads_alone(&mut self, worker: WorkerNumber, reads_alone: bool) {
         if let Some(place) = self.place(worker) {
@@ -812,10 +825,16 @@ mod tests {
             assert_eq!(router.introduced(worker, kind("old")), None);
         }
         assert_eq!(router.introduced(new, kind("new")).map(|(worker, _)| worker), Some(other_new));
+        let misfit =
+            |router: &Router, worker| router.misfit(worker).map(|(other, why)| (other, why.to_string()));
+        let why = "weights differs: new and old".to_owned();
+        assert_eq!(misfit(&router, new), Some((other_new, why)), "it fits nobody");
+        assert_eq!(misfit(&router, old), None);
         let chosen: Vec<_> =
             (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
         assert_eq!(chosen, [(0, 2), (0, 3), (0, 2), (0, 3)], "none for the new one yet");
         router.introduced(other_new, kind("new"));
+        assert_eq!([new, other_new, old].map(|worker| router.misfit(worker)), [None, None, None]);
         let chosen: Vec<_> =
             (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
         assert_eq!(chosen, [(1, 2), (0, 3), (1, 2), (0, 3)]);

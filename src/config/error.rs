@@ -15,6 +15,15 @@ pub enum ConfigError {
         /// Why, or what to use instead.
         why: &'static str,
     },
+    /// A flag that this command does not have.
+    Elsewhere {
+        /// The flag.
+        flag: String,
+        /// The command.
+        command: String,
+        /// Those that have it.
+        others: String,
+    },
     /// A value out of its range.
     Value {
         /// The flag.
@@ -73,6 +82,9 @@ impl fmt::Display for ConfigError {
         match self {
             ConfigError::Usage(error) => error.fmt(f),
             ConfigError::Later { what, why } => write!(f, "{what} is not supported by this version: {why}"),
+            ConfigError::Elsewhere { flag, command, others } => {
+                write!(f, "{flag} is no flag of baton {command}, but of baton {others}")
+            }
             ConfigError::Value { flag, value, limit } => write!(f, "{flag} {value}: {limit}"),
             ConfigError::Conflict { flag, other, why } => write!(f, "{flag} and {other}: {why}"),
             ConfigError::Missing { flag, why } => write!(f, "{flag} is needed: {why}"),

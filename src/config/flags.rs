@@ -313,7 +313,8 @@ pub(super) struct AdmissionFlags {
     /// Most requests that a worker steps at once
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)))]
     pub(super) max_running_requests: u32,
-    /// Most requests that wait in a worker; beyond it the answer is 429
+    /// Most requests that wait in a worker for KV pages or their turn, beyond those that can begin at once; then the answer
+    /// is 429. In a decode worker twice as many as run may have KV on its way besides
     #[arg(long, value_name = "N", default_value_t = 1024, value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)))]
     pub(super) max_queued_requests: u32,
 }

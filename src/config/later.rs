@@ -1,4 +1,4 @@
-//! Names that users of the field may type and this version does not have: refused by name, with what
+//! Names that users of the field may type and this version does not have, or not there: refused by name, with what
 //! to do instead, rather than as a misspelling.
 
 use super::error::ConfigError;
@@ -183,6 +183,23 @@ pub fn explain(error: &clap::Error) -> Option<ConfigError> {
     }
 }
 
+/// What to say of a flag that `command` does not have and others do.
+pub fn elsewhere(error: &clap::Error, cli: &clap::Command, command: &str) -> Option<ConfigError> {
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
+    let name = flag.strip_prefix("--").filter(|_| error.kind() == ErrorKind::UnknownArgument)?;
+    let is_it =
+        |arg: &clap::Arg| arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name));
+    let has = |command: &&clap::Command| command.get_arguments().any(is_it);
+    cli.get_subcommands().find(|typed| typed.get_name() == command)?;
+    let mut others: Vec<&str> = cli.get_subcommands().filter(has).map(clap::Command::get_name).collect();
+    others.sort_unstable();
+    (!others.is_empty() && !others.contains(&command)).then(|| ConfigError::Elsewhere {
+        flag: flag.clone(),
+        command: command.to_owned(),
+        others: others.join(" and baton "),
+    })
+}
+
 fn by_name(name: &str) -> Option<ConfigError> {
     let (_, why) = NAMES.iter().chain(ROUTERS).find(|(known, _)| *known == name)?;
     Some(ConfigError::Later { what: name.into(), why })
@@ -192,6 +209,22 @@ fn by_name(name: &str) -> Option<ConfigError> {
 mod tests {
     use super::*;
     use crate::config::{Surroundings, parse};
+
+    #[test]
+    fn a_flag_of_another_command_is_told_from_a_misspelling() {
+        let here = Surroundings { cpus: vec![0], parallelism: 1, log_level: None };
+        let said = |line: &[&str]| parse(line, &here).unwrap_err().to_string();
+        assert_eq!(
+            said(&["baton", "serve", "m", "--local-prefill"]),
+            "--local-prefill is no flag of baton serve, but of baton decode"
+        );
+        assert_eq!(
+            said(&["baton", "prefill", "m", "--policy", "round_robin"]),
+            "--policy is no flag of baton prefill, but of baton router and baton sim"
+        );
+        let misspelt = said(&["baton", "decode", "m", "--local-prefil"]);
+        assert!(misspelt.contains("a similar argument exists: '--local-prefill'"), "{misspelt}");
+    }
 
     #[test]
     fn every_name_is_explained_and_none_is_a_flag_of_ours() {

@@ -81,10 +81,20 @@ const PORTS: [(&str, u16); 4] =
 
 /// What clap is to take: the flags, and what of their help differs between commands that share them.
 fn command_line() -> clap::Command {
-    PORTS.into_iter().fold(<Cli as clap::CommandFactory>::command(), |cli, (command, port)| {
+    let cli = PORTS.into_iter().fold(<Cli as clap::CommandFactory>::command(), |cli, (command, port)| {
         let help = format!("Port of the HTTP interface; 0 takes a free one [default: {port}]");
         cli.mut_subcommand(command, |command| command.mut_arg("port", |arg| arg.help(help)))
-    })
+    });
+    takes_negatives(cli)
+}
+
+/// Has `-1` be the value of the flag before it, for which it is out of range as a rule, and not a flag nobody knows.
+fn takes_negatives(command: clap::Command) -> clap::Command {
+    let takes = |arg: clap::Arg| match arg.get_action().takes_values() && !arg.is_positional() {
+        true => arg.allow_negative_numbers(true),
+        false => arg,
+    };
+    command.mut_args(takes).mut_subcommands(takes_negatives)
 }
 
 /// Parses and resolves a command line, program name first.
@@ -92,9 +102,13 @@ pub fn parse(
     arguments: impl IntoIterator<Item = impl Into<OsString> + Clone>,
     surroundings: &Surroundings,
 ) -> Result<Invocation, ConfigError> {
-    let matches = command_line()
-        .try_get_matches_from(arguments)
-        .map_err(|error| later::explain(&error).unwrap_or(ConfigError::Usage(error)))?;
+    let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
+    let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    let explain = |error| {
+        let known = later::explain(&error).or_else(|| later::elsewhere(&error, &command_line(), command));
+        known.unwrap_or(ConfigError::Usage(error))
+    };
+    let matches = command_line().try_get_matches_from(&arguments).map_err(explain)?;
     let cli = Cli::from_arg_matches(&matches).map_err(ConfigError::Usage)?;
     listens_alone(&matches)?;
     resolve::resolve(cli, surroundings)

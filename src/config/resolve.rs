@@ -153,7 +153,8 @@ impl Resolver<'_> {
         }
         let memory = flags.kv.kv_memory;
         if !(KV_MEMORY_MIN..=KV_MEMORY_MAX).contains(&memory.0) {
-            let limit = format!("must be {} to {}", ByteSize(KV_MEMORY_MIN), ByteSize(KV_MEMORY_MAX));
+            let (least, most) = (ByteSize(KV_MEMORY_MIN), ByteSize(KV_MEMORY_MAX));
+            let limit = format!("must be {least} to {most}; a number without a unit is bytes");
             return Err(value("--kv-memory", memory, limit));
         }
         Ok(WorkerConfig {
@@ -351,8 +352,10 @@ fn chunks(flags: &ChunkFlags) -> Result<ChunkConfig, ConfigError> {
 
 fn retraction(flags: &RetractionFlags, kv: &KvConfig) -> Result<RetractionConfig, ConfigError> {
     let memory = flags.swap_memory.unwrap_or(kv.memory);
-    if memory.0 > KV_MEMORY_MAX {
-        return Err(value("--swap-memory", memory, format!("must be at most {}", ByteSize(KV_MEMORY_MAX))));
+    if memory.0 != 0 && !(KV_MEMORY_MIN..=KV_MEMORY_MAX).contains(&memory.0) {
+        let (least, most) = (ByteSize(KV_MEMORY_MIN), ByteSize(KV_MEMORY_MAX));
+        let limit = format!("must be 0, or {least} to {most}; a number without a unit is bytes");
+        return Err(value("--swap-memory", memory, limit));
     }
     Ok(RetractionConfig { reserved_tokens: flags.num_reserved_decode_tokens, memory })
 }

@@ -108,8 +108,10 @@ fn memory_for_retracted_requests_follows_the_pool() {
     assert_eq!(of("decode m --kv-memory 2GiB"), (512, 2 << 30));
     let line = "decode m --disaggregation-num-reserved-decode-tokens 0 --swap-memory 0";
     assert_eq!(of(line), (0, 0));
-    let error = refusal("serve m --swap-memory 100TiB");
-    assert!(error.contains("--swap-memory"), "{error}");
+    for size in ["100TiB", "5"] {
+        let error = refusal(&format!("serve m --swap-memory {size}"));
+        assert!(error.contains("must be 0, or 1MiB to 64TiB; a number without a unit is bytes"), "{error}");
+    }
 }
 
 #[test]
@@ -121,6 +123,85 @@ fn chunk_bounds_follow_each_other() {
     assert_eq!(chunks("serve m"), (16384, 2048));
     assert_eq!(chunks("serve m --chunked-prefill-size 32768"), (32768, 32768));
     assert_eq!(chunks("serve m --max-prefill-tokens 512"), (512, 512));
+}
+
+#[test]
+fn a_router_needs_no_workers_and_takes_anybodys_on_loopback_alone() {
+    for (line, anybody) in [
+        ("router", true),
+        ("router --host 0.0.0.0", false),
+        ("router --host 0.0.0.0 --insecure", true),
+        ("router --registry etcd://127.0.0.1:1,localhost:2", true),
+    ] {
+        let (Command::Router(config), _) = run(line) else { panic!("{line}") };
+        assert!(config.prefill.is_empty() && config.decode.is_empty());
+        assert_eq!(config.takes_anybody, anybody, "{line}");
+    }
+}
+
+#[test]
+fn what_is_wrong_is_named_with_its_value_and_limit() {
+    for (line, parts) in [
+        ("serve m --page-size 24", &["--page-size 24", "power of two"][..]),
+        ("serve m --page-size 512", &["512", "--page-size", "1..=256"]),
+        ("serve m --max-model-len -1", &["--max-model-len", "-1", "is not in 2..="]),
+        ("serve m --chunk-ms -5", &["--chunk-ms", "-5"]),
+        ("serve m --kv-memory -1", &["--kv-memory", "-1", "2GiB"]),
+        ("prefill m --bootstrap-port -1", &["--bootstrap-port", "-1"]),
+        ("sim --load --rate nothing", &["--rate", "nothing"]),
+        ("serve m --kv-memory 1KiB", &["--kv-memory 1KiB", "1MiB", "64TiB"]),
+        ("serve m --kv-memory 2XB", &["2XB", "--kv-memory", "2GiB"]),
+        ("serve m --max-running-requests 0", &["0", "--max-running-requests", "1..=4096"]),
+        ("serve m --chunked-prefill-size 32 --max-prefill-tokens 16", &["--chunked-prefill-size 32", "16"]),
+        ("serve m --cpus 2-5", &["--cpus 4", "0-3"]),
+        ("serve m --mixed --prefill-workers 2", &["--mixed", "--prefill-workers"]),
+        ("serve m --mixed --transfer shm", &["--mixed", "--transfer"]),
+        ("serve m --prefill-workers 0", &["0", "--prefill-workers", "1..=16"]),
+        ("serve m --host example.org", &["example.org", "--host", "IP address"]),
+        ("serve", &["<MODEL>"]),
+        ("serve m --bootstrap-port 1", &["--bootstrap-port"]),
+        ("prefill m --bootstrap-port 30000", &["--bootstrap-port 30000", "--port"]),
+        ("prefill m --advertise-host 0.0.0.0", &["0.0.0.0", "--advertise-host"]),
+        ("decode m --advertise-host node-7", &["--advertise-host node-7", "IP address"]),
+        ("prefill m --host 0.0.0.0", &["--cluster-key-file or --insecure", "0.0.0.0"]),
+        ("decode m --host 10.0.0.1", &["--cluster-key-file or --insecure", "10.0.0.1"]),
+        ("decode m --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
+        ("decode m --cluster-key-file /nowhere", &["--cluster-key-file /nowhere", "No such file"]),
+        ("decode m --bootstrap-allow 10.0.0.0/99", &["10.0.0.0/99", "--bootstrap-allow", "32 bits"]),
+        ("prefill m --host 0.0.0.0 --insecure --registry http://a:1", &["--advertise-host", "0.0.0.0"]),
+        ("decode m --registry ftp://a:1", &["ftp://a:1", "--registry", "etcd://HOST:PORT"]),
+        ("decode m --peer-timeout 0.4", &["0.4", "--peer-timeout", "0.5 to 60"]),
+        ("router --registry http://a:1", &["--registry http://a:1", "etcd://"]),
+        ("router --registry etcd://10.0.0.1:2379", &["--cluster-key-file or --insecure", "etcd"]),
+        ("router --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
+        ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
+        ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
+        ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),
+        ("router --prefill http://a:1 --prefill http://a:1/ --decode http://c:3", &["http://a:1", "twice"]),
+        ("serve m --log-level loud", &["loud", "--log-level"]),
+    ] {
+        let message = refusal(line);
+        for part in parts {
+            assert!(message.contains(part), "{line}: {message:?} lacks {part:?}");
+        }
+    }
+}
+
+#[test]
+fn prefixes_are_cached_unless_told_otherwise_or_nothing_is_computed() {
+    for (line, cached) in [
+        ("serve m", true),
+        ("serve m --disable-radix-cache", false),
+        ("serve m --no-enable-prefix-caching", false),
+        ("serve m --transfer fake", false),
+    ] {
+        let (Command::Serve(config), _) = run(line) else { panic!("{line}") };
+        assert_eq!(config.worker.kv.prefix_cache, cached, "{line}");
+    }
+    for (line, cached) in [("decode m", true), ("decode m --transfer fake", false)] {
+        let (Command::Decode(config), _) = run(line) else { panic!("{line}") };
+        assert_eq!(config.worker.kv.prefix_cache, cached, "{line}");
+    }
 }
 
 #[test]
@@ -250,7 +331,8 @@ fn only_a_prefill_worker_posts_over_rdma() {
         "--data-threads split: only with --transfer auto or rdma"
     );
     for command in ["serve", "decode"] {
-        assert!(refusal(&format!("{command} m --data-threads split")).contains("unexpected argument"));
+        let refused = refusal(&format!("{command} m --data-threads split"));
+        assert_eq!(refused, format!("--data-threads is no flag of baton {command}, but of baton prefill"));
     }
 }
 

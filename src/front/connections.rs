@@ -128,6 +128,17 @@ impl Connections {
 
     /// Answers whole.
     pub fn answer(&mut self, reactor: &mut Reactor, conn: ConnId, answer: &Answer<'_>, now: Instant) {
+        self.answer_allowing(reactor, conn, answer, None, now);
+    }
+
+    fn answer_allowing(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        answer: &Answer<'_>,
+        allow: Option<&str>,
+        now: Instant,
+    ) {
         let Some(due) = self.clients.get(&conn).and_then(|client| client.due.as_ref()) else { return };
         let exchange = due.exchange;
         let mut out = Vec::with_capacity(answer.body.len() + 256);
@@ -138,6 +149,9 @@ impl Connections {
         if let Some(seconds) = answer.retry_after {
             writer = writer.retry_after(seconds);
         }
+        if let Some(methods) = allow {
+            writer = writer.header("allow", methods);
+        }
         writer.body(answer.media, answer.body);
         self.send(reactor, conn, &out);
         self.answered(reactor, conn, exchange.keep_alive, now);
@@ -146,7 +160,8 @@ impl Connections {
     /// Answers with an error.
     pub fn refuse(&mut self, reactor: &mut Reactor, conn: ConnId, error: &ApiError, now: Instant) {
         let ApiError { status, retry_after, .. } = *error;
-        self.answer(reactor, conn, &Answer { status, media: JSON, body: &error.to_json(), retry_after }, now);
+        let answer = Answer { status, media: JSON, body: &error.to_json(), retry_after };
+        self.answer_allowing(reactor, conn, &answer, error.allow.as_deref(), now);
     }
 
     /// Names the request whose answer is due: its client's name for it, or `made`.

@@ -16,7 +16,7 @@ use std::time::Instant;
 pub enum End {
     /// Everything was answered.
     Drained,
-    /// Time was up, or a second signal came; requests were cut off.
+    /// Time was up, or a second signal came, and requests were cut off.
     CutOff,
 }
 
@@ -56,6 +56,11 @@ impl Drain {
     /// Whether the process drains.
     pub fn is_begun(&self) -> bool {
         self.begun.is_some()
+    }
+
+    /// What it means for what is left that the process ends now: at a second signal.
+    pub fn cut(left: Left) -> End {
+        if left.busy || left.queued > 0 { End::CutOff } else { End::Drained }
     }
 
     /// Whether the process has come to its end.
@@ -124,5 +129,9 @@ mod tests {
     fn a_second_signal_is_told_from_a_first_one_after_a_request() {
         let mut drain = begun(Instant::now());
         assert!(!drain.signal() && drain.signal());
+        let known = Left { clients: 1, ..NOTHING };
+        assert_eq!([NOTHING, known].map(Drain::cut), [End::Drained; 2], "nobody lost anything");
+        let unread = Left { queued: 1, ..known };
+        assert_eq!([Left { busy: true, ..known }, unread].map(Drain::cut), [End::CutOff; 2]);
     }
 }

@@ -38,6 +38,8 @@ pub struct Terms {
     pub names: Vec<String>,
     /// Tokens of one sequence.
     pub context: usize,
+    /// Requests that a worker runs and lets wait at most: choices of one request.
+    pub choices: usize,
     /// Ends of sequence.
     pub eos: Vec<u32>,
     /// How choices are placed.
@@ -401,9 +403,9 @@ impl Generations {
             return Err(ApiError::unsupported("min_tokens"));
         }
         let choices = request.prompts.len() * request.samples;
-        let slots = self.handoff.members().iter().map(|member| member.worker.slots()).min().unwrap_or(0);
-        if choices > slots {
-            let message = format!("asks for {choices} choices; this server has places for {slots} requests");
+        let most = self.terms.choices;
+        if choices > most {
+            let message = format!("asks for {choices} choices; this server has places for {most} requests");
             return Err(ApiError::new(400, "too_many_choices", message));
         }
         Ok(())
@@ -473,7 +475,8 @@ impl Generations {
         }
         for (choice, given) in open {
             if let Err(error) = self.place(id, choice, choice % samples, &given, way.now) {
-                return self.fail(id, &error, Cause::Overloaded, way);
+                let cause = if error.status == 429 { Cause::Overloaded } else { Cause::Refused };
+                return self.fail(id, &error, cause, way);
             }
         }
         self.close_if_over(id, way);
@@ -723,7 +726,7 @@ fn error_of(cause: Cause) -> ApiError {
         Cause::ClientGone => "the connection of the request's other leg was closed",
         Cause::Aborted => "the request was aborted",
         Cause::Refused => "the request does not fit this server's KV memory",
-        Cause::Overloaded => "too many requests are waiting; try again later",
+        Cause::Overloaded => return ApiError::overloaded(1),
         Cause::PeerLost => "the worker at the other end of the hand-off was lost",
         Cause::Deadline => "the request took too long",
         Cause::Mismatch => "prefill and decode disagree about the request",
@@ -742,6 +745,5 @@ fn error_of(cause: Cause) -> ApiError {
             "the prefill and the decode worker do not fit each other; their logs name what differs"
         }
     };
-    let error = ApiError::new(cause.http_status(), cause.name(), message);
-    ApiError { retry_after: (cause.http_status() == 429).then_some(1), ..error }
+    ApiError::new(cause.http_status(), cause.name(), message)
 }

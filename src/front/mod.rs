@@ -19,6 +19,7 @@ pub mod resolver;
 pub mod router;
 pub mod routes;
 pub mod service;
+mod shortage;
 pub mod stages;
 pub mod telemetry;
 pub mod text;

@@ -123,7 +123,7 @@ impl RouterService {
     fn turn(&mut self, now: Instant) -> Option<End> {
         while let Some(event) = self.reactor.next_event() {
             match event {
-                Event::Terminate if self.drain.signal() => return Some(End::CutOff),
+                Event::Terminate if self.drain.signal() => return Some(Drain::cut(self.left())),
                 Event::Terminate => self.drain(now),
                 event => self.take(event, now),
             }
@@ -243,11 +243,14 @@ impl RouterService {
     }
 
     fn drained(&mut self, now: Instant) -> Option<End> {
-        let left = Left {
+        self.drain.end(self.left(), now)
+    }
+
+    fn left(&self) -> Left {
+        Left {
             busy: !(self.flights.is_idle() && self.fanout.is_idle()),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
-        };
-        self.drain.end(left, now)
+        }
     }
 }

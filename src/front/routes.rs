@@ -19,7 +19,7 @@ use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use serde::Serialize;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What a server tells about itself.
 #[derive(Clone, Debug)]
@@ -104,6 +104,11 @@ impl Routes {
     /// Whether it was told so.
     pub fn is_draining(&self) -> bool {
         self.draining
+    }
+
+    /// Says in the log what figures show.
+    pub fn look(&mut self, now: Instant) {
+        self.telemetry.tell(now);
     }
 
     /// Whether the engine hangs.
@@ -208,10 +213,7 @@ impl Routes {
                 self.drain();
                 json(conn, &Draining::with(generations.running()), way)
             }
-            _ if is_known(path) => {
-                Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
-            }
-            _ => Err(not_found(path)),
+            _ => Err(nothing_at(path)),
         }
     }
 
@@ -248,10 +250,7 @@ impl Routes {
             }
             "/get_load" => json(conn, &[RankLoad::of(&self.load())], way),
             "/version" => json(conn, &Version { version: VERSION }, way),
-            _ if is_known(path) => {
-                Err(ApiError::new(405, "method_not_allowed", "this path knows another method"))
-            }
-            _ => Err(not_found(path)),
+            _ => Err(nothing_at(path)),
         }
     }
 
@@ -385,34 +384,24 @@ fn patience(request: &Request) -> Result<Duration, ApiError> {
     Ok(Duration::from_millis(milliseconds).min(REQUEST_TIME_MAX))
 }
 
-fn is_known(path: &str) -> bool {
-    const KNOWN: &[&str] = &[
-        "/v1/completions",
-        "/v1/chat/completions",
-        "/generate",
-        "/health",
-        "/health_generate",
-        "/readiness",
-        "/metrics",
-        "/tokenize",
-        "/detokenize",
-        "/abort_request",
-        "/flush_cache",
-        "/drain",
-        "/v1/models",
-        "/server_info",
-        "/get_server_info",
-        "/model_info",
-        "/get_model_info",
-        "/v1/loads",
-        "/get_load",
-        "/version",
-    ];
-    KNOWN.contains(&path) || path.starts_with(ONE_MODEL)
-}
-
-fn not_found(path: &str) -> ApiError {
-    ApiError::new(404, "not_found", format!("there is nothing at {path}"))
+/// What stands at a path that was asked with a method that it does not take.
+fn nothing_at(path: &str) -> ApiError {
+    let allow = match path {
+        "/v1/completions"
+        | "/v1/chat/completions"
+        | "/generate"
+        | "/tokenize"
+        | "/detokenize"
+        | "/abort_request"
+        | "/flush_cache"
+        | "/drain" => "POST",
+        "/health" | "/ping" | "/liveness" | "/readiness" => "GET, HEAD",
+        "/health_generate" | "/metrics" | "/v1/models" | "/server_info" | "/get_server_info"
+        | "/model_info" | "/get_model_info" | "/v1/loads" | "/get_load" | "/version" => "GET",
+        _ if path.starts_with(ONE_MODEL) => "GET",
+        _ => return ApiError::new(404, "not_found", format!("there is nothing at {path}")),
+    };
+    ApiError::method_not_allowed(allow)
 }
 
 fn json(conn: ConnId, body: &impl Serialize, way: &mut Way<'_>) -> Result<(), ApiError> {

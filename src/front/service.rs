@@ -119,7 +119,7 @@ impl Service {
     fn turn(&mut self, now: Instant) -> Option<End> {
         while let Some(event) = self.reactor.next_event() {
             match event {
-                Event::Terminate if self.drain.signal() => return Some(End::CutOff),
+                Event::Terminate if self.drain.signal() => return Some(Drain::cut(self.left())),
                 Event::Terminate => self.drain(now),
                 event => self.dispatch(event, now),
             }
@@ -170,6 +170,7 @@ impl Service {
 
     fn tick(&mut self, now: Instant) {
         self.watch(now);
+        self.routes.look(now);
         self.generations.expire(now);
         self.connections.expire(&mut self.reactor, now);
         if let Some(peers) = &mut self.peers {
@@ -222,11 +223,16 @@ impl Service {
             self.generations.handoff_mut().refuse_early(Cause::Draining, now);
         }
         let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);
-        let left = Left {
-            busy: !(self.generations.is_idle() && is_out),
+        let left = self.left();
+        self.drain.end(Left { busy: left.busy || !is_out, ..left }, now)
+    }
+
+    /// What is left for clients.
+    fn left(&self) -> Left {
+        Left {
+            busy: !self.generations.is_idle(),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
-        };
-        self.drain.end(left, now)
+        }
     }
 }

@@ -3,12 +3,14 @@
 //! Thread: `ctl`. Figures of an engine are looked at when somebody asks, never waited for.
 
 use crate::front::openai::info::Load;
+use crate::front::shortage::Shortage;
 use crate::obs::metrics::{Depths, EngineType, PageCounts, WorkerMetrics};
 use crate::obs::registry::Registry;
 use crate::sched::stats::WorkerStats;
 use crate::transfer::tally::Tally;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Instant;
 
 /// One worker's figures.
 #[derive(Debug)]
@@ -30,12 +32,22 @@ pub struct Watched {
 pub struct Telemetry {
     registry: Registry,
     workers: Vec<Watched>,
+    /// Of each of them.
+    shortages: Vec<Shortage>,
 }
 
 impl Telemetry {
     /// Over these workers.
     pub fn new(registry: Registry, workers: Vec<Watched>) -> Telemetry {
-        Telemetry { registry, workers }
+        let shortages = workers.iter().map(|_| Shortage::default()).collect();
+        Telemetry { registry, workers, shortages }
+    }
+
+    /// Says in the log what operators should not have to look for.
+    pub fn tell(&mut self, now: Instant) {
+        for (index, (shortage, worker)) in self.shortages.iter_mut().zip(&self.workers).enumerate() {
+            shortage.look(index, &worker.stats, now);
+        }
     }
 
     /// Prometheus text.
@@ -125,9 +137,9 @@ impl Watched {
         self.metrics.set_tally(&self.tally);
         let total = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
         let (computed, found) = (total(&stats.prompt_tokens_total), total(&stats.prefix_found_total));
-        // What decode found, prefill has counted; what it computed, nobody else.
-        let read = if self.role == EngineType::Decode { computed } else { computed + found };
-        self.metrics.prompt_tokens.raise_to(read);
+        // What decode found of a prompt that prefill has read, prefill has counted.
+        let had = if self.role == EngineType::Decode { total(&stats.prompt_cached_total) } else { found };
+        self.metrics.prompt_tokens.raise_to(computed + had);
         self.metrics.prefix_asked.raise_to(total(&stats.prefix_asked_total));
         self.metrics.prefix_found.raise_to(found);
         self.metrics.generation_tokens.raise_to(total(&stats.generated_tokens_total));

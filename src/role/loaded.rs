@@ -84,6 +84,7 @@ impl Loaded {
         }
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
+            max_queued: worker.max_queued_requests as usize,
             max_prefill_tokens: chunks.max_prefill_tokens,
             chunked_prefill_size: chunks.chunked_prefill_size,
             chunk_ms: chunks.chunk_ms,
@@ -93,9 +94,25 @@ impl Loaded {
             vocab: model.vocab as u32,
             reserve: retraction.map_or(RESERVED_TOKENS, |retraction| retraction.reserved_tokens),
         };
+        let tokens = u64::from(pages) * u64::from(layout.page_size);
+        if tokens < context as u64 {
+            event!(
+                Warn,
+                "model",
+                "KV memory holds less than one context: longer requests are refused, see --kv-memory",
+                kv_tokens = tokens,
+                context = context,
+                context_mib =
+                    (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
+            );
+        }
         let tier_bytes = retraction.map_or(0, |retraction| retraction.memory.0);
         // A page's number is below the one that ends a chain.
         let tier_pages = u32::try_from(tier_bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1);
+        if tier_bytes > 0 && tier_pages == 0 {
+            let reason = format!("holds no page: one takes {} bytes; 0 does without", layout.page_bytes());
+            return Err(RoleError::Config("--swap-memory", reason));
+        }
         let pinned = worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
         let options = CpuOptions {
             threads: worker.cores.threads,
@@ -124,7 +141,6 @@ impl Loaded {
             context = context,
         );
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
-        let slots = (worker.max_running_requests + worker.max_queued_requests) as usize;
         // Two draw what one core cannot from memory, for the moment of a copy. Who has joined one is waited for, so
         // only where the threads that compute leave a CPU for it, beside those of `ctl` and the mover.
         let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
@@ -140,7 +156,7 @@ impl Loaded {
             layout,
             pages,
             tier_pages,
-            slots,
+            slots: sched.slots(),
             fingerprint,
             transports,
             data: None,

@@ -288,6 +288,7 @@ impl Process {
         let terms = Terms {
             names: config.model.served_names.clone(),
             context: sched.context as usize,
+            choices: sched.max_running + sched.max_queued,
             eos: files.config.eos.clone(),
             placement,
         };

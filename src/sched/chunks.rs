@@ -114,6 +114,14 @@ impl Chunks {
         &self.picked
     }
 
+    /// Whether what waits and has begun takes longer than `left`, so that who has come last comes too late. Who has no time
+    /// left is late already, and ended for that.
+    pub fn is_beyond<S>(&self, slots: &Slots<S>, left: Duration) -> bool {
+        let all = self.line.slots().chain(self.begun.iter().copied());
+        let tokens = all.map(|slot| u64::from(slots[slot].uncomputed())).sum();
+        !left.is_zero() && self.estimate(tokens).is_some_and(|takes| takes > left)
+    }
+
     /// How long `tokens` take at the measured speed.
     pub fn estimate(&self, tokens: u64) -> Option<Duration> {
         self.pace.estimate(tokens as f64)
@@ -212,7 +220,9 @@ impl Chunks {
         // What was computed again has its next token.
         let is_prompt = held.request.output.is_empty();
         if is_prompt {
-            stats.computed(tokens)
+            stats.computed(tokens);
+            // What the cache had is before the first chunk.
+            stats.had(if chunk.tokens.start == held.cached { held.cached } else { 0 });
         } else {
             stats.recomputed(tokens)
         }

@@ -8,6 +8,8 @@ use crate::model::forward::batch::BatchLimits;
 pub struct SchedConfig {
     /// Requests that decode together.
     pub max_running: usize,
+    /// Requests that wait for pages or their turn beyond those that could begin at once.
+    pub max_queued: usize,
     /// Prompt tokens of one turn.
     pub max_prefill_tokens: u32,
     /// Prompt tokens of one turn too; the field has two flags.
@@ -27,6 +29,17 @@ pub struct SchedConfig {
 }
 
 impl SchedConfig {
+    /// Requests whose KV is on its way, or here while the batch is full. They have places of their own, so that the batch
+    /// does not wait for what could have been sent before.
+    pub fn max_arriving(&self) -> usize {
+        2 * self.max_running
+    }
+
+    /// Requests that a worker holds at most, one slot each.
+    pub fn slots(&self) -> usize {
+        self.max_running + self.max_arriving() + self.max_queued
+    }
+
     /// Prompt tokens of one turn before speed is considered: at least a page, so that chunks can end on one.
     pub fn chunk_tokens(&self) -> u32 {
         self.max_prefill_tokens.min(self.chunked_prefill_size).max(self.page_size)

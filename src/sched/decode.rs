@@ -129,20 +129,33 @@ impl DecodeWorker {
             refuse(request, mail);
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
+        } else if self.is_full() {
+            self.fail(slot, Cause::Overloaded, mail);
         } else if stage == Stage::Unread {
             self.read(slot, now, mail);
         }
+    }
+
+    /// Whether more wait than may.
+    fn is_full(&self) -> bool {
+        let room = self.claims().room_for_newcomers(self.pool.counts());
+        let waits = |held: &Held<Decode>| {
+            matches!(held.state.stage, Stage::Connecting | Stage::Waiting | Stage::Unread)
+        };
+        let (mut handed, mut read) = (self.places_to_arrive(), self.places());
+        let takes_place = |held: &Held<Decode>| {
+            let places = if held.state.stage == Stage::Unread { &mut read } else { &mut handed };
+            places.checked_sub(1).inspect(|left| *places = *left).is_some()
+        };
+        self.slots.overflow(&self.config, room, waits, takes_place)
     }
 
     /// One that comes alone gets in line, unless its deadline would pass before its turn.
     fn read(&mut self, slot: SlotId, now: Instant, mail: &mut Mail) {
         self.slots[slot].foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
-        let ahead =
-            self.slots.iter().filter(|held| matches!(held.state.stage, Stage::Unread | Stage::Computing));
-        let tokens = ahead.map(|held| u64::from(held.uncomputed())).sum();
         let left = self.slots[slot].request.deadline.saturating_duration_since(now);
-        if self.chunks.estimate(tokens).is_some_and(|wait| wait > left) {
+        if self.chunks.is_beyond(&self.slots, left) {
             self.fail(slot, Cause::Overloaded, mail);
         }
     }
@@ -241,6 +254,7 @@ impl DecodeWorker {
         let room = self.claims().room_for_retracted(self.pool.counts());
         let (slots, pool) = (&mut self.slots, &mut self.pool);
         let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else { return };
+        self.stats.resumed();
         if self.slots[slot].is_filled() {
             self.join(slot, now);
         } else {
@@ -257,11 +271,13 @@ impl DecodeWorker {
         }
         let mut room = self.claims().room_for_newcomers(self.pool.counts());
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
-        while self.receiver.has_room() {
+        let mut places = self.places_to_arrive();
+        while places > 0 && self.receiver.has_room() {
             let (slots, pool) = (&self.slots, &self.pool);
             let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
             let Some(slot) = self.line.next(fits) else { break };
             room.take(self.expect(slot, now, mail));
+            places -= 1;
         }
     }
 
@@ -285,6 +301,13 @@ impl DecodeWorker {
             mail.tell(Event::Expecting { worker: self.id, slot, generation, session, room, tokens });
         }
         taken
+    }
+
+    /// Places for KV on its way, or here while the batch is full, that nobody has.
+    fn places_to_arrive(&self) -> usize {
+        let arriving =
+            |held: &&Held<Decode>| matches!(held.state.stage, Stage::Transferring | Stage::Arrived);
+        self.config.max_arriving().saturating_sub(self.slots.iter().filter(arriving).count())
     }
 
     /// Places in the batch that nobody has, nor takes when it is computed.

@@ -52,6 +52,11 @@ impl Line {
         self.waiting.remove(at).map(|waiting| waiting.slot)
     }
 
+    /// Who waits, in order.
+    pub fn slots(&self) -> impl Iterator<Item = SlotId> {
+        self.waiting.iter().map(|waiting| waiting.slot)
+    }
+
     /// How many wait.
     pub fn len(&self) -> usize {
         self.waiting.len()

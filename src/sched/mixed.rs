@@ -71,17 +71,28 @@ impl MixedWorker {
         &self.stats
     }
 
-    fn submit(&mut self, request: Box<Request>, mail: &mut Mail) {
-        let slot = request.slot;
+    /// A newcomer gets in line, unless it can never run, or its deadline would pass before its turn.
+    fn submit(&mut self, request: Box<Request>, now: Instant, mail: &mut Mail) {
+        let (slot, left) = (request.slot, request.deadline.saturating_duration_since(now));
         let fits = admission::fits_empty(&self.config, self.kv.pages, &request);
         if let Err(request) = self.slots.insert(request, Stage::Waiting) {
-            refuse(request, mail);
-        } else if fits {
-            self.slots[slot].foresee(&self.pool, self.config.page_size);
-            self.chunks.join(slot);
-        } else {
-            self.finish(slot, Outcome::Failed(Cause::Refused), mail);
+            return refuse(request, mail);
         }
+        if !fits {
+            return self.finish(slot, Outcome::Failed(Cause::Refused), mail);
+        }
+        self.slots[slot].foresee(&self.pool, self.config.page_size);
+        self.chunks.join(slot);
+        if self.is_full() || self.chunks.is_beyond(&self.slots, left) {
+            self.finish(slot, Outcome::Failed(Cause::Overloaded), mail);
+        }
+    }
+
+    /// Whether more wait than may.
+    fn is_full(&self) -> bool {
+        let Allowance { room, prompts: mut places } = self.allowance();
+        let takes_place = |_: &_| places.checked_sub(1).inspect(|left| places = *left).is_some();
+        self.slots.overflow(&self.config, room, |held| held.state == Stage::Waiting, takes_place)
     }
 
     fn end_overdue(&mut self, now: Instant, mail: &mut Mail) {
@@ -143,6 +154,7 @@ impl MixedWorker {
         let room = self.claims().room_for_retracted(self.pool.counts());
         let (slots, pool) = (&mut self.slots, &mut self.pool);
         let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else { return };
+        self.stats.resumed();
         if self.slots[slot].is_filled() {
             self.join(slot, now);
         } else {
@@ -228,9 +240,9 @@ impl Worker for MixedWorker {
         self.slots.capacity()
     }
 
-    fn take(&mut self, command: Command, _now: Instant, mail: &mut Mail) {
+    fn take(&mut self, command: Command, now: Instant, mail: &mut Mail) {
         match command {
-            Command::Submit(request) => self.submit(request, mail),
+            Command::Submit(request) => self.submit(request, now, mail),
             Command::Abort { slot, generation, cause, .. } => {
                 if self.slots.named(slot, generation).is_some() {
                     self.finish(slot, Outcome::Failed(cause), mail);

@@ -112,9 +112,24 @@ impl PrefillWorker {
             refuse(request, mail);
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
+        } else if self.is_full() {
+            self.fail(slot, Cause::Overloaded, mail);
         } else if self.slots[slot].request.keep {
             self.begin(slot, now, mail);
         }
+    }
+
+    /// Whether more wait than may.
+    fn is_full(&self) -> bool {
+        let room = Claims::default().room_for_newcomers(self.pool.counts());
+        let waits = |held: &Held<Prefill>| match held.state.stage {
+            Stage::Bootstrapping => true,
+            Stage::Prompt => held.request.pages.is_empty(),
+            Stage::Parked | Stage::Inflight | Stage::Over => false,
+        };
+        let mut places = self.config.max_running.saturating_sub(self.chunks.begun());
+        let takes_place = |_: &_| places.checked_sub(1).inspect(|left| places = *left).is_some();
+        self.slots.overflow(&self.config, room, waits, takes_place)
     }
 
     /// A Destination is here.
@@ -136,9 +151,7 @@ impl PrefillWorker {
         let left = held.request.deadline.saturating_duration_since(now);
         held.foresee(&self.pool, self.config.page_size);
         self.chunks.join(slot);
-        let ahead = self.slots.iter().filter(|held| held.state.stage == Stage::Prompt);
-        let tokens = ahead.map(|held| u64::from(held.uncomputed())).sum();
-        if self.chunks.estimate(tokens).is_some_and(|wait| wait > left) {
+        if self.chunks.is_beyond(&self.slots, left) {
             self.fail(slot, Cause::Overloaded, mail);
         }
     }

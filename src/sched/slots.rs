@@ -67,6 +67,11 @@ impl<S> Held<S> {
         sequence.map_or(Reusable::default(), |it| pool.reusable(&it, self.reusable_tokens()))
     }
 
+    /// Pages that it needs to begin, less those that the prefix cache had for it when it began to wait.
+    fn unforeseen(&self, config: &SchedConfig) -> u32 {
+        Claim::of(config, &self.request).soon - self.foreseen / config.page_size
+    }
+
     /// Whether nothing is missing for a decode step.
     pub fn is_filled(&self) -> bool {
         self.computed == self.fill
@@ -159,26 +164,31 @@ pub enum LeaseState {
 
 /// One entry per slot.
 #[derive(Debug)]
-pub struct Slots<S>(Box<[Option<Held<S>>]>);
+pub struct Slots<S> {
+    entries: Box<[Option<Held<S>>]>,
+    /// Those that are taken.
+    taken: usize,
+}
 
 impl<S> Slots<S> {
     /// All empty.
     pub fn new(slots: usize) -> Slots<S> {
-        Slots((0..slots).map(|_| None).collect())
+        Slots { entries: (0..slots).map(|_| None).collect(), taken: 0 }
     }
 
     /// Number of slots, empty or not.
     pub fn capacity(&self) -> usize {
-        self.0.len()
+        self.entries.len()
     }
 
     /// Puts a fresh request into its slot. Given back when there is no such slot or it is taken.
     pub fn insert(&mut self, request: Box<Request>, state: S) -> Result<(), Box<Request>> {
-        match self.0.get_mut(request.slot.index()) {
+        match self.entries.get_mut(request.slot.index()) {
             Some(entry @ None) => {
                 let fill = request.prompt.len() as u32;
                 let (computed, cached, foreseen, kept, retracted) = (0, 0, 0, 0, None);
                 *entry = Some(Held { request, fill, computed, cached, foreseen, kept, retracted, state });
+                self.taken += 1;
                 Ok(())
             }
             _ => Err(request),
@@ -187,16 +197,41 @@ impl<S> Slots<S> {
 
     /// The request of exactly this use of the slot.
     pub fn named(&mut self, slot: SlotId, generation: Generation) -> Option<&mut Held<S>> {
-        let held = self.0.get_mut(slot.index())?.as_mut()?;
+        let held = self.entries.get_mut(slot.index())?.as_mut()?;
         (held.request.generation == generation).then_some(held)
     }
 
     /// Pages and lease of a finished request are back: `ctl` may give the slot out anew.
     pub fn let_go(&mut self, slot: SlotId, mail: &mut Mail) {
-        if let Some(mut held) = self.0[slot.index()].take() {
+        if let Some(mut held) = self.entries[slot.index()].take() {
+            self.taken -= 1;
             held.request.pages.clear();
             mail.tell(Event::Released(held.request));
         }
+    }
+
+    /// Whether more of those who wait than may do so could not begin at once: each that begins finds its pages in `room`,
+    /// and a place by `takes_place`.
+    pub fn overflow(
+        &self,
+        config: &SchedConfig,
+        mut room: Room,
+        waits: impl Fn(&Held<S>) -> bool,
+        mut takes_place: impl FnMut(&Held<S>) -> bool,
+    ) -> bool {
+        // As a rule nobody is counted.
+        if self.taken <= config.max_queued {
+            return false;
+        }
+        let waiting = || self.iter().filter(|held| waits(held));
+        let surplus = waiting().count().saturating_sub(config.max_queued);
+        let begins = |held: &&Held<S>| {
+            let need = held.unforeseen(config);
+            let begins = need <= room.pages && takes_place(held);
+            room.take(if begins { need } else { 0 });
+            begins
+        };
+        waiting().filter(begins).take(surplus).count() < surplus
     }
 
     /// When to step again, where `busy` says whether something was computed.
@@ -210,12 +245,14 @@ impl<S> Slots<S> {
 
     /// The taken slot with the least number from `from` on; lets a loop change entries as it goes.
     pub fn next_from(&self, from: u32) -> Option<SlotId> {
-        (from as usize..self.0.len()).find(|&index| self.0[index].is_some()).map(|index| SlotId(index as u32))
+        (from as usize..self.entries.len())
+            .find(|&index| self.entries[index].is_some())
+            .map(|index| SlotId(index as u32))
     }
 
     /// All requests.
     pub fn iter(&self) -> impl Iterator<Item = &Held<S>> {
-        self.0.iter().flatten()
+        self.entries.iter().flatten()
     }
 }
 
@@ -224,13 +261,13 @@ impl<S> Index<SlotId> for Slots<S> {
 
     /// Of a slot that the worker knows to be taken.
     fn index(&self, slot: SlotId) -> &Held<S> {
-        self.0[slot.index()].as_ref().expect("the slot holds a request")
+        self.entries[slot.index()].as_ref().expect("the slot holds a request")
     }
 }
 
 impl<S> IndexMut<SlotId> for Slots<S> {
     fn index_mut(&mut self, slot: SlotId) -> &mut Held<S> {
-        self.0[slot.index()].as_mut().expect("the slot holds a request")
+        self.entries[slot.index()].as_mut().expect("the slot holds a request")
     }
 }
 

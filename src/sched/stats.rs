@@ -31,12 +31,17 @@ pub struct WorkerStats {
     pub waiting_tokens: AtomicU64,
     /// Prompt tokens computed since start.
     pub prompt_tokens_total: AtomicU64,
+    /// Tokens of prompts read here that the prefix cache had since start; of decode, which reads few, not those that
+    /// only were not sent.
+    pub prompt_cached_total: AtomicU64,
     /// Prompt tokens that the prefix cache was asked for since start.
     pub prefix_asked_total: AtomicU64,
     /// Of them, those that it had: neither computed nor, on decode, sent.
     pub prefix_found_total: AtomicU64,
     /// Times since start that a running request gave up its pages.
     pub retracted_total: AtomicU64,
+    /// Times since start that one got pages again.
+    pub resumed_total: AtomicU64,
     /// Tokens computed again since start, since their KV was dropped.
     pub recomputed_tokens_total: AtomicU64,
     /// Tokens generated since start.
@@ -92,12 +97,20 @@ impl WorkerStats {
         self.prompt_tokens_total.fetch_add(tokens.into(), Ordering::Relaxed);
     }
 
+    pub(in crate::sched) fn had(&self, tokens: u32) {
+        self.prompt_cached_total.fetch_add(tokens.into(), Ordering::Relaxed);
+    }
+
     pub(in crate::sched) fn recomputed(&self, tokens: u32) {
         self.recomputed_tokens_total.fetch_add(tokens.into(), Ordering::Relaxed);
     }
 
     pub(in crate::sched) fn retracted(&self) {
         self.retracted_total.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(in crate::sched) fn resumed(&self) {
+        self.resumed_total.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(in crate::sched) fn generated(&self, tokens: u32) {

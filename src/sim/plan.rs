@@ -84,6 +84,8 @@ impl Plan {
         let mut scarce = Dice::new(seed).fork("retraction");
         let shared = SchedConfig {
             max_running: dice.number(2, 8) as usize,
+            // Those who find no slot are enough.
+            max_queued: usize::MAX,
             max_prefill_tokens: 256,
             chunked_prefill_size: dice.number(8, 160),
             chunk_ms: dice.pick(&[0, 0, 1, 20]),

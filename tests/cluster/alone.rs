@@ -35,6 +35,11 @@ fn requests_go_on_at_decode_when_the_last_prefill_worker_is_gone() {
         assert_eq!(ask(&fleet, seed), expected(seed));
     }
     assert_eq!(computed(&fleet), 400.0);
+    // A prompt that it knows, but for its last tokens, is no less a prompt.
+    assert_eq!(ask(&fleet, 8), expected(8));
+    assert_eq!(computed(&fleet), 500.0);
+    let known = ["vllm:prefix_cache_hits_total{", "sglang:cached_tokens_total{"];
+    assert_eq!(known.map(|name| fleet.decode[0].metric(name, "")), [96.0; 2]);
     assert_eq!(fleet.decode[1].metric("sglang:prompt_tokens_total{", ""), 0.0);
     await_readiness(&fleet.router, 200);
     fleet.decode[0].kill();

@@ -244,6 +244,11 @@ fn a_stream_that_is_aborted_ends() {
     assert_eq!(slow.fleet.router.metric("baton_router_retries_total{", ""), 0.0);
     let mut fleet = slow.fleet;
     fleet.check_idle();
+    let failed = |cause: &str| {
+        let label = format!("cause=\"{cause}\"");
+        fleet.workers().map(|worker| worker.metric("baton_request_failures_total{", &label)).sum::<f64>()
+    };
+    assert!(failed("aborted") > 0.0 && failed("client_gone") == 0.0, "nobody has gone");
 }
 
 /// A worker that has entered itself is dropped for want of renewals about when it is found to stand still.

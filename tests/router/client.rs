@@ -6,6 +6,7 @@ use baton::front::http::{Limits, Method};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use std::time::Duration;
 pub struct Router {
     child: Child,
     address: String,
+    /// What it has said since it listens.
+    log: Arc<Mutex<String>>,
 }
 
 impl Router {
@@ -37,9 +40,21 @@ impl Router {
         let address = lines.by_ref().map_while(Result::ok).find_map(|line| {
             line.split(' ').find_map(|word| word.strip_prefix("address=").map(str::to_owned))
         });
+        let log = Arc::<Mutex<String>>::default();
+        let kept = log.clone();
         // Somebody must read on, or the router's log blocks it.
-        thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
-        Router { child, address: address.expect("it says where it listens") }
+        thread::spawn(move || {
+            for line in lines.map_while(Result::ok) {
+                eprintln!("{line}");
+                kept.lock().unwrap().extend([&line, "\n"]);
+            }
+        });
+        Router { child, address: address.expect("it says where it listens"), log }
+    }
+
+    /// Whether it says so in its log, or has.
+    pub fn has_said(&self, words: &str) -> bool {
+        self.log.lock().unwrap().contains(words)
     }
 
     /// As [`Router::start`], once it has a pair.

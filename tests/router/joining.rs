@@ -127,10 +127,46 @@ fn who_drains_is_told_from_who_is_gone() {
             thread::sleep(Duration::from_millis(20));
         }
     };
+    let reason = |at: usize| ask(&router, "GET", "/workers", "", "").1["workers"][at]["reason"].clone();
     await_status(["ready", "ready"]);
+    assert_eq!([reason(0), reason(1)], [Value::Null, Value::Null]);
     prefill.drain();
     decode.stop();
     await_status(["draining", "down"]);
+    assert_eq!(reason(0), Value::Null);
+    assert!(reason(1).as_str().unwrap().contains("takes no connection"), "{}", reason(1));
+    assert!(!router.has_said("worker is down role=prefill"), "it runs");
+    // Once it has ended it drains no longer.
+    prefill.stop();
+    await_status(["down", "down"]);
+    assert!(reason(0).as_str().unwrap().contains("takes no connection"), "{}", reason(0));
+    assert!(router.has_said("worker drains role=prefill") && router.has_said("worker is down role=prefill"));
+}
+
+/// A worker that is well and can be paired with nobody is no worker that serves.
+#[test]
+fn who_fits_nobody_says_so() {
+    let told = |weights: &str| format!(r#"{{"handoff":{{"weights":"{weights}"}}}}"#).leak();
+    let (prefill, decode) = (Worker::introduced(told("aa")), Worker::introduced(told("bb")));
+    let router = Router::start(&[&prefill], &[&decode], &[]);
+    router.wait_for_workers(2);
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    for (at, other, differs) in [(0, &decode, "aa and bb"), (1, &prefill, "bb and aa")] {
+        let worker = &listed["workers"][at];
+        assert_eq!(
+            (&worker["status"], &worker["is_healthy"]),
+            (&json!("unpaired"), &json!(true)),
+            "{listed}"
+        );
+        let reason = worker["reason"].as_str().unwrap();
+        assert!(reason.contains(&url(other)) && reason.contains(differs), "{reason}");
+    }
+    let fitting = Worker::introduced(told("aa"));
+    assert_eq!(add(&router, json!({"url": url(&fitting), "worker_type": "decode"})).0, 202);
+    router.wait_for("/readiness", 200);
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    let status = |at: usize| listed["workers"][at]["status"].as_str().unwrap();
+    assert_eq!([status(0), status(1), status(2)], ["ready", "unpaired", "ready"]);
 }
 
 #[test]
@@ -139,6 +175,11 @@ fn what_cannot_be_a_worker_is_refused_by_name() {
     for (body, param) in [
         (json!({"worker_type": "decode"}), "url"),
         (json!({"url": "https://a:1", "worker_type": "decode"}), "url"),
+        (json!({"url": "foo", "worker_type": "decode"}), "url"),
+        (json!({"url": "", "worker_type": "decode"}), "url"),
+        (json!({"url": "http://", "worker_type": "decode"}), "url"),
+        (json!({"url": "http://a:0", "worker_type": "decode"}), "url"),
+        (json!({"url": "http://a:1/path", "worker_type": "decode"}), "url"),
         (json!({"url": "http://a:1"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "regular"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}), "bootstrap_port"),

@@ -23,7 +23,7 @@ fn so_many_run_so_many_wait_and_the_next_is_told() {
     let mut third = router.post("/v1/completions", PROMPT);
     thread::sleep(Duration::from_millis(50));
     let (status, told) = router.post("/v1/completions", PROMPT).answer();
-    assert!(status == 429 && told.contains("queue_full"), "{status} {told}");
+    assert!(status == 429 && told.contains("overloaded"), "{status} {told}");
     // What is no request for text does not wait.
     let mut models = router.get("/v1/models");
     prefill.asked().answer("200 OK", "[]");

@@ -54,6 +54,55 @@ fn event(ids: &[u32], text: &str) -> String {
     format!(": {mark}\ndata: {text}\n\n")
 }
 
+/// A worker gives up a connection for which too much waits. That is its client's doing, who reads too slowly, and would
+/// be again elsewhere; unless the worker is gone.
+#[test]
+fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
+    let text = "x".repeat(60 << 10);
+    for is_gone in [false, true] {
+        let quartet = Quartet::start(&[]);
+        let mut client = quartet.router.post("/v1/completions", STREAM);
+        let ([_, worker], mut at_prefill, mut at_decode) = quartet.asked();
+        at_prefill.answer("200 OK", "{}");
+        at_decode.open_stream();
+        let events = at_decode.flood(&event(&[5], &text));
+        assert!(events < 1 << 12, "the router takes what its client does not");
+        if is_gone {
+            quartet.decode[worker].stop();
+            quartet.router.wait_for_workers(3);
+        } else {
+            at_decode.hang_up();
+        }
+        let reader = thread::spawn(move || rest(&mut client));
+        if is_gone {
+            let ([_, other], _, mut at_decode) = quartet.asked();
+            assert!(other != worker);
+            let told = at_decode.json()["baton_resume"]["choices"][0]["ids"].as_array().unwrap().len();
+            // What was cut off is not told.
+            assert!(told <= events + 1, "{told} of {events}");
+            at_decode.open_stream();
+            at_decode.chunk(&event(&[6], "the end"));
+            at_decode.chunk("data: [DONE]\n\n");
+            at_decode.end_stream();
+        }
+        let told = reader.join().unwrap();
+        let end =
+            if is_gone { "data: the end\n\ndata: [DONE]\n\n" } else { "\"code\":\"client_gone\"}}\n\n" };
+        assert!(told.ends_with(end), "{}", &told[told.len() - 300..]);
+        let metrics = quartet.router.get("/metrics").answer().1;
+        let count = |name: &str| {
+            let lines = metrics.lines().filter(|line| line.starts_with(name));
+            lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum::<f64>()
+        };
+        let gone = count("smg_router_request_errors_total{error_type=\"client_gone\"");
+        assert_eq!(
+            (gone, count("baton_router_retries_total")),
+            if is_gone { (0.0, 1.0) } else { (1.0, 0.0) }
+        );
+        assert!(quartet.prefill.iter().all(Worker::is_unasked), "nobody else is asked");
+    }
+}
+
 fn rest(client: &mut Client) -> String {
     std::iter::from_fn(|| client.piece()).collect()
 }
@@ -263,7 +312,15 @@ fn an_abort_reaches_a_request_between_two_tries_and_one_at_its_workers() {
             abort(&json!({ "rid": other }).to_string());
         }
         assert!(at_prefill.is_open() && at_decode.is_open());
-        abort(r#"{"rid":"mine"}"#);
+        // Its workers end it because they are told to, not because whoever asked has gone.
+        let mut asking = router.post("/abort_request", r#"{"rid":"mine"}"#);
+        for worker in [&prefill, &decode] {
+            let mut asked = worker.asked();
+            assert!(at_prefill.is_open() && at_decode.is_open());
+            asked.answer("200 OK", r#"{"aborted":1}"#);
+        }
+        let told = asking.answer().1;
+        assert_eq!(told, r#"{"success":true,"aborted":1,"aborted_at_workers":2,"workers":2}"#);
         let told = if stream { rest(&mut client) } else { client.answer().1 };
         assert!(told.contains("aborted") && told.matches("error").count() > 0, "{told}");
         assert!(at_prefill.is_closed() && at_decode.is_closed());

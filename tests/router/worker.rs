@@ -165,6 +165,13 @@ impl Asked {
         self.send(b"0\r\n\r\n");
     }
 
+    /// Sends this again and again, until nobody has taken any of it for a while. How often it was sent whole.
+    pub fn flood(&mut self, data: &str) -> usize {
+        self.stream.set_write_timeout(Some(Duration::from_millis(500))).unwrap();
+        let chunk = format!("{:x}\r\n{data}\r\n", data.len());
+        (0..1 << 12).take_while(|_| self.stream.write_all(chunk.as_bytes()).is_ok()).count()
+    }
+
     /// Waits until the other side has closed the connection.
     pub fn is_closed(&self) -> bool {
         self.open.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Disconnected)

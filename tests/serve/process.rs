@@ -99,6 +99,20 @@ fn a_second_signal_cuts_off() {
     assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
 }
 
+/// It waits for a client that keeps its connection; who waits for it no longer cuts nothing off.
+#[test]
+fn a_second_signal_while_nothing_runs_is_a_drain() {
+    let mut server = Server::start(&[]);
+    server.check_works();
+    let mut idle = server.connect();
+    idle.send(Method::Get, "/health", &[], None);
+    assert_eq!(idle.reply(Method::Get).status(), 200);
+    server.signal("TERM");
+    wait_until_draining(&server);
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+}
+
 #[test]
 fn wrong_usage_is_told_with_status_2() {
     let model = fixture("llama-f32");

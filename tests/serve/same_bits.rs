@@ -213,6 +213,14 @@ fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
             (count("vllm:num_preemptions_total"), count("baton_recomputed_tokens_total"));
         assert!(retracted > 0.0, "{flags}: nobody gave up a page");
         assert_eq!(count("sglang:num_retracted_reqs"), 0.0);
+        // The log says all of it, in a line now and then.
+        server.wait_until("told", |_| {
+            let told = server.said("KV memory ran out").into_iter().map(|line| {
+                let (_, rest) = line.split_once(" count=").expect("a count");
+                rest.split(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a number")
+            });
+            told.sum::<f64>() == retracted
+        });
         match more.iter().position(|&flag| flag == "--swap-memory").map(|at| more[at + 1]) {
             Some("0") => assert!(recomputed > 0.0, "{flags}"),
             Some(_) => assert_eq!(recomputed, 0.0, "{flags}"),

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,7 @@ pub fn baton(arguments: &[&str]) -> Command {
 pub struct Server {
     child: Child,
     pub address: SocketAddr,
+    log: Arc<Mutex<String>>,
     /// The directory of a model made for this server.
     _made: Option<Made>,
 }
@@ -86,10 +87,13 @@ impl Server {
         let mut child = command.args(flags).spawn().unwrap();
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let (ready, address) = mpsc::channel();
+        let log = Arc::<Mutex<String>>::default();
+        let kept = log.clone();
         thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 // Shown with a test that fails.
                 eprintln!("{line}");
+                kept.lock().unwrap().extend([&line, "\n"]);
                 let address = line.split_once(" ready address=").map(|(_, rest)| rest);
                 if let Some(address) = address.and_then(|rest| rest.split(' ').next()) {
                     let _ = ready.send(address.parse().unwrap());
@@ -97,7 +101,13 @@ impl Server {
             }
         });
         let address = address.recv_timeout(PATIENCE).expect("the server becomes ready");
-        Server { child, address, _made: None }
+        Server { child, address, log, _made: None }
+    }
+
+    /// Lines of its log that hold this.
+    pub fn said(&self, words: &str) -> Vec<String> {
+        let log = self.log.lock().unwrap();
+        log.lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
     }
 
     pub fn connect(&self) -> Client {

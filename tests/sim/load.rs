@@ -118,6 +118,10 @@ fn a_load_repeats_itself_and_another_seed_is_another() {
     assert_eq!(one, figures(SMALL));
     assert_ne!(one["hash"], figures(&format!("{SMALL} --seed 2"))["hash"]);
     assert_eq!(one["completed"], 400);
+    // One form, wherever it is shown.
+    let summary = simulate(SMALL);
+    assert_eq!((summary.hash.len(), one["hash"].as_str()), (16, Some(summary.hash.as_str())));
+    assert!(summary.to_string().ends_with(&format!("hash {}", summary.hash)));
 }
 
 #[test]
@@ -143,6 +147,11 @@ fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
     assert!(summary.refused["overloaded"] == refused && refused > 300, "{:?}", summary.refused);
     assert_eq!(summary.completed + refused, 400);
     assert!(summary.good <= summary.completed && summary.goodput < 0.3);
+    // Where memory lets one or two in, places in the batch are no places to wait.
+    let scarce = SMALL.replace("16384", "256");
+    let places = "--prefill 1 --decode 1 --rate 1e5 --max-running-requests 64 --max-queued-requests 2";
+    let summary = simulate(&format!("{scarce} {places}"));
+    assert!((3..33).contains(&summary.completed), "{} are served", summary.completed);
 }
 
 #[test]
@@ -178,6 +187,16 @@ fn what_makes_no_sense_is_refused_by_name() {
     refused("--speed 2", "--trace-file is needed: --speed");
     refused("--page-size 24", "--page-size 24: a power of two");
     refused("--prefill-ms 1,2", "--prefill-ms 1,2: three or four numbers");
+    refused(
+        "--prefill-ms -1,2,3",
+        "--prefill-ms -1,2,3: a step of up to 8192 tokens must not take less than 0 ms",
+    );
+    refused("--decode-ms 1,2,-3", "--decode-ms 1,2,-3: a step of up to 819200 tokens");
+    refused("--decode-ms 1,2,3,-4", "--decode-ms 1,2,3,-4: a step");
+    refused("--decode-ms 1,2,inf", "--decode-ms 1,2,inf: a step");
+    // What grows ever more slowly is none below 0.
+    assert!(plan("--kv-tokens 1048576 --decode-ms 5.74,5.1508e-5,0,-2.3411e-11").is_ok());
+    refused("--rate -1", "--rate -1: a number above 0");
     refused("--slo-ttft-ms=-1", "--slo-ttft-ms -1");
     refused("--trace-file /nowhere.jsonl", "--trace-file /nowhere.jsonl");
     refused("--seeds 3", "cannot be used with '--seeds <K>'");
@@ -187,6 +206,10 @@ fn what_makes_no_sense_is_refused_by_name() {
     refused(
         &format!("--kv-tokens 4096 --trace-file {}", path.display()),
         "--kv-tokens 4096: a request has 5001",
+    );
+    refused(
+        &format!("--requests 3 --trace-file {}", path.display()),
+        "--requests 3: there are 2 in --trace-file",
     );
     let path = trace("bad", &[(0, 100, 1, ""), (1, 100, 0, "")]);
     refused(&format!("--trace-file {}", path.display()), "line 2: output_length 0");

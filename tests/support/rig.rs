@@ -49,6 +49,7 @@ impl Setup {
         Setup {
             config: SchedConfig {
                 max_running: 4,
+                max_queued: usize::MAX,
                 max_prefill_tokens: 64,
                 chunked_prefill_size: 16,
                 chunk_ms: 0,

@@ -23,7 +23,8 @@ pub struct SimFlags {
     /// Decode workers, 1 to 16; with --load to 1024
     #[arg(long, value_name = "D", default_value_t = 5, value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64))]
     pub decode: u32,
-    /// Requests of each seed, 1 to 4096 [default: 100]; with --load to 4194304 [default: 10000, or all of the trace]
+    /// Requests of each seed, 1 to 4096 [default: 100]; with --load to 4194304 [default: 10000], of a trace the first
+    /// [default: all]
     #[arg(long, value_name = "R", value_parser = value_parser!(u32).range(1..=LOAD_REQUESTS_MAX as i64))]
     pub requests: Option<u32>,
     /// Have nothing go wrong but the order in which things happen
@@ -84,7 +85,8 @@ pub struct LoadFlags {
     /// Most requests that a worker steps at once [default: 256]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(RUNNING_REQUESTS_MAX)))]
     pub max_running_requests: Option<u32>,
-    /// Most requests that wait in a worker; who comes then is sent to others, and refused by the last [default: 256]
+    /// Most requests that wait in a worker beyond those that can begin at once; who comes then is sent to others, and
+    /// refused by the last [default: 256]
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=i64::from(QUEUED_REQUESTS_MAX)))]
     pub max_queued_requests: Option<u32>,
     /// Most prompt tokens computed in one turn [default: 8192]

@@ -19,6 +19,8 @@ pub struct ApiError {
     pub code: &'static str,
     /// Seconds after which another try makes sense.
     pub retry_after: Option<u32>,
+    /// Methods that the path takes, where it was asked with another one.
+    pub allow: Option<String>,
 }
 
 impl ApiError {
@@ -31,7 +33,7 @@ impl ApiError {
             400..500 => "invalid_request_error",
             _ => "server_error",
         };
-        Self { status, message: message.into(), kind, param: None, code, retry_after: None }
+        Self { status, message: message.into(), kind, param: None, code, retry_after: None, allow: None }
     }
 
     /// The body is not JSON, or no object.
@@ -69,9 +71,26 @@ impl ApiError {
         Self { param: Some(param.into()), ..error }
     }
 
+    /// Prompt and answer take more KV than a worker's memory holds. `held` are tokens of whole pages.
+    pub fn kv_memory_exceeded(prompt: usize, answer: usize, held: usize) -> Self {
+        let message = format!(
+            "the request takes KV of {} tokens ({prompt} of the prompt, {answer} to generate), and a worker here has memory \
+             for {held} (--kv-memory)",
+            prompt + answer
+        );
+        Self::new(Cause::Refused.http_status(), Cause::Refused.name(), message)
+    }
+
+    /// The path takes these methods, and not the one it was asked with.
+    pub fn method_not_allowed(allow: &str) -> Self {
+        let error = Self::new(405, "method_not_allowed", format!("this path takes {allow}"));
+        Self { allow: Some(allow.to_owned()), ..error }
+    }
+
     /// A queue is full.
     pub fn overloaded(retry_after: u32) -> Self {
-        let error = Self::new(429, "queue_full", "too many requests are waiting; try again later");
+        let error =
+            Self::new(429, Cause::Overloaded.name(), "too many requests are waiting; try again later");
         Self { retry_after: Some(retry_after), ..error }
     }
 
@@ -125,7 +144,7 @@ mod tests {
         );
         assert_eq!(
             body(ApiError::overloaded(2)),
-            r#"{"error":{"message":"too many requests are waiting; try again later","type":"rate_limit_error","param":null,"code":"queue_full"}}"#
+            r#"{"error":{"message":"too many requests are waiting; try again later","type":"rate_limit_error","param":null,"code":"overloaded"}}"#
         );
         assert_eq!(ApiError::new(503, "draining", "").kind, "server_error");
     }

@@ -185,6 +185,8 @@ pub enum Lost {
     Deadline,
     /// The worker answers no probe either.
     Silent,
+    /// The worker, which is well, has closed the connection after it was not read from for want of a client that reads.
+    Behind,
     /// The request cannot be sent: this process holds too many unsent bytes.
     Full,
 }
@@ -197,6 +199,7 @@ impl fmt::Display for Lost {
             Lost::TooLong => write!(f, "its answer is longer than {ROUTER_ANSWER_MAX} bytes"),
             Lost::Deadline => f.write_str("it took too long"),
             Lost::Silent => f.write_str("its worker stands still"),
+            Lost::Behind => f.write_str("more is waiting for its client than a worker keeps"),
             Lost::Full => f.write_str("too many bytes wait to be sent"),
         }
     }
@@ -215,6 +218,8 @@ pub struct Call {
     pub connected: bool,
     /// Whether the worker has closed its end.
     pub eof: bool,
+    /// Whether it was not read from, since too much waits for its client.
+    pub held_back: bool,
     /// Once its head has come.
     pub answer: Option<WorkerAnswer>,
     outgoing: Option<Outgoing>,
@@ -227,7 +232,17 @@ impl Call {
         // What is not gathered may have any length.
         let limits = Limits { body: usize::MAX, ..Limits::default() };
         let decoder = ResponseDecoder::new(Method::Get, limits);
-        Call { owner, booking, until, connected, eof: false, answer: None, outgoing: None, decoder }
+        Call {
+            owner,
+            booking,
+            until,
+            connected,
+            eof: false,
+            held_back: false,
+            answer: None,
+            outgoing: None,
+            decoder,
+        }
     }
 
     /// Whether anything of the request may have reached the worker.
@@ -305,7 +320,7 @@ impl Call {
             // Passed on turn by turn.
             Owner::Lead(_) => answer.body.extend_from_slice(piece),
             Owner::Nobody => {}
-            Owner::Prefill(_) | Owner::Part(_) if answer.is_success() => {}
+            Owner::Prefill(_) if answer.is_success() => {}
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
             Owner::Introduction | Owner::Probe | Owner::Prefill(_) | Owner::Part(_) => {
                 answer.body.extend_from_slice(piece)

@@ -12,7 +12,7 @@ use crate::front::router::fleet::What;
 use crate::front::router::flights::Way;
 use crate::limits::ROUTER_FANOUT_TIME;
 use crate::net::ConnId;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -22,8 +22,10 @@ struct Fan {
     open: Vec<(ConnId, WorkerNumber, String)>,
     /// Workers that answered well.
     done: usize,
-    /// The router itself had a part in it, and has done that.
-    is_begun: bool,
+    /// Of an abort: requests of the router's own clients that have ended by it,
+    aborted: Option<usize>,
+    /// and those that workers say they ended.
+    aborted_at_workers: usize,
     /// The others.
     unreached: Vec<(WorkerNumber, String)>,
     /// What went wrong first with one that was reached.
@@ -42,10 +44,18 @@ impl Fanout {
         self.open.is_empty()
     }
 
-    /// Asks every worker. Where the router has done a part of it already, it is no failure that none is reached.
-    pub fn begin(&mut self, client: ConnId, order: &Order, body: Vec<u8>, is_begun: bool, way: &mut Way<'_>) {
+    /// Asks every worker. `aborted` is of an abort: how many requests the router has ended itself; where it has, it is no
+    /// failure that no worker is reached.
+    pub fn begin(
+        &mut self,
+        client: ConnId,
+        order: &Order,
+        body: Vec<u8>,
+        aborted: Option<usize>,
+        way: &mut Way<'_>,
+    ) {
         let body = Arc::new(body);
-        let mut fan = Fan { is_begun, ..Fan::default() };
+        let mut fan = Fan { aborted, ..Fan::default() };
         let workers: Vec<WorkerNumber> = way.fleet.router().workers().map(|(worker, ..)| worker).collect();
         for worker in workers {
             let url = way.fleet.url(worker);
@@ -71,7 +81,11 @@ impl Fanout {
         };
         let (_, worker, url) = fan.open.swap_remove(at);
         match what {
-            What::Ended(answer) if answer.is_success() => fan.done += 1,
+            What::Ended(answer) if answer.is_success() => {
+                fan.done += 1;
+                let told = serde_json::from_slice::<Part>(&answer.body).unwrap_or_default();
+                fan.aborted_at_workers += told.aborted;
+            }
             What::Ended(answer) => {
                 fan.failure.get_or_insert(format!("{url} answered with status {}", answer.status));
             }
@@ -96,7 +110,9 @@ impl Fanout {
         fan.unreached.sort_unstable_by_key(|(worker, _)| *worker);
         let unreached: Vec<String> = fan.unreached.into_iter().map(|(_, url)| url).collect();
         let failure = match fan.failure {
-            None if fan.done == 0 && !fan.is_begun => Some("no worker was reached".to_owned()),
+            None if fan.done == 0 && fan.aborted.is_none_or(|aborted| aborted == 0) => {
+                Some("no worker was reached".to_owned())
+            }
             Some(failure) if !unreached.is_empty() => {
                 Some(format!("{failure}; not reached: {}", unreached.join(", ")))
             }
@@ -106,10 +122,23 @@ impl Fanout {
             let cause = Cause::PeerLost;
             return way.refuse(client, &ApiError::new(cause.http_status(), cause.name(), failure));
         }
-        let told = Told { success: unreached.is_empty(), workers: fan.done, unreached };
+        let told = Told {
+            success: unreached.is_empty(),
+            aborted: fan.aborted,
+            aborted_at_workers: fan.aborted.map(|_| fan.aborted_at_workers),
+            workers: fan.done,
+            unreached,
+        };
         let body = serde_json::to_vec(&told).expect("plain structs are JSON");
         way.connections.answer(way.reactor, client, &Answer::json(&body), way.now);
     }
+}
+
+/// What counts of a worker's answer; other engines tell nothing of it.
+#[derive(Deserialize, Default)]
+struct Part {
+    #[serde(default)]
+    aborted: usize,
 }
 
 /// What a client hears.
@@ -117,6 +146,12 @@ impl Fanout {
 struct Told {
     /// Whether all workers have done it.
     success: bool,
+    /// Requests of this router's clients that it has ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aborted: Option<usize>,
+    /// Parts of requests that workers have ended, whoever sent them: of a request that is handed over there are two.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    aborted_at_workers: Option<usize>,
     /// How many have.
     workers: usize,
     /// Those that were not reached.

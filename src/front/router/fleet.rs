@@ -15,9 +15,11 @@ use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
 use crate::front::router::target::{Idle, Target};
 use crate::limits::{
-    ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME,
+    ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME,
+    ROUTER_PROBE_TIME,
 };
 use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
+use crate::obs::log::event;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -185,6 +187,16 @@ impl Fleet {
         }
     }
 
+    /// Lets a call end by itself within a moment, since its worker is told so otherwise; nobody hears of it.
+    pub fn let_end(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        match self.calls.get_mut(&conn) {
+            Some(call) if call.is_begun() => {
+                (call.owner, call.until) = (Owner::Nobody, now + ROUTER_ABORT_TIME);
+            }
+            _ => self.cancel(reactor, conn, now),
+        }
+    }
+
     /// Ends a call: a connection over which something was sent is closed, which tells the worker.
     pub fn cancel(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
@@ -265,6 +277,7 @@ impl Fleet {
         if let Owner::Lead(client) = call.owner
             && reactor.queued(client) > ROUTER_CLIENT_QUEUED_MAX
         {
+            call.held_back = true;
             return;
         }
         let mut some = false;
@@ -298,7 +311,9 @@ impl Fleet {
         let (connected, begun, worker) = (call.connected, call.is_begun(), call.booking.worker());
         if !connected {
             let change = self.router.refused(worker);
+            self.ails(worker, format!("it takes no connection: {reason}"));
             self.tell(worker, change, &reason);
+            self.is_gone(worker);
             self.look_up_again(worker, now);
         }
         if begun {
@@ -326,12 +341,14 @@ impl Fleet {
                     // Who answers there next may be somebody else.
                     (target.told_down, target.introduced) = (true, false);
                 }
-                let change = self.router.declined(worker, now);
-                self.tell(worker, change, &"drain");
+                self.router.declined(worker, now);
             }
             Owner::Probe if answer.is_success() => self.probed(worker, true, now),
             // It says itself that it stands still.
-            Owner::Probe => self.unwell(reactor, worker, now),
+            Owner::Probe => {
+                self.ails(worker, format!("/health answers with status {}", answer.status));
+                self.unwell(reactor, worker, now);
+            }
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
         }
     }
@@ -339,14 +356,23 @@ impl Fleet {
     fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
-        let begun = call.is_begun();
+        let (begun, held_back) = (call.is_begun(), call.held_back);
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
                 self.introduced(reactor, worker, Err(lost.to_string()), now);
             }
-            Owner::Introduction | Owner::Probe => self.unwell(reactor, worker, now),
+            Owner::Introduction | Owner::Probe => {
+                // Why there is no connection is known better.
+                if connected || lost == Lost::Deadline {
+                    self.ails(worker, format!("no answer to a probe: {lost}"));
+                }
+                self.unwell(reactor, worker, now);
+            }
             _ => {
+                // A worker that is gone was found to be, while its client read what was there.
+                let is_up = self.router.load(worker).is_some_and(|load| load.usable);
+                let lost = if lost == Lost::Closed && held_back && is_up { Lost::Behind } else { lost };
                 let what = if begun { What::Lost(lost) } else { What::Refused };
                 self.news.push_back(News { owner, conn, what });
             }
@@ -358,6 +384,7 @@ impl Fleet {
     fn unwell(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
         self.probed(worker, false, now);
         if self.router.is_silent(worker) {
+            self.is_gone(worker);
             self.give_up(reactor, worker, now);
         }
     }
@@ -376,8 +403,11 @@ impl Fleet {
     /// A worker takes nothing new: it is not chosen from now on, and its end meets no request that is on its way to
     /// it. Probes tell whether another one has come in its place.
     fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
-        let change = self.router.refused(worker);
-        self.tell(worker, change, &"drain");
+        if self.router.refused(worker).is_some()
+            && let (Some(role), Some(target)) = (self.router.role(worker), self.targets.get(&worker))
+        {
+            event!(Info, "router", "worker drains", role = role, worker = target.url);
+        }
         let idle = self.targets.get_mut(&worker).map(|target| {
             target.drains = true;
             std::mem::take(&mut target.idle)

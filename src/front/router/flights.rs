@@ -222,6 +222,11 @@ impl Flights {
             all.filter(|(_, flight)| named(&flight.request)).map(|(client, _)| client).collect();
         for &client in &hit {
             if let Some(mut flight) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
+                // Its workers are asked to end it, too. Until they have, their connections stay: one that breaks says
+                // that the client has gone.
+                for leg in [flight.lead.take(), flight.prefill.take()].into_iter().flatten() {
+                    way.fleet.let_end(way.reactor, leg, way.now);
+                }
                 let aborted = failure::error(Cause::Aborted, "the request was aborted".into());
                 flight.last = Some(WorkerAnswer::error(&aborted));
                 self.fail(client, flight, Cause::Aborted, way);
@@ -289,6 +294,13 @@ impl Flights {
             What::Lost(_) if flight.relay.is_done() => {
                 flight.lead = None;
                 self.take(client, flight, News::Landed, way);
+            }
+            // Nobody is to blame but its client, and nobody else would do better.
+            What::Lost(Lost::Behind) => {
+                flight.lead = None;
+                let (cause, why) = failure::of_loss(Lost::Behind);
+                flight.last = Some(WorkerAnswer::error(&failure::error(cause, why)));
+                self.fail(client, flight, cause, way);
             }
             What::Lost(lost) => {
                 flight.lead = None;
@@ -568,8 +580,10 @@ impl Flights {
     fn fail(&mut self, client: ConnId, mut flight: Flight, cause: Cause, way: &mut Way<'_>) {
         flight.tell("request failed", Role::Decode, cause, way);
         self.failed(&flight, cause);
-        // That it has gone is not for a client that is here.
-        let told = flight.last.take().filter(|told| Failure::of(told).cause != Cause::ClientGone);
+        // That it has gone, as a worker may think, is not for a client that is here.
+        let is_true =
+            |told: &WorkerAnswer| told.own.is_some() || Failure::of(told).cause != Cause::ClientGone;
+        let told = flight.last.take().filter(is_true);
         let told = told.unwrap_or_else(|| {
             WorkerAnswer::error(&failure::error(cause, "the request could not be served".into()))
         });

@@ -161,13 +161,13 @@ impl Paths {
         };
         self.draining |= course == Course::Drain;
         if matches!(course, Course::Every | Course::Abort) {
-            let done = match (course, Abort::parse(&request.body)) {
-                (Course::Abort, Ok(Abort::All)) => flights.abort(None, way),
-                (Course::Abort, Ok(Abort::Rid(rid))) => flights.abort(Some(&rid), way),
+            let aborted = match (course, Abort::parse(&request.body)) {
+                (Course::Abort, Ok(Abort::All)) => Some(flights.abort(None, way)),
+                (Course::Abort, Ok(Abort::Rid(rid))) => Some(flights.abort(Some(&rid), way)),
                 (Course::Abort, Err(error)) => return way.refuse(client, &error),
-                _ => 0,
+                _ => None,
             };
-            return fanout.begin(client, &order(&request, &id), request.body, done > 0, way);
+            return fanout.begin(client, &order(&request, &id), request.body, aborted, way);
         }
         let load = match course {
             Course::Pair => Routed::parse(&request.body).map(flights::Load::Routed),
@@ -320,18 +320,19 @@ impl Told {
 fn course(request: &http::Request) -> Result<Course, ApiError> {
     let path = request.head.path();
     let is_meant = |known: &str| known == path || (known.ends_with('/') && path.starts_with(known));
-    let mut known = PATHS.iter().filter(|(known, ..)| is_meant(known)).peekable();
-    if known.peek().is_none() {
-        return Err(ApiError::new(404, "not_found", format!("there is nothing at {path}")));
-    }
-    let fits = |(_, method, course): &&(&str, Method, Course)| {
+    let known = || PATHS.iter().filter(|(known, ..)| is_meant(known));
+    let methods = |&(_, method, course): &(&str, Method, Course)| {
         let is_health = matches!(course, Course::Alive | Course::Health | Course::Readiness);
-        request.head.method == *method || (is_health && request.head.method == Method::Head)
+        [Some(method), is_health.then_some(Method::Head)].into_iter().flatten()
     };
-    let (.., course) = known
-        .find(fits)
-        .ok_or_else(|| ApiError::new(405, "method_not_allowed", "this path knows another method"))?;
-    Ok(*course)
+    if let Some((.., course)) = known().find(|it| methods(it).any(|method| method == request.head.method)) {
+        return Ok(*course);
+    }
+    let allow: Vec<&str> = known().flat_map(methods).map(Method::as_str).collect();
+    Err(match allow.is_empty() {
+        true => ApiError::new(404, "not_found", format!("there is nothing at {path}")),
+        false => ApiError::method_not_allowed(&allow.join(", ")),
+    })
 }
 
 /// The request as workers get it.

@@ -34,6 +34,8 @@ pub struct Target {
     pub(super) verdict: Verdict,
     /// Whether it has said that it takes nothing new, and not yet that it does.
     pub drains: bool,
+    /// Why it is down, or was last; `None` since it is well.
+    pub fault: Option<String>,
     /// Its model, as its clients name it.
     pub model: Option<String>,
     /// Whether it was said that it is not up, since it was last.
@@ -55,6 +57,7 @@ impl Target {
             introduced: false,
             verdict: Verdict::Fits,
             drains: false,
+            fault: Some("it was not asked yet".into()),
             model: None,
             told_down: false,
             idle: Vec::new(),

@@ -227,11 +227,15 @@ impl Workers {
         let load = way.fleet.router().load(worker).unwrap_or_default();
         let role = way.fleet.router().role(worker).map(|role| role.to_string());
         let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
+        let misfit = way.fleet.router().misfit(worker).map(|(other, difference)| {
+            format!("it fits no worker of the other role; of it and {}: {difference}", way.fleet.url(other))
+        });
         let target = way.fleet.target(worker);
-        let status = match target {
-            _ if load.usable => "ready",
-            Some(target) if target.drains => "draining",
-            _ => "down",
+        let (status, reason) = match (misfit, target) {
+            _ if !load.usable && target.is_some_and(|target| target.drains) => ("draining", None),
+            _ if !load.usable => ("down", target.and_then(|target| target.fault.clone())),
+            (Some(why), _) => ("unpaired", Some(why)),
+            (None, _) => ("ready", None),
         };
         let model = target.and_then(|target| target.model.as_deref());
         json!({
@@ -243,6 +247,7 @@ impl Workers {
             "worker_type": role,
             "is_healthy": load.usable,
             "status": status,
+            "reason": reason,
             "load": load.booked,
             "connection_mode": "http",
             "bootstrap_port": target.and_then(Target::registry_port),
@@ -306,8 +311,11 @@ impl Asking {
             return Err(ApiError::unsupported(field));
         }
         let url = asked.url.ok_or_else(|| ApiError::invalid("url", "must be given"))?;
-        let url: WorkerUrl =
-            url.parse().map_err(|why: String| ApiError::invalid("url", format!("is wrong: {why}")))?;
+        // A word alone would be taken for a host.
+        let parsed = Some(&url).filter(|url| url.contains("://")).map(|url| url.parse::<WorkerUrl>());
+        let parsed = parsed.unwrap_or_else(|| Err("a worker's address is http://HOST:PORT".into()));
+        let wrong = |why| ApiError::invalid("url", format!("is {url:?}, which is no address: {why}"));
+        let url = parsed.map_err(wrong)?;
         let role = asked.worker_type.as_deref().and_then(Role::named);
         let role = role.ok_or_else(|| ApiError::invalid("worker_type", "must be prefill or decode"))?;
         let port = |value: &Value| {

@@ -140,17 +140,29 @@ impl File {
                     None => return Err(here(format!("more than {LOAD_REQUESTS_MAX} requests"))),
                 }
             }
-            let parsed = serde_json::from_str(&text).map_err(|error| here(error.to_string()))?;
-            let mut arrival = arrival(parsed).map_err(here)?;
+            let mut arrival = parse(&text).and_then(arrival).map_err(here)?;
             let jitter = if self.jitter > 0 { dice.within(0, self.jitter) } else { 0 };
             arrival.at = ((arrival.at + jitter) as f64 / self.speed).round() as Nanos;
             list.push(arrival);
         }
-        match list.is_empty() {
-            true => Err(bad("there is no request in it".into())),
-            false => Ok(Arrivals::new(list, dice)),
+        match self.most {
+            _ if list.is_empty() => Err(bad("there is no request in it".into())),
+            Some(most) if list.len() < most => {
+                let limit = format!("there are {} in --trace-file {}", list.len(), self.path.display());
+                Err(ConfigError::Value { flag: "--requests", value: most.to_string(), limit })
+            }
+            _ => Ok(Arrivals::new(list, dice)),
         }
     }
+}
+
+/// One line of a trace; the line's number is known better here than where it is read.
+fn parse(text: &str) -> Result<Line, String> {
+    serde_json::from_str(text).map_err(|error| {
+        let (said, place) =
+            (error.to_string(), format!(" at line {} column {}", error.line(), error.column()));
+        format!("{}, at column {}", said.strip_suffix(&place).unwrap_or(&said), error.column())
+    })
 }
 
 fn arrival(line: Line) -> Result<Arrival, String> {
@@ -196,7 +208,7 @@ mod tests {
     use super::*;
 
     fn parsed(text: &str) -> Result<Arrival, String> {
-        serde_json::from_str(text).map_err(|error| error.to_string()).and_then(arrival)
+        parse(text).and_then(arrival)
     }
 
     #[test]
@@ -225,7 +237,10 @@ mod tests {
         let refused = |text| parsed(text).unwrap_err();
         assert!(refused(r#"{"timestamp":0,"input_length":0,"output_length":1}"#).contains("input_length 0"));
         assert!(refused(r#"{"timestamp":-1,"input_length":1,"output_length":1}"#).contains("timestamp -1"));
-        assert!(refused(r#"{"timestamp":0,"input_length":1}"#).contains("output_length"));
+        assert_eq!(
+            refused(r#"{"timestamp":0,"input_length":1}"#),
+            "missing field `output_length`, at column 32"
+        );
         assert!(refused(r#"{"timestamp":0,"input_length":1,"output_length":1,"x":1}"#).contains('x'));
         let blocks = refused(r#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1,2]}"#);
         assert!(blocks.contains("2 hash_ids"));

@@ -4,7 +4,8 @@
 //! Between hosts there are messages of one latency each, in the order of production: both legs leave, decode grants pages
 //! (late: shows interest, hears that the prompt is computed, then grants), prefill sends each chunk when it is computed (what its cache has, at once), decode tells Done. What a turn tells before
 //! its forward pass is heard then, if the worker rings for it. A worker without a free
-//! slot says so before anything travels.
+//! slot says so before anything travels; one that lets too many wait says so when the request has come, and the other leg
+//! is ended.
 
 use super::super::agenda::{Agenda, Nanos};
 use super::super::checkers::{Checker, Finding};
@@ -58,6 +59,8 @@ enum Happening {
     Land(Box<Flow>),
     /// A prefill worker hears Done.
     Done { host: usize, source: Use },
+    /// A worker hears that the other leg was refused.
+    Abort { host: usize, leg: Use },
 }
 
 /// One open request.
@@ -75,6 +78,10 @@ struct Open {
     cached: u32,
     /// Slots that are not back.
     held: u32,
+    /// Who has refused it; it is tried again when nothing is left of this try.
+    refused: Option<Role>,
+    /// By role, of a try that was refused: whether the leg has ended.
+    ended: [bool; 2],
 }
 
 /// What was not as it must be.
@@ -238,7 +245,10 @@ impl<'a> Cluster<'a> {
             Happening::Grant { host, source, target } => {
                 let Use { slot, generation } = source;
                 let granted = self.hosts[host].status.advance(slot, generation, Move::Grant);
-                debug_assert!(granted.is_ok(), "{granted:?}");
+                if granted.is_err() {
+                    // It has refused the request meanwhile, which decode is about to hear.
+                    return Ok(());
+                }
                 let command = Command::Granted { worker: WORKER, slot, generation, target };
                 self.hosts[host].inbox.push_back(command);
                 self.wake(host, now);
@@ -249,6 +259,12 @@ impl<'a> Cluster<'a> {
                 self.agenda.put(last + latency, Happening::Land(flow));
             }
             Happening::Land(flow) => self.land(*flow),
+            Happening::Abort { host, leg: Use { slot, generation } } => {
+                let cause = Cause::OtherLeg;
+                let command = Command::Abort { worker: WORKER, slot, generation, cause };
+                self.hosts[host].inbox.push_back(command);
+                self.wake(host, now);
+            }
             Happening::Done { host, source } => {
                 if let Half::Source(half) = &mut self.hosts[host].half {
                     half.done(source);
@@ -283,6 +299,8 @@ impl<'a> Cluster<'a> {
             tokens: 0,
             cached: 0,
             held: 0,
+            refused: None,
+            ended: [false; 2],
         };
         self.open.insert(id, open);
         self.attempt(id);
@@ -309,6 +327,11 @@ impl<'a> Cluster<'a> {
                 }
             }
         };
+        self.follow(id, next);
+    }
+
+    /// Does what the router does then.
+    fn follow(&mut self, id: usize, next: Next) {
         match next {
             Next::Send => self.send(id),
             Next::Again(at) => {
@@ -474,8 +497,10 @@ impl<'a> Cluster<'a> {
                 self.hosts[index].close(request.slot);
                 let open = self.named(request.id)?;
                 open.held -= 1;
-                if open.held == 0 {
-                    self.open.remove(&(request.id.0 as usize));
+                match (open.held, open.refused.take()) {
+                    (0, Some(role)) => self.try_again(request.id.0 as usize, role),
+                    (0, None) => drop(self.open.remove(&(request.id.0 as usize))),
+                    (_, refused) => open.refused = refused,
                 }
             }
             Event::Flushed { .. } => unreachable!("nobody empties a cache"),
@@ -492,6 +517,9 @@ impl<'a> Cluster<'a> {
     ) -> Result<(), Finding> {
         let id = request.0 as usize;
         let (arrival, now) = (&self.arrivals.list()[id], self.bench.instant(self.agenda.now()));
+        if let Outcome::Failed(cause) = outcome {
+            return self.refused(role, request, cause);
+        }
         let open = self.named(request)?;
         let expected = match role {
             Role::Prefill => Outcome::HandedOver,
@@ -528,6 +556,40 @@ impl<'a> Cluster<'a> {
             });
         }
         Ok(())
+    }
+
+    /// A worker lets nobody more wait, or hears that the other one does not.
+    fn refused(&mut self, role: Role, request: RequestId, cause: Cause) -> Result<(), Finding> {
+        let (now, latency) = (self.agenda.now(), self.plan.fabric.latency);
+        let open = self.named(request)?;
+        open.ended[role as usize] = true;
+        match (open.refused, cause) {
+            (Some(_), Cause::OtherLeg | Cause::Overloaded) => {}
+            (None, Cause::Overloaded) => {
+                open.refused = Some(role);
+                let other = role.other() as usize;
+                if !open.ended[other] {
+                    let (host, leg) = open.legs[other];
+                    // The refusal goes to the router, which tells the other worker.
+                    self.agenda.put(now + 2 * latency, Happening::Abort { host, leg });
+                }
+            }
+            _ => {
+                let what = format!("its {role} leg fails: {cause}");
+                return Err(Finding::about(Checker::Ends, request.0 as usize, what));
+            }
+        }
+        Ok(())
+    }
+
+    /// A try that was refused is over.
+    fn try_again(&mut self, id: usize, role: Role) {
+        let (now, chance) = (self.bench.instant(self.agenda.now()), self.dice.draw());
+        let open = self.open.get_mut(&id).expect("it is open");
+        open.ended = [false; 2];
+        let terms = &mut Terms { now, chance, deadline: None, retries: &mut self.retries };
+        let next = open.core.take(News::Failed(role, Cause::Overloaded), terms);
+        self.follow(id, next);
     }
 
     fn named(&mut self, request: RequestId) -> Result<&mut Open, Finding> {

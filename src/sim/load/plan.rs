@@ -87,7 +87,6 @@ pub struct Plan {
     /// The summary as JSON.
     pub json: bool,
     kv_tokens: u32,
-    slots: usize,
     config: SchedConfig,
 }
 
@@ -134,7 +133,7 @@ impl Plan {
         if !page_size.is_power_of_two() {
             return Err(value("--page-size", page_size, "a power of two".into()));
         }
-        let running = load.max_running_requests.unwrap_or(256);
+        let kv_tokens = load.kv_tokens.unwrap_or(800 << 10);
         let chunk = load.chunked_prefill_size.unwrap_or(8192);
         Ok(Plan {
             seed: flags.seed,
@@ -145,8 +144,8 @@ impl Plan {
             retries: RETRIES_DEFAULT,
             traffic,
             cost: Cost {
-                prefill: coefficients("--prefill-ms", &load.prefill_ms, cost::DEFAULT.prefill)?,
-                decode: coefficients("--decode-ms", &load.decode_ms, cost::DEFAULT.decode)?,
+                prefill: coefficients("--prefill-ms", &load.prefill_ms, cost::DEFAULT.prefill, chunk)?,
+                decode: coefficients("--decode-ms", &load.decode_ms, cost::DEFAULT.decode, kv_tokens)?,
             },
             fabric: Fabric {
                 bytes_per_token: load.kv_bytes_per_token.unwrap_or(128 << 10),
@@ -158,10 +157,10 @@ impl Plan {
                 itl: time("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0), MILLI)?,
             },
             json: load.json,
-            kv_tokens: load.kv_tokens.unwrap_or(800 << 10),
-            slots: (running + load.max_queued_requests.unwrap_or(256)) as usize,
+            kv_tokens,
             config: SchedConfig {
-                max_running: running as usize,
+                max_running: load.max_running_requests.unwrap_or(256) as usize,
+                max_queued: load.max_queued_requests.unwrap_or(256) as usize,
                 max_prefill_tokens: chunk,
                 chunked_prefill_size: chunk,
                 chunk_ms: load.chunk_ms.unwrap_or(0),
@@ -199,7 +198,7 @@ impl Plan {
         Size {
             config: SchedConfig { context, ..self.config },
             pages: self.kv_tokens / self.config.page_size,
-            slots: self.slots,
+            slots: self.config.slots(),
         }
     }
 }
@@ -224,14 +223,30 @@ fn time(flag: &'static str, number: f64, unit: Nanos) -> Result<Nanos, ConfigErr
     }
 }
 
-/// The numbers of a polynomial, the last of which may be left away.
-fn coefficients(flag: &'static str, given: &[f64], default: [f64; 4]) -> Result<[f64; 4], ConfigError> {
-    match *given {
+/// The numbers of a polynomial, the last of which may be left away or below 0, as long as no step of up to `most` tokens
+/// takes less than no time.
+fn coefficients(
+    flag: &'static str,
+    given: &[f64],
+    default: [f64; 4],
+    most: u32,
+) -> Result<[f64; 4], ConfigError> {
+    let typed = || given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
+    let numbers = match *given {
         [] => return Ok(default),
-        [a, b, c] if given.iter().all(|number| number.is_finite()) => return Ok([a, b, c, 0.0]),
-        [a, b, c, d] if given.iter().all(|number| number.is_finite()) => return Ok([a, b, c, d]),
-        _ => {}
+        [a, b, c] => [a, b, c, 0.0],
+        [a, b, c, d] => [a, b, c, d],
+        _ => return Err(value(flag, typed(), "three or four numbers".into())),
+    };
+    let [a, b, _, d] = numbers;
+    let most = f64::from(most);
+    let are_times = numbers[..3].iter().all(|&number| number >= 0.0) && a + b * most + d * most * most >= 0.0;
+    match are_times && numbers.iter().all(|number| number.is_finite()) {
+        true => Ok(numbers),
+        false => {
+            let limit =
+                format!("a step of up to {most} tokens must not take less than 0 ms, by A, B, C or D");
+            Err(value(flag, typed(), limit))
+        }
     }
-    let typed = given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
-    Err(value(flag, typed, "three or four numbers".into()))
 }

@@ -202,8 +202,8 @@ pub struct Summary {
     pub decode: Balance,
     /// Turns of workers, messages, transfers.
     pub happenings: u64,
-    /// Equal for equal runs.
-    pub hash: u64,
+    /// Equal for equal runs; 16 hexadecimal digits.
+    pub hash: String,
     /// Seconds it took.
     pub wall_s: f64,
     /// Simulated seconds in one.
@@ -258,7 +258,7 @@ impl Summary {
             prefill: Balance::of(Role::Prefill, hosts, makespan),
             decode: Balance::of(Role::Decode, hosts, makespan),
             happenings,
-            hash,
+            hash: format!("{hash:016x}"),
             wall_s,
             simulated_per_wall: share(seconds, wall_s),
             requests_per_wall_minute: share(requests as f64, wall_s) * 60.0,
@@ -305,7 +305,7 @@ impl fmt::Display for Summary {
         }
         write!(
             f,
-            "{:.2} s of wall time: {:.0} requests a minute, {:.1} s simulated in one, {} happenings, hash {:016x}",
+            "{:.2} s of wall time: {:.0} requests a minute, {:.1} s simulated in one, {} happenings, hash {}",
             self.wall_s, self.requests_per_wall_minute, self.simulated_per_wall, self.happenings, self.hash
         )
     }

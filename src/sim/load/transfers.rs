@@ -2,7 +2,7 @@
 //! status tables and ends the same leases, in the order of a pulled transfer.
 //!
 //! Owns: live leases. A flow is one chunk of KV on its way. Not here: how long it takes (`nic`, `cluster`), failures:
-//! nobody dies and nothing is cancelled in the load mode, so that a Cancel is a mistake.
+//! nobody dies in the load mode. A worker may refuse a request, so that nothing of it is sent.
 
 use crate::ids::{Generation, SlotId};
 use crate::kv::lease::{Lease, MoverRight};
@@ -92,6 +92,10 @@ impl SourceHalf {
                         last,
                     });
                 }
+                // One of the two workers has refused the request.
+                SourceCommand::Cancel { slot, .. } => {
+                    assert!(self.leaving[slot.index()].is_none(), "a request is refused before it begins");
+                }
                 other => unreachable!("nothing fails here, and yet: {other:?}"),
             }
         }
@@ -128,6 +132,13 @@ impl DestinationHalf {
         for command in self.links.commands.try_iter() {
             match command {
                 DestinationCommand::Expect { slot, lease, .. } => self.expected[slot.index()] = Some(lease),
+                // Its prefill worker has refused the request, and sends nothing.
+                DestinationCommand::Cancel { slot, .. } => {
+                    if let Some(lease) = self.expected[slot.index()].take() {
+                        let end = LeaseEnd { ended: lease.end(&self.right), aux: None };
+                        assert!(self.links.ends.try_send(end).is_ok(), "the ring has room for all slots");
+                    }
+                }
                 other => unreachable!("nothing fails here, and yet: {other:?}"),
             }
         }

@@ -47,7 +47,26 @@ impl Fleet {
                 }
                 self.begin(reactor, conn, &order, &Arc::default(), now);
             }
-            Err(_) => self.probed(worker, false, now),
+            Err(reason) => {
+                self.ails(worker, format!("there is no connection to it: {reason}"));
+                self.probed(worker, false, now);
+            }
+        }
+    }
+
+    /// What is wrong with a worker, for operators.
+    pub(super) fn ails(&mut self, worker: WorkerNumber, why: String) {
+        if let Some(target) = self.targets.get_mut(&worker) {
+            target.fault = Some(why);
+        }
+    }
+
+    /// One that drained is there no longer.
+    pub(super) fn is_gone(&mut self, worker: WorkerNumber) {
+        let here = self.targets.get_mut(&worker).filter(|target| target.drains);
+        if let (Some(role), Some(target)) = (self.router.role(worker), here) {
+            (target.drains, target.told_down) = (false, true);
+            event!(Info, "router", "worker is down", role = role, worker = target.url, by = "drain");
         }
     }
 
@@ -106,8 +125,8 @@ impl Fleet {
         }
         target.verdict = verdict;
         match target.verdict {
-            Verdict::Unfit(_) => {
-                target.introduced = false;
+            Verdict::Unfit(ref why) => {
+                (target.introduced, target.fault) = (false, Some(why.clone()));
                 // No matter how well it is.
                 let change = self.router.refused(worker);
                 self.tell(worker, change, &"what it says of itself");
@@ -122,7 +141,9 @@ impl Fleet {
         self.tell(worker, change, &"probe");
         let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
-        target.drains &= !is_well;
+        if is_well {
+            (target.drains, target.fault) = (false, None);
+        }
         // Who answers there next may be somebody else, unless it is only late.
         target.introduced &= is_well || is_usable;
         if is_well {

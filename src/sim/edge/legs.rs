@@ -45,6 +45,10 @@ impl Edge {
             let answer = if self.hangs { Answer::Hangs } else { Answer::Drains };
             return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
         }
+        if order.is_whole() {
+            let outcome = if order.max_new == 0 { Outcome::Length } else { Outcome::Stop };
+            return self.outbox.push(Output::Answer(CallName::Leg(name), Answer::Ended(outcome)));
+        }
         let deadline = now + Duration::from_nanos(order.patience);
         let worker = self.handoff.worker_mut(WORKER);
         let Some(slot) = worker.take_slot(prompt_of(&order.prompt), deadline) else {

@@ -5,7 +5,7 @@
 
 mod sim;
 
-pub use sim::{LoadFlags, SimFlags};
+pub use sim::{LoadFlags, SimFlags, SimTransfer};
 
 use super::registry::RegistryAddress;
 use super::resolved::{DataThreads, KvDtype, LoadFormat, LogFormat, LogLevel, Policy, Transfer};

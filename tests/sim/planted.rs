@@ -4,6 +4,7 @@
 //! lease overwritten just before their copy. `tests/handoff.rs` and the model `pull` of `tools/model` do that.
 
 use super::{SCALE, quiet};
+use baton::config::flags::SimTransfer;
 use baton::sim::campaign::run;
 use baton::sim::checkers::Checker;
 use baton::sim::cluster::Failure;
@@ -22,10 +23,17 @@ struct Mistake {
     by: Checker,
     /// What it must say of it, among other things.
     saying: &'static str,
+    /// How KV moves in clusters where it is made.
+    transfer: SimTransfer,
 }
 
 const fn mistake(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
-    Mistake { name, by, saying }
+    Mistake { name, by, saying, transfer: SimTransfer::Shm }
+}
+
+/// One that is made only where NICs write.
+const fn rdma(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
+    Mistake { name, by, saying, transfer: SimTransfer::Rdma }
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -57,6 +65,12 @@ const MISTAKES: &[Mistake] = &[
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     mistake("hung engine looks well", Checker::Silence, "is waited for"),
     mistake("busy engine looks hung", Checker::Ends, "which nothing that was done to it explains"),
+    rdma("completions wake nobody", Checker::Ends, "has not ended in time"),
+    rdma("one lane speaks for all", Checker::Shadow, "was written and not granted"),
+    rdma("cancel ends a lease that is written to", Checker::Shadow, "was written and not granted"),
+    rdma("quiet is said before it is", Checker::Shadow, "was written and not granted"),
+    rdma("queue pairs outlive their session", Checker::Shadow, "was written and not granted"),
+    rdma("link outlives its queue pairs", Checker::Ends, "has not ended in time"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.
@@ -65,7 +79,7 @@ fn find(mistake: &Mistake) -> Result<String, Vec<String>> {
     let mut others = Vec::new();
     let mut seeds = (1..=SEEDS).flat_map(|seed| [(seed, true), (seed, false)]);
     let found = seeds.find_map(|(seed, faults)| {
-        let scale = Scale { requests: 100, faults, ..SCALE };
+        let scale = Scale { requests: 100, faults, transfer: mistake.transfer, ..SCALE };
         let Failure { by, what, .. } = run(&Plan::new(seed, scale), None).0.err()?;
         let said = format!("{by:?}, seed {seed}: {}", what.lines().next().unwrap_or(""));
         if (by, what.contains(mistake.saying)) == (mistake.by, true) {

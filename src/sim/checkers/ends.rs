@@ -180,8 +180,11 @@ impl Entry {
             Cause::Refused => self.doubled,
             Cause::Deadline => is_up(),
             // What a worker has taken it finishes before it ends; what it has not found no other.
-            Cause::PeerLost => lost() || !self.sent && reasons.may_miss(&life),
-            Cause::OtherLeg => self.doubled || is_up() || lost(),
+            Cause::PeerLost => {
+                lost() || !self.sent && reasons.may_miss(&life) || reasons.may_overtake(&life, &self.pairs)
+            }
+            // Of a request that somebody ended before this leg came, it was over at the other.
+            Cause::OtherLeg => self.doubled || self.aborted || is_up() || lost(),
             // Of a leg that came too late, or found no place, decode hears as of one that never will.
             Cause::Draining => {
                 let slack = if ample { WEATHER } else { Nanos::MAX };
@@ -190,13 +193,8 @@ impl Entry {
                     || tries.any(|(&pair, &chosen)| reasons.takes_nothing(pair, chosen, slack))
             }
             Cause::Aborted => self.aborted,
-            Cause::Mismatch
-            | Cause::Corrupt
-            | Cause::Internal
-            | Cause::Incompatible
-            | Cause::Denied
-            | Cause::Unreachable
-            | Cause::Flushed => false,
+            Cause::Unreachable | Cause::Flushed => reasons.may_break(&life, &self.pairs),
+            Cause::Mismatch | Cause::Corrupt | Cause::Internal | Cause::Incompatible | Cause::Denied => false,
         }
     }
 }

@@ -7,7 +7,7 @@ use crate::front::handoff::{Source, prompt_of};
 use crate::ids::RequestId;
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
-use crate::sim::checkers::shadow::Grant;
+use crate::sim::checkers::shadow::{Grant, Lease};
 use crate::sim::checkers::{Checked, Checker, Finding, tokens};
 use crate::sim::process::WORKER;
 use crate::sim::router::fleet::CallName;
@@ -141,6 +141,7 @@ impl Edge {
                     tokens: tokens.clone(),
                     first,
                     pages: pages.map(|index| worker_of.lists().page(slot, index)).collect(),
+                    lease: Lease::Granted,
                 };
                 self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);

@@ -238,6 +238,8 @@ impl<'a> Cluster<'a> {
             skew: 0,
         };
         let hosts = (0..prefill).map(|_| host(Role::Prefill, plan.prefill));
+        let lone =
+            (0..decode).filter(|&decode| plan.reads_alone[decode]).map(|decode| prefill + decode).collect();
         let mut cluster = Cluster {
             plan,
             base,
@@ -249,7 +251,7 @@ impl<'a> Cluster<'a> {
             calls: BTreeMap::new(),
             flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
-            ends: Ends::new(plan.is_ample()),
+            ends: Ends::new(plan.is_ample(), lone),
             shadow: Shadow::default(),
             phase: Phase::Working,
             parted: BTreeMap::new(),

@@ -63,8 +63,8 @@ pub struct Job {
     pub name: LegName,
     /// Where the legs meet.
     pub room: Room,
-    /// Who reads the prompt.
-    pub source: usize,
+    /// Who reads the prompt; none where the decode worker does.
+    pub source: Option<usize>,
     /// What is asked.
     pub order: Order,
 }
@@ -147,6 +147,8 @@ struct Peering {
 #[derive(Debug)]
 struct Leg {
     name: LegName,
+    /// It reads its prompt itself.
+    alone: bool,
     slot: Slot,
     salt: Salt,
     prompt: Vec<u32>,

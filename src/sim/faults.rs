@@ -229,4 +229,18 @@ impl Faults {
         }));
         self.list.sort_by_key(|&(at, _)| at);
     }
+
+    /// All prefill workers die, or drain, at about the same time.
+    pub fn take_prefill_away(&mut self, dice: &mut Dice, prefill: usize, span: Nanos) {
+        let (at, drains) = (dice.within(0, span), dice.one_in(2));
+        let down = dice.pick(&[300 * MILLI, 3 * SECOND, 12 * SECOND]);
+        self.list.extend((0..prefill).map(|host| {
+            let fault = match drains {
+                true => Fault::Drain { host, down },
+                false => Fault::Crash { host, silent: dice.one_in(4), down },
+            };
+            (at + dice.within(0, 20 * MILLI), fault)
+        }));
+        self.list.sort_by_key(|&(at, _)| at);
+    }
 }

@@ -62,6 +62,8 @@ pub struct Plan {
     pub decode: Size,
     /// Where workers are.
     pub machines: Machines,
+    /// By decode worker: it reads prompts where no prefill worker is left.
+    pub reads_alone: Vec<bool>,
     /// How pairs are chosen.
     pub policy: Policy,
     /// Between two requests, at most.
@@ -115,10 +117,21 @@ impl Plan {
             }
             faults
         });
+        let mut lone = Dice::new(seed).fork("alone");
+        let most = lone.pick(&[0, 1, 2]);
+        let reads_alone: Vec<bool> = (0..decode).map(|_| lone.within(1, 2) <= most).collect();
+        let faults = faults.map(|mut faults| {
+            if reads_alone.contains(&true) && lone.one_in(2) {
+                let span = gap * u64::from(scale.requests) / 2;
+                faults.take_prefill_away(&mut lone, prefill, span);
+            }
+            faults
+        });
         Plan {
             seed,
             scale,
             machines,
+            reads_alone,
             prefill: size(shared, scale, &mut [&mut dice, &mut faulty, &mut scarce]),
             decode: size(
                 SchedConfig { page_size: other, ..shared },

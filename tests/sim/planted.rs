@@ -64,6 +64,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("silent worker is waited for", Checker::Silence, "is waited for"),
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     mistake("hung engine looks well", Checker::Silence, "is waited for"),
+    mistake("nobody reads alone", Checker::Ends, "a worker that reads prompts alone was well"),
     mistake("busy engine looks hung", Checker::Ends, "which nothing that was done to it explains"),
     rdma("completions wake nobody", Checker::Ends, "has not ended in time"),
     rdma("one lane speaks for all", Checker::Shadow, "was written and not granted"),

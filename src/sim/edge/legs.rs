@@ -56,10 +56,12 @@ impl Edge {
             self.outbox.push(Output::Answer(CallName::Leg(name), refused));
             return;
         };
-        let (max_new, salt) = match name.role {
-            Role::Prefill => (1, order.salt),
+        let source = source.filter(|_| name.role == Role::Decode).map(address_of);
+        let (max_new, salt) = match (name.role, source) {
+            (Role::Prefill, _) => (1, order.salt),
             // As where no key proves sources.
-            Role::Decode => (order.max_new, order.salt.of(&address_of(source).to_string())),
+            (Role::Decode, Some(source)) => (order.max_new, order.salt.of(&source.to_string())),
+            (Role::Decode, None) => (order.max_new, order.salt),
         };
         self.salts.brought(salt, &order.prompt, &order.expected);
         let pages = worker.layout().pages_for(order.prompt.len() as u32 + max_new) as usize;
@@ -71,7 +73,7 @@ impl Edge {
             slot: slot.id,
             generation: slot.generation,
             prompt: order.prompt.clone(),
-            alone: false,
+            alone: name.role == Role::Decode && source.is_none(),
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
@@ -87,6 +89,7 @@ impl Edge {
         let expected = order.expected.into_iter().take(max_new as usize).collect();
         let leg = Leg {
             name,
+            alone: request.alone,
             slot,
             salt,
             prompt: order.prompt,
@@ -96,7 +99,7 @@ impl Edge {
             muted: false,
         };
         self.legs.insert(request.id, leg);
-        let source = (name.role == Role::Decode).then(|| Source::Remote(address_of(source)));
+        let source = source.map(Source::Remote);
         self.handoff.submit(Box::new(request), source.as_ref(), now);
     }
 
@@ -148,8 +151,8 @@ impl Edge {
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
-                // Decode tells what its source found.
-                if leg.name.role == Role::Prefill {
+                // Decode tells what its source found, if it had one.
+                if leg.name.role == Role::Prefill || leg.alone {
                     self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached_tokens)?;
                 }
                 if std::mem::replace(&mut leg.finished, true) {

@@ -48,7 +48,7 @@ const CLEARED: Nanos = 10 * SECOND;
 /// From the time a process is told to drain, and all else is well, until it has ended and another one is there.
 const DRAINED: Nanos = 60 * SECOND;
 /// Between two looks of an idle engine for work.
-const ENGINE_LOOKS: Nanos = SECOND;
+pub const ENGINE_LOOKS: Nanos = SECOND;
 /// Longest that a thread which always lags is late.
 const LAG_MAX: Nanos = 30 * MILLI;
 /// How long a lost packet waits to be sent again, at most.
@@ -154,8 +154,17 @@ struct Host {
     slow_until: Nanos,
     /// How many times later than others each thread is.
     lags: [u64; 3],
-    /// How much later than the cluster's its clock is.
+    /// How much later than the cluster's its clock is,
     skew: Nanos,
+    /// since then.
+    jumped: Nanos,
+}
+
+impl Host {
+    /// Until when something kept its threads, or moved its clock.
+    fn kept_until(&self) -> Nanos {
+        self.stalled_until.into_iter().fold(self.paused_until.max(self.jumped), Nanos::max)
+    }
 }
 
 /// A control connection.
@@ -236,6 +245,7 @@ impl<'a> Cluster<'a> {
             slow_until: 0,
             lags: [1; 3],
             skew: 0,
+            jumped: 0,
         };
         let hosts = (0..prefill).map(|_| host(Role::Prefill, plan.prefill));
         let lone =
@@ -411,6 +421,7 @@ impl<'a> Cluster<'a> {
             _ => 0,
         };
         let host = &mut self.hosts[index];
+        let kept = host.kept_until();
         let Some(process) = &mut host.process else { return Ok(()) };
         let own = now + host.skew;
         let detail = match thread {
@@ -462,6 +473,9 @@ impl<'a> Cluster<'a> {
                     clients,
                 })?;
                 process.attend(false);
+                if process.edge.hangs() {
+                    silence::hangs(index, kept, now)?;
+                }
                 let tick = process.edge.next_tick - host.skew;
                 let outputs = std::mem::take(&mut process.edge.outbox);
                 let sent = outputs.len();

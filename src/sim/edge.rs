@@ -262,6 +262,11 @@ impl Edge {
         self.ended
     }
 
+    /// Whether its engine looks as if it hung.
+    pub fn hangs(&self) -> bool {
+        self.hangs
+    }
+
     /// The hand-off, to be looked at.
     pub fn handoff(&self) -> &Handoff {
         &self.handoff

@@ -131,6 +131,7 @@ impl Cluster<'_> {
             Fault::Jump { host, by } => {
                 self.story.tell(now, "process", host, "is later", None, by);
                 self.hosts[host].skew += by;
+                self.hosts[host].jumped = now;
                 self.wake_soon(host, Thread::Ctl);
             }
             Fault::Leave => {

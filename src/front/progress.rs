@@ -37,7 +37,7 @@ impl Progress {
         let still = now.saturating_duration_since(self.moved);
         match () {
             () if is_planted("hung engine looks well") => false,
-            () if is_planted("busy engine looks hung") => still > Duration::from_secs(1),
+            () if is_planted("busy engine looks hung") => still > Duration::from_millis(100),
             () => still > ENGINE_STILL_MAX,
         }
     }

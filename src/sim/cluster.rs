@@ -10,6 +10,7 @@ mod harm;
 mod network;
 mod requests;
 mod stream;
+mod writes;
 
 use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
 use super::checkers::{
@@ -19,7 +20,7 @@ use super::dice::Dice;
 use super::edge::{ConnNumber, Input, Parcel, Turn};
 use super::faults::Fault;
 use super::plan::{Plan, Size};
-use super::process::{Process, Thread};
+use super::process::{Process, Site, Thread};
 use super::router::Flights;
 use super::router::fleet::CallName;
 use super::story::Story;
@@ -34,6 +35,7 @@ use calls::Call;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use stream::Stream;
+use writes::{Step, Writes};
 
 /// Most happenings of a run: many times what the longest of them takes.
 const HAPPENINGS_MAX: u64 = 20_000_000;
@@ -46,7 +48,7 @@ const CLEARED: Nanos = 10 * SECOND;
 /// From the time a process is told to drain, and all else is well, until it has ended and another one is there.
 const DRAINED: Nanos = 60 * SECOND;
 /// Between two looks of an idle engine for work.
-const ENGINE_LOOKS: Nanos = SECOND;
+pub const ENGINE_LOOKS: Nanos = SECOND;
 /// Longest that a thread which always lags is late.
 const LAG_MAX: Nanos = 30 * MILLI;
 /// How long a lost packet waits to be sent again, at most.
@@ -95,6 +97,8 @@ enum Happening {
     Silent { host: usize, life: u32, since: Nanos },
     /// A thread's turn, if that is still when it is due.
     Turn { host: usize, life: u32, thread: Thread, at: Nanos },
+    /// A request of a queue pair goes on.
+    Write(Step, u32),
     /// The next parcel of a connection reaches this end.
     Arrive { conn: ConnNumber, end: usize },
     /// A dial reaches the other host, or not.
@@ -150,8 +154,17 @@ struct Host {
     slow_until: Nanos,
     /// How many times later than others each thread is.
     lags: [u64; 3],
-    /// How much later than the cluster's its clock is.
+    /// How much later than the cluster's its clock is,
     skew: Nanos,
+    /// since then.
+    jumped: Nanos,
+}
+
+impl Host {
+    /// Until when something kept its threads, or moved its clock.
+    fn kept_until(&self) -> Nanos {
+        self.stalled_until.into_iter().fold(self.paused_until.max(self.jumped), Nanos::max)
+    }
 }
 
 /// A control connection.
@@ -191,6 +204,8 @@ pub struct Cluster<'a> {
     agenda: Agenda<Happening>,
     dice: Dice,
     hosts: Vec<Host>,
+    /// What NICs do; none without any.
+    writes: Option<Writes>,
     conns: BTreeMap<ConnNumber, Conn>,
     last_conn: ConnNumber,
     calls: BTreeMap<CallName, Call>,
@@ -230,23 +245,27 @@ impl<'a> Cluster<'a> {
             slow_until: 0,
             lags: [1; 3],
             skew: 0,
+            jumped: 0,
         };
         let hosts = (0..prefill).map(|_| host(Role::Prefill, plan.prefill));
+        let lone =
+            (0..decode).filter(|&decode| plan.reads_alone[decode]).map(|decode| prefill + decode).collect();
         let mut cluster = Cluster {
             plan,
             base,
             agenda: Agenda::new(dice.fork("order")),
             hosts: hosts.chain((0..decode).map(|_| host(Role::Decode, plan.decode))).collect(),
+            writes: plan.machines.nics.map(|nics| Writes::new(nics, dice.fork("writes"))),
             conns: BTreeMap::new(),
             last_conn: 0,
             calls: BTreeMap::new(),
             flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
-            ends: Ends::new(plan.is_ample()),
+            ends: Ends::new(plan.is_ample(), lone),
             shadow: Shadow::default(),
             phase: Phase::Working,
             parted: BTreeMap::new(),
-            reasons: Reasons::default(),
+            reasons: Reasons::new(plan.machines.clone()),
             story: Story::new(trace),
             report: Report::default(),
             asked: 0,
@@ -313,6 +332,7 @@ impl<'a> Cluster<'a> {
                     _ => self.turn(host, thread, now)?,
                 }
             }
+            Happening::Write(step, pair) => self.write(step, pair)?,
             Happening::Arrive { conn, end } => self.arrive(conn, end),
             Happening::Reach { conn, until } => self.reach(conn, until),
             Happening::Pass { host, life, input } => self.pass(host, life, input),
@@ -346,8 +366,10 @@ impl<'a> Cluster<'a> {
     fn start(&mut self, index: usize) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
-        let mut process =
-            Process::new(index, host.role, &host.size, self.base).expect("memory for a process");
+        let nic = self.writes.as_ref().map(|writes| (&writes.fabric, writes.nics));
+        let site = Site { host: self.plan.machines.host(index), nic };
+        let process = Process::new(index, host.role, &host.size, site, self.base);
+        let mut process = process.expect("memory for a process");
         process.edge.begin(process.instant(now + host.skew));
         host.process = Some(process);
         host.life += 1;
@@ -399,6 +421,7 @@ impl<'a> Cluster<'a> {
             _ => 0,
         };
         let host = &mut self.hosts[index];
+        let kept = host.kept_until();
         let Some(process) = &mut host.process else { return Ok(()) };
         let own = now + host.skew;
         let detail = match thread {
@@ -427,12 +450,14 @@ impl<'a> Cluster<'a> {
                 let next = process.step_mover();
                 if watched {
                     self.shadow.compare(index, process)?;
+                    process.note_leases();
                 }
-                if next != Next::Park || process.take_ring() {
+                if next != Next::Park || process.take_ring() || process.take_event() {
                     self.wake_soon(index, thread);
                 }
                 if !watched {
                     self.wake_peers();
+                    self.read_doorbells(index);
                 }
                 next as u64
             }
@@ -448,6 +473,9 @@ impl<'a> Cluster<'a> {
                     clients,
                 })?;
                 process.attend(false);
+                if process.edge.hangs() {
+                    silence::hangs(index, kept, now)?;
+                }
                 let tick = process.edge.next_tick - host.skew;
                 let outputs = std::mem::take(&mut process.edge.outbox);
                 let sent = outputs.len();
@@ -488,6 +516,9 @@ impl<'a> Cluster<'a> {
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now, &self.reasons)?;
         self.drained(now)?;
+        if let Some(writes) = &mut self.writes {
+            writes.forget();
+        }
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
             Phase::Working

@@ -22,6 +22,7 @@ use crate::ids::{RequestId, Room};
 use crate::kv::prefix::Salt;
 use crate::net::ConnId;
 use crate::sched::mailbox::Event;
+use crate::sys::event::WaitSet;
 use crate::transfer::manager::rooms::Slot;
 use crate::transfer::transport::shm::{
     DestinationDescriptors, PeerShape, ShmCursor, ShmRing, SourceDescriptors,
@@ -62,8 +63,8 @@ pub struct Job {
     pub name: LegName,
     /// Where the legs meet.
     pub room: Room,
-    /// Who reads the prompt.
-    pub source: usize,
+    /// Who reads the prompt; none where the decode worker does.
+    pub source: Option<usize>,
     /// What is asked.
     pub order: Order,
 }
@@ -146,6 +147,8 @@ struct Peering {
 #[derive(Debug)]
 struct Leg {
     name: LegName,
+    /// It reads its prompt itself.
+    alone: bool,
     slot: Slot,
     salt: Salt,
     prompt: Vec<u32>,
@@ -185,6 +188,8 @@ pub struct Edge {
     looked: Instant,
     stood_still: bool,
     progress: Progress,
+    /// Where completions of its NIC wake the mover; none without one.
+    wait: Option<Arc<WaitSet>>,
     /// Its engine makes no progress.
     hangs: bool,
     drain: Drain,
@@ -212,7 +217,13 @@ pub struct Turn<'a> {
 
 impl Edge {
     /// A process of this number, without links. `events` are its engine's, which counts its `progress`.
-    pub fn new(process: usize, handoff: Handoff, events: Receiver<Event>, progress: Arc<AtomicU64>) -> Edge {
+    pub fn new(
+        process: usize,
+        handoff: Handoff,
+        events: Receiver<Event>,
+        progress: Arc<AtomicU64>,
+        wait: Option<Arc<WaitSet>>,
+    ) -> Edge {
         let page_size = handoff.worker(WORKER).layout().page_size;
         Edge {
             process,
@@ -233,6 +244,7 @@ impl Edge {
             looked: Instant::now(),
             stood_still: false,
             progress: Progress::new(progress, Instant::now()),
+            wait,
             hangs: false,
             drain: Drain::default(),
             ended: false,
@@ -250,6 +262,11 @@ impl Edge {
         self.ended
     }
 
+    /// Whether its engine looks as if it hung.
+    pub fn hangs(&self) -> bool {
+        self.hangs
+    }
+
     /// The hand-off, to be looked at.
     pub fn handoff(&self) -> &Handoff {
         &self.handoff
@@ -258,6 +275,11 @@ impl Edge {
     /// Pages that sources were told of, or are about to be.
     pub fn grants(&self) -> &Grants {
         &self.grants
+    }
+
+    /// The same, to be told of leases.
+    pub fn grants_mut(&mut self) -> &mut Grants {
+        &mut self.grants
     }
 
     /// One turn, in the order of `front::service`.

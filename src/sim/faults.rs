@@ -52,6 +52,17 @@ pub enum Fault {
         /// For so long.
         time: Nanos,
     },
+    /// What NICs write from one host to another is held back.
+    Hold {
+        /// From here,
+        from: usize,
+        /// to there,
+        to: usize,
+        /// for so long.
+        time: Nanos,
+    },
+    /// A NIC gives up what it waits for.
+    GiveUp,
     /// A model computes slowly.
     Slow {
         /// Whose.
@@ -120,6 +131,11 @@ impl fmt::Display for Fault {
                 let (from, to, time) = (Name(from), Name(to), seconds(time));
                 write!(f, "nothing comes from {from} to {to}{back} for {time} s")
             }
+            Fault::Hold { from, to, time } => {
+                let (from, to, time) = (Name(from), Name(to), seconds(time));
+                write!(f, "what {from} writes to {to} is held back for {time} s")
+            }
+            Fault::GiveUp => f.write_str("a NIC gives up what it waits for, if one does"),
             Fault::Slow { host, factor, time } => {
                 write!(f, "the model of {} is {factor} times slower for {} s", Name(host), seconds(time))
             }
@@ -200,5 +216,31 @@ impl Faults {
         let twice = if dice.one_in(3) { dice.within(2, 20) } else { 0 };
         let lags = (0..hosts).map(|_| [(); 3].map(|()| dice.pick(&[1, 1, 1, 1, 30, 300]))).collect();
         Faults { list, twice, lags }
+    }
+
+    /// And of its NICs.
+    pub fn draw_of_nics(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
+        let most = dice.pick(&[0, 2, 8]);
+        self.list.extend((0..dice.within(0, most)).map(|_| {
+            let (from, to) = (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+            let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
+            let fault = if dice.one_in(4) { Fault::GiveUp } else { Fault::Hold { from, to, time } };
+            (dice.within(0, span), fault)
+        }));
+        self.list.sort_by_key(|&(at, _)| at);
+    }
+
+    /// All prefill workers die, or drain, at about the same time.
+    pub fn take_prefill_away(&mut self, dice: &mut Dice, prefill: usize, span: Nanos) {
+        let (at, drains) = (dice.within(0, span), dice.one_in(2));
+        let down = dice.pick(&[300 * MILLI, 3 * SECOND, 12 * SECOND]);
+        self.list.extend((0..prefill).map(|host| {
+            let fault = match drains {
+                true => Fault::Drain { host, down },
+                false => Fault::Crash { host, silent: dice.one_in(4), down },
+            };
+            (at + dice.within(0, 20 * MILLI), fault)
+        }));
+        self.list.sort_by_key(|&(at, _)| at);
     }
 }

@@ -19,6 +19,7 @@ pub mod dice;
 pub mod edge;
 pub mod faults;
 pub mod load;
+pub mod machines;
 pub mod model;
 pub mod plan;
 pub mod process;

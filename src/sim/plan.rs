@@ -3,7 +3,9 @@
 use super::agenda::{MICRO, MILLI, Nanos, SECOND};
 use super::dice::Dice;
 use super::faults::Faults;
+use super::machines::Machines;
 use super::model::VOCAB;
+use crate::config::flags::SimTransfer;
 use crate::config::resolved::{DecodeAllocation, Policy};
 use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
 use crate::sched::config::SchedConfig;
@@ -24,6 +26,8 @@ pub struct Scale {
     pub requests: u32,
     /// Whether things go wrong.
     pub faults: bool,
+    /// How KV moves: by shm, by rdma, or as the seed has it.
+    pub transfer: SimTransfer,
 }
 
 /// One worker.
@@ -58,6 +62,10 @@ pub struct Plan {
     pub prefill: Size,
     /// Each decode worker.
     pub decode: Size,
+    /// Where workers are.
+    pub machines: Machines,
+    /// By decode worker: it reads prompts where no prefill worker is left.
+    pub reads_alone: Vec<bool>,
     /// How pairs are chosen.
     pub policy: Policy,
     /// Between two requests, at most.
@@ -104,13 +112,32 @@ impl Plan {
         let gap = dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]);
         // Where things go wrong for seconds, requests come for seconds.
         let gap = if scale.faults { gap * faulty.pick(&[1, 20, 100]) } else { gap };
+        let (prefill, decode) = (scale.prefill as usize, scale.decode as usize);
+        let mut dice_of_nics = Dice::new(seed).fork("machines");
+        let machines = Machines::draw(&mut dice_of_nics, prefill + decode, scale.transfer);
         let faults = scale.faults.then(|| {
             let span = gap * u64::from(scale.requests) / 2;
-            Faults::draw(&mut faulty, scale.prefill as usize, scale.decode as usize, span)
+            let mut faults = Faults::draw(&mut faulty, prefill, decode, span);
+            if machines.nics.is_some() {
+                faults.draw_of_nics(&mut dice_of_nics, prefill, decode, span);
+            }
+            faults
+        });
+        let mut lone = Dice::new(seed).fork("alone");
+        let most = lone.pick(&[0, 1, 2]);
+        let reads_alone: Vec<bool> = (0..decode).map(|_| lone.within(1, 2) <= most).collect();
+        let faults = faults.map(|mut faults| {
+            if reads_alone.contains(&true) && lone.one_in(2) {
+                let span = gap * u64::from(scale.requests) / 2;
+                faults.take_prefill_away(&mut lone, prefill, span);
+            }
+            faults
         });
         Plan {
             seed,
             scale,
+            machines,
+            reads_alone,
             prefill: Size {
                 decode_allocation,
                 ..size(shared, scale, &mut [&mut dice, &mut faulty, &mut scarce])

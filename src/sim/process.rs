@@ -5,6 +5,7 @@
 
 use super::agenda::Nanos;
 use super::edge::Edge;
+use super::machines::Nics;
 use super::model::{LAYERS, PseudoModel, Watch, layout};
 use super::plan::Size;
 use crate::cluster::router::Role;
@@ -21,7 +22,8 @@ use crate::sched::prefill::PrefillWorker;
 use crate::sched::stats::WorkerStats;
 use crate::sched::worker::{Activity, KvMemory, Worker as SchedWorker};
 use crate::stdx::bell::Bell;
-use crate::sys::event::EventCounter;
+use crate::sys::event::{EventCounter, WaitSet};
+use crate::sys::verbs::provider::Fabric;
 use crate::transfer::copiers::Copiers;
 use crate::transfer::manager::destination::DestinationManager;
 use crate::transfer::manager::identity::Identity;
@@ -33,6 +35,7 @@ use crate::transfer::pages::PageLists;
 use crate::transfer::rings::{Bells, Rings};
 use crate::transfer::status::StatusTable;
 use crate::transfer::transport::Memory;
+use crate::transfer::transport::rdma::{Nic, Rails};
 use crate::transfer::waiter::{Next, Round};
 use crate::wire::message::{Fingerprint, HostId, Transport};
 use crossbeam_channel as channel;
@@ -45,8 +48,6 @@ use std::time::{Duration, Instant};
 pub const WORKER: WorkerId = WorkerId(0);
 /// Sessions of a worker: twice the most workers of the other role, so that restarts do not use them up.
 const SESSIONS: usize = 32;
-/// All workers are on one.
-const HOST: HostId = HostId([7; 16]);
 
 /// The threads of a process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,6 +65,15 @@ impl Thread {
     pub const ALL: [Thread; 3] = [Thread::Ctl, Thread::Engine, Thread::Move];
 }
 
+/// Where a process runs.
+#[derive(Clone, Copy, Debug)]
+pub struct Site<'a> {
+    /// On this machine,
+    pub host: HostId,
+    /// with this way to others.
+    pub nic: Option<(&'a Fabric, Nics)>,
+}
+
 /// A worker process.
 pub struct Process {
     /// What `ctl` owns, and what it does in a turn.
@@ -77,6 +87,8 @@ pub struct Process {
     round: Round,
     /// What rings for the mover, from inside and from peers.
     doorbell: EventCounter,
+    /// What its NIC rings; none without one.
+    wait: Option<Arc<WaitSet>>,
     sleeps: bool,
     watch: Arc<Watch>,
     bells: [Arc<Bell>; 3],
@@ -87,7 +99,7 @@ pub struct Process {
 
 impl Process {
     /// The process of this number, just started. `base` is the beginning of time.
-    pub fn new(index: usize, role: Role, size: &Size, base: Instant) -> io::Result<Process> {
+    pub fn new(index: usize, role: Role, size: &Size, site: Site<'_>, base: Instant) -> io::Result<Process> {
         let woken: Arc<AtomicU8> = Arc::default();
         let doorbell = EventCounter::new()?;
         let wake = |thread: Thread| {
@@ -109,13 +121,20 @@ impl Process {
         let (commands, commands_in) = channel::bounded(size.commands);
         let (events_out, events) = channel::bounded(2 * events_per_turn(size.slots));
         let engine_bell = bells[Thread::Engine as usize].clone();
-        let worker = Worker::new(WORKER, Ring::new(commands, engine_bell), status.clone(), memory.clone());
+        let mut worker =
+            Worker::new(WORKER, Ring::new(commands, engine_bell), status.clone(), memory.clone());
+        worker.rails = rails(index, size, site, &memory)?.map(Arc::new);
+        let wait = site.nic.map(|_| WaitSet::new()).transpose()?.map(Arc::new);
+        // As `--transfer auto` has them.
+        let rdma = site.nic.map(|_| Transport::Rdma);
+        let transports: Vec<Transport> = [Transport::Shm].into_iter().chain(rdma).collect();
+        let identity = identity(size, &memory, site.host);
         let Cores { scheduler, stats, mover, role, reports } = match role {
-            Role::Prefill => prefill(size, &memory, &status, &bells),
-            Role::Decode => decode(size, &memory, &status, &bells, doorbell.duplicate()?)?,
+            Role::Prefill => prefill(size, &memory, (&status, &bells), identity, transports.clone()),
+            Role::Decode => decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?,
         };
         let members = vec![Member { worker, role, reports: Some(reports) }];
-        let offer = Offer { transports: vec![Transport::Shm], host: HOST, data: None, lanes: 1 };
+        let offer = Offer { transports, host: site.host, data: None, lanes: 1 };
         let watch = Arc::new(Watch { token_ns: AtomicU64::new(size.token), ..Watch::default() });
         let model = PseudoModel::new(watch.clone(), size.config.batch_limits().logits);
         let mail = Mail::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
@@ -123,13 +142,20 @@ impl Process {
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
         let engine = Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock));
         Ok(Process {
-            edge: Edge::new(index, Handoff::new(members, offer), events, engine.progress().clone()),
+            edge: Edge::new(
+                index,
+                Handoff::new(members, offer),
+                events,
+                engine.progress().clone(),
+                wait.clone(),
+            ),
             stats,
             memory,
             engine,
             mover,
             round: Round::new(size.spins),
             doorbell,
+            wait,
             sleeps: false,
             watch,
             bells,
@@ -177,6 +203,18 @@ impl Process {
         self.sleeps && self.doorbell.clear()
     }
 
+    /// Whether its NIC has rung for the mover while it sleeps.
+    pub fn take_event(&self) -> bool {
+        self.sleeps && self.wait.as_ref().is_some_and(|wait| wait.wait(Duration::ZERO))
+    }
+
+    /// Has the grants say which leases the mover holds still.
+    pub fn note_leases(&mut self) {
+        let movers = &self.mover.destinations;
+        let holds = |slot| movers.iter().find_map(|mover| mover.holds(slot));
+        self.edge.grants_mut().iter_mut().for_each(|(&slot, grant)| grant.note(holds(slot)));
+    }
+
     /// `ctl` is at work, or parks.
     pub fn attend(&self, awake: bool) {
         let bell = &self.bells[Thread::Ctl as usize];
@@ -204,14 +242,27 @@ struct Cores {
     reports: channel::Receiver<crate::transfer::mover::Report>,
 }
 
-fn prefill(size: &Size, memory: &Memory, status: &Arc<StatusTable>, bells: &[Arc<Bell>; 3]) -> Cores {
+/// Its memory on its NIC.
+fn rails(index: usize, size: &Size, site: Site<'_>, memory: &Memory) -> io::Result<Option<Rails>> {
+    let Some((fabric, nics)) = site.nic else { return Ok(None) };
+    let device = fabric.device_in(index as u32);
+    let nic = Nic { device, route: fabric.route(), number: 0, chosen: "the only one".into() };
+    Rails::new(&[nic], memory, size.slots, size.config.context as usize, nics.settings).map(Some)
+}
+
+fn prefill(
+    size: &Size,
+    memory: &Memory,
+    (status, bells): (&Arc<StatusTable>, &[Arc<Bell>; 3]),
+    identity: Identity,
+    allowed: Vec<Transport>,
+) -> Cores {
     let Rings { links, handle, commands, reports } =
         Rings::new(status, &memory.lists, SESSIONS, &as_bells(bells));
     let right = MoverRight::for_mover_thread();
     let source = SourceMover::new(links, memory.clone(), SESSIONS, right);
     let scheduler = PrefillWorker::new(WORKER, size.config, kv(memory), handle);
-    let allowed = vec![Transport::Shm];
-    let (identity, allocation) = (identity(size, memory), size.decode_allocation);
+    let allocation = size.decode_allocation;
     let manager = SourceManager::new(identity, allowed, allocation, status.clone(), SESSIONS);
     let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
     Cores {
@@ -226,8 +277,8 @@ fn prefill(size: &Size, memory: &Memory, status: &Arc<StatusTable>, bells: &[Arc
 fn decode(
     size: &Size,
     memory: &Memory,
-    status: &Arc<StatusTable>,
-    bells: &[Arc<Bell>; 3],
+    (status, bells): (&Arc<StatusTable>, &[Arc<Bell>; 3]),
+    identity: Identity,
     doorbell: EventCounter,
 ) -> io::Result<Cores> {
     let Rings { links, handle, commands, reports } =
@@ -236,7 +287,7 @@ fn decode(
     let destination = DestinationMover::new(links, memory.clone(), SESSIONS, right);
     let tier = Tier::new(size.tier_pages, &memory.layout)?;
     let scheduler = DecodeWorker::new(WORKER, size.config, kv(memory), tier, handle);
-    let manager = DestinationManager::new(identity(size, memory), status.clone(), SESSIONS);
+    let manager = DestinationManager::new(identity, status.clone(), SESSIONS);
     let mover = Ring::new(commands, bells[Thread::Move as usize].clone());
     Ok(Cores {
         stats: scheduler.stats().clone(),
@@ -270,7 +321,7 @@ fn as_bells(bells: &[Arc<Bell>; 3]) -> Bells {
     Bells { engine, ctl, mover }
 }
 
-fn identity(size: &Size, memory: &Memory) -> Identity {
+fn identity(size: &Size, memory: &Memory, host: HostId) -> Identity {
     Identity {
         fingerprint: Fingerprint {
             config: [LAYERS as u8; 32],
@@ -283,6 +334,6 @@ fn identity(size: &Size, memory: &Memory) -> Identity {
         pages: memory.pages,
         pool_bytes: memory.region.len() as u64,
         slots: size.slots as u32,
-        host: HOST,
+        host,
     }
 }

@@ -14,7 +14,7 @@ use crate::cause::Cause;
 use crate::cluster::flight::{Avoid, Flight as Core, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
-use crate::cluster::router::{Role, Router};
+use crate::cluster::router::{Booking, Role, Router};
 use crate::config::resolved::RetryTerms;
 use crate::front::router::call::Lost;
 use crate::ids::Room;
@@ -64,7 +64,7 @@ pub enum Wish {
         flight: usize,
         /// Where its legs meet.
         room: Room,
-        /// Its prefill and its decode worker.
+        /// Its prefill and its decode worker, who are one where it is served alone.
         pair: [usize; 2],
     },
     /// A call takes a connection.
@@ -76,7 +76,7 @@ pub enum Wish {
         /// A kept one, to its process of this life; else one that is dialled.
         life: Option<u32>,
     },
-    /// Both legs of a try leave, on their connections.
+    /// The legs of a try leave, on their connections.
     Send {
         /// Which request.
         flight: usize,
@@ -145,6 +145,8 @@ impl Flights {
         for role in roles {
             let worker = router.join(role, base);
             router.probed(worker, true, base);
+            let decode = worker.0.checked_sub(prefill);
+            router.set_reads_alone(worker, decode.is_some_and(|decode| plan.reads_alone[decode]));
         }
         let retries = Retries::new(RetryTerms::of(plan.retries), base);
         let fleet = Fleet::new(router, base);
@@ -307,8 +309,8 @@ impl Flights {
         let instant = self.instant(now);
         let deadline = Some(self.deadline(id));
         let flight = &mut self.flights[id];
-        let pair = match self.fleet.router().choose(1, flight.core.avoid(), instant) {
-            Ok(pair) => pair,
+        let (prefill, decode) = match self.fleet.router().choose_serving(1, flight.core.avoid(), instant) {
+            Ok(chosen) => chosen,
             Err(none) => {
                 let chance = self.dice.draw();
                 let terms = Terms { now: instant, chance, deadline, retries: &mut self.retries };
@@ -316,17 +318,18 @@ impl Flights {
                 return self.carry_out(id, next, now);
             }
         };
-        let workers = [pair.prefill.worker(), pair.decode.worker()];
-        flight.core.choose(Some(workers[0]), Some(workers[1]));
-        flight.pair = workers.map(|worker| worker.0);
+        let first = prefill.as_ref().map(Booking::worker);
+        flight.core.choose(first, Some(decode.worker()));
+        flight.pair = [first.unwrap_or(decode.worker()).0, decode.worker().0];
         flight.attempt += 1;
         flight.room = Room(self.dice.draw() >> 1);
-        flight.legs = [true; 2];
+        flight.legs = [prefill.is_some(), true];
         let (attempt, room, pair_of) = (flight.attempt, flight.room, flight.pair);
         self.fleet.wishes.push(Wish::Choose { flight: id, room, pair: pair_of });
         let until = self.until(id);
         let mut awaited = 0;
-        for (role, booking) in [(Role::Prefill, pair.prefill), (Role::Decode, pair.decode)] {
+        let legs = prefill.map(|booking| (Role::Prefill, booking)).into_iter();
+        for (role, booking) in legs.chain([(Role::Decode, decode)]) {
             let leg = CallName::Leg(LegName { flight: id, attempt, role, copy: 0 });
             awaited += u32::from(!self.fleet.open(leg, booking, until, now));
         }

@@ -31,6 +31,12 @@ pub struct Order {
 }
 
 impl Order {
+    /// Whether its client has all of it, and waits but to hear so: by its length, or its last token.
+    pub fn is_whole(&self) -> bool {
+        let last = self.prompt.last().filter(|_| self.resumed > 0);
+        self.max_new == 0 || last.is_some_and(|last| self.stop_tokens.contains(last))
+    }
+
     /// What is left of it for a client that has `answer` and has waited so long; `None` if it waits no longer.
     pub fn after(&self, answer: &[u32], waited: Nanos) -> Option<Order> {
         let patience = self.patience.checked_sub(waited).filter(|&left| left > 0)?;

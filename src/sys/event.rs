@@ -84,14 +84,14 @@ impl WaitSet {
         self.control(libc::EPOLL_CTL_MOD, fd.as_raw_fd(), interest)
     }
 
-    /// Waits until one is ready or the time is over. Which one does not matter: movers look at all.
-    pub fn wait(&self, timeout: Duration) {
+    /// Waits until one is ready or the time is over; whether one is. Which does not matter: movers look at all.
+    pub fn wait(&self, timeout: Duration) -> bool {
         let mut ready = [libc::epoll_event { events: 0, u64: 0 }; 8];
         let millis = timeout.as_millis().min(60_000) as libc::c_int;
         // SAFETY: room for eight events. An interrupted wait is a short one.
         unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), ready.as_mut_ptr(), ready.len() as libc::c_int, millis)
-        };
+            libc::epoll_wait(self.0.as_raw_fd(), ready.as_mut_ptr(), ready.len() as libc::c_int, millis) > 0
+        }
     }
 
     fn control(&self, operation: libc::c_int, fd: RawFd, interest: Interest) -> io::Result<()> {

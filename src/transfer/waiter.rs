@@ -134,7 +134,9 @@ impl Waiter {
                     std::hint::spin_loop();
                     continue;
                 }
-                Next::Park if !stop.load(Ordering::Relaxed) => self.set.wait(PARK_MAX),
+                Next::Park if !stop.load(Ordering::Relaxed) => {
+                    self.set.wait(PARK_MAX);
+                }
                 Next::Park | Next::Rise => {}
             }
             round.rise(turns, &self.bell);

@@ -5,6 +5,7 @@ mod load;
 #[cfg(debug_assertions)]
 mod planted;
 
+use baton::config::flags::SimTransfer;
 use baton::config::resolved::{LogConfig, LogLevel};
 use baton::obs::log;
 use baton::sim::campaign::{Campaign, run};
@@ -13,7 +14,8 @@ use baton::sim::plan::{Plan, Scale};
 use std::ops::RangeInclusive;
 use std::process::Command;
 
-const SCALE: Scale = Scale { prefill: 3, decode: 5, requests: 100, faults: false };
+const SCALE: Scale =
+    Scale { prefill: 3, decode: 5, requests: 100, faults: false, transfer: SimTransfer::Auto };
 
 /// What workers warn of is what is simulated.
 fn quiet() {
@@ -61,7 +63,7 @@ fn whatever_else_goes_wrong_they_do_too() {
 fn clusters_of_any_shape_serve() {
     quiet();
     for (seed, prefill, decode) in [(1, 1, 1), (2, 1, 8), (3, 8, 1), (4, 2, 2), (5, 16, 16)] {
-        well(seed, Scale { prefill, decode, requests: 60, faults: false });
+        well(seed, Scale { prefill, decode, requests: 60, ..SCALE });
     }
 }
 

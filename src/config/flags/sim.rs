@@ -5,8 +5,31 @@ use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, ROUTER_WORKERS_MAX,
     RUNNING_REQUESTS_MAX,
 };
-use clap::{Args, value_parser};
+use clap::{Args, ValueEnum, value_parser};
+use std::fmt;
 use std::path::PathBuf;
+
+/// How KV moves in a simulated cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum SimTransfer {
+    /// As each seed has it, also both in one cluster.
+    #[default]
+    Auto,
+    /// All workers are on one machine.
+    Shm,
+    /// Each is on its own, with a NIC in this process.
+    Rdma,
+}
+
+impl fmt::Display for SimTransfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SimTransfer::Auto => "auto",
+            SimTransfer::Shm => "shm",
+            SimTransfer::Rdma => "rdma",
+        })
+    }
+}
 
 /// `baton sim`.
 #[derive(Args, Clone, PartialEq, Debug)]
@@ -30,6 +53,9 @@ pub struct SimFlags {
     /// Have nothing go wrong but the order in which things happen
     #[arg(long, conflicts_with = "load")]
     pub calm: bool,
+    /// How KV moves
+    #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
+    pub transfer: SimTransfer,
     /// Tell the story of one room as well, as a failure names it
     #[arg(long, value_name = "ROOM", conflicts_with = "load")]
     pub trace: Option<u64>,

@@ -51,12 +51,15 @@ pub struct Ends {
     open: usize,
     /// Workers have places for all requests.
     ample: bool,
+    /// Workers that serve without a second one.
+    lone: Vec<usize>,
 }
 
 impl Ends {
-    /// No requests. `ample` says whether workers have places for all of them.
-    pub fn new(ample: bool) -> Ends {
-        Ends { entries: Vec::new(), open: 0, ample }
+    /// No requests. `ample` says whether workers have places for all of them; those of `lone` serve without a second one
+    /// where it must be.
+    pub fn new(ample: bool, lone: Vec<usize>) -> Ends {
+        Ends { entries: Vec::new(), open: 0, ample, lone }
     }
 
     /// The next request has begun, and waits so long.
@@ -138,6 +141,9 @@ impl Ends {
             Err(cause) if entry.must_succeed && !entry.left && entry.begun >= reasons.quiet_from() => {
                 wrong(format!("request {id} failed ({cause}), and nothing was done to it"))
             }
+            Err(Cause::PeerLost) if entry.is_left_alone(now, &self.lone, reasons) => {
+                wrong(format!("request {id} found nobody, and a worker that reads prompts alone was well"))
+            }
             Err(cause) if !entry.is_explained(cause, now, self.ample, reasons) => {
                 wrong(format!("request {id} failed ({cause}), which nothing that was done to it explains"))
             }
@@ -161,6 +167,16 @@ impl Ends {
 }
 
 impl Entry {
+    /// Whether nobody was chosen for it, where one that reads alone has met nothing.
+    fn is_left_alone(&self, now: Nanos, lone: &[usize], reasons: &Reasons) -> bool {
+        let life = self.begun..now;
+        let is_well = |worker: usize| {
+            let pair = [worker; 2];
+            !reasons.may_lose(&life, &[pair]) && !reasons.takes_nothing(pair, self.begun, now - self.begun)
+        };
+        self.pairs.is_empty() && lone.iter().any(|&worker| is_well(worker))
+    }
+
     fn is_explained(&self, cause: Cause, now: Nanos, ample: bool, reasons: &Reasons) -> bool {
         let life = self.begun..now;
         // Legs find out by themselves that time is up, and one of them may hear it of the other.
@@ -180,8 +196,11 @@ impl Entry {
             Cause::Refused => self.doubled,
             Cause::Deadline => is_up(),
             // What a worker has taken it finishes before it ends; what it has not found no other.
-            Cause::PeerLost => lost() || !self.sent && reasons.may_miss(&life),
-            Cause::OtherLeg => self.doubled || is_up() || lost(),
+            Cause::PeerLost => {
+                lost() || !self.sent && reasons.may_miss(&life) || reasons.may_overtake(&life, &self.pairs)
+            }
+            // Of a request that somebody ended before this leg came, it was over at the other.
+            Cause::OtherLeg => self.doubled || self.aborted || is_up() || lost(),
             // Of a leg that came too late, or found no place, decode hears as of one that never will.
             Cause::Draining => {
                 let slack = if ample { WEATHER } else { Nanos::MAX };
@@ -190,13 +209,8 @@ impl Entry {
                     || tries.any(|(&pair, &chosen)| reasons.takes_nothing(pair, chosen, slack))
             }
             Cause::Aborted => self.aborted,
-            Cause::Mismatch
-            | Cause::Corrupt
-            | Cause::Internal
-            | Cause::Incompatible
-            | Cause::Denied
-            | Cause::Unreachable
-            | Cause::Flushed => false,
+            Cause::Unreachable | Cause::Flushed => reasons.may_break(&life, &self.pairs),
+            Cause::Mismatch | Cause::Corrupt | Cause::Internal | Cause::Incompatible | Cause::Denied => false,
         }
     }
 }

@@ -22,7 +22,7 @@ pub enum Checker {
     Shadow,
     /// Who names another salt shares nothing.
     Salts,
-    /// Who stands still is not waited for.
+    /// Who stands still is not waited for, and who is at work not taken for one.
     Silence,
     /// Who has nothing to do holds nothing.
     Idle,

@@ -7,6 +7,7 @@
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
 use crate::sim::agenda::{Nanos, SECOND};
 use crate::sim::faults::ROUTER;
+use crate::sim::machines::Machines;
 use std::ops::Range;
 
 /// What some messages in a row take at most where now and then one is lost and threads lag.
@@ -45,6 +46,8 @@ pub enum Effect {
     Breaks,
     /// Nothing is heard from there.
     Silences,
+    /// What NICs write is held back.
+    Holds,
     /// All takes longer.
     Delays,
     /// Time that there was is over.
@@ -79,13 +82,19 @@ struct Leave {
 }
 
 /// All that was done so far.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Reasons {
+    machines: Machines,
     faults: Vec<Reason>,
     leaves: Vec<Leave>,
 }
 
 impl Reasons {
+    /// Nothing yet, to a cluster on these machines.
+    pub fn new(machines: Machines) -> Reasons {
+        Reasons { machines, faults: Vec::new(), leaves: Vec::new() }
+    }
+
     /// A fault at `place`, from now until `over`.
     pub fn add(&mut self, effect: Effect, place: Place, now: Nanos, over: Nanos) {
         self.faults.push(Reason { effect, place, time: (now, over), until: over + REPAIRED });
@@ -160,9 +169,9 @@ impl Reasons {
         let breaks = |reason: &Reason| match reason.effect {
             Effect::Breaks => true,
             Effect::Skips(by) => by >= LOST_AFTER,
-            Effect::Silences | Effect::Delays => false,
+            Effect::Silences | Effect::Holds | Effect::Delays => false,
         };
-        if self.faults.iter().any(|reason| breaks(reason) && felt(reason)) {
+        if self.faults.iter().any(|reason| breaks(reason) && felt(reason)) || self.may_break(life, pairs) {
             return true;
         }
         // Silences one after the other are one.
@@ -174,6 +183,35 @@ impl Reasons {
             run = if from <= run.1 + WEATHER { (run.0, over.max(run.1)) } else { (from, over) };
             run.1 - run.0 >= LOST_AFTER
         })
+    }
+
+    /// Whether queue pairs between workers that such a request was with may have broken: one of them has died, or what
+    /// one wrote was not acknowledged for as long as its NIC tries.
+    pub fn may_break(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
+        self.faults.iter().filter(|reason| reason.is_felt(life)).any(|reason| {
+            let concerned = pairs.iter().filter(|&&pair| reason.place.concerns(pair));
+            let mut patience = concerned.filter_map(|&[one, other]| self.machines.patience(one, other));
+            let time = reason.time.1 - reason.time.0;
+            match (reason.effect, reason.place) {
+                (Effect::Breaks, _) => patience.next().is_some(),
+                // What has waited for a while before may count, too.
+                (Effect::Silences | Effect::Holds, Place::Way(..)) => {
+                    patience.any(|patience| time >= patience / 2)
+                }
+                _ => false,
+            }
+        })
+    }
+
+    /// Whether a source that was to drain has ended in this life, where it writes by itself: what it has written may not
+    /// have been looked at when its link closes.
+    pub fn may_overtake(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
+        let writes = |&&[one, other]: &&[usize; 2]| self.machines.patience(one, other).is_some();
+        let mut ended = self
+            .leaves
+            .iter()
+            .filter(|leave| leave.ended.is_some_and(|at| life.start <= at && at <= life.end));
+        ended.any(|leave| pairs.iter().filter(writes).any(|&[source, _]| source == leave.host))
     }
 
     /// How much of its time a request of this life may have missed.

@@ -2,6 +2,8 @@
 //! compared whenever its mover has moved. What changed must lie in pages that were named to a source for a transfer
 //! that was open when the mover's turn began, and must be KV of that transfer's own prompt where it goes; but a copy
 //! that proved void has failed its transfer in the same turn, and may have brought anything into its pages.
+//! A NIC writes without the mover, and for a while after a transfer has failed: into pages whose lease the mover has not
+//! ended, and never anything but that transfer's KV.
 
 use super::{Checked, Checker, Finding};
 use crate::ids::{Generation, PageId, SlotId};
@@ -13,6 +15,17 @@ use crate::transfer::transport::Memory;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// What has become of a lease, as the mover's turns show.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lease {
+    /// The mover has not taken it yet,
+    Granted,
+    /// has it,
+    Held,
+    /// or has ended it: nobody writes there for this transfer any more.
+    Ended,
+}
 
 /// What a source was asked for.
 #[derive(Debug)]
@@ -29,6 +42,54 @@ pub struct Grant {
     pub first: usize,
     /// Pages that it comes to.
     pub pages: Vec<PageId>,
+    /// Of these pages.
+    pub lease: Lease,
+}
+
+impl Grant {
+    /// The mover holds the lease of this use of the slot.
+    pub fn note(&mut self, held: Option<Generation>) {
+        self.lease = match self.lease {
+            _ if held == Some(self.generation) => Lease::Held,
+            Lease::Held => Lease::Ended,
+            other => other,
+        };
+    }
+
+    /// The first word of a page in which there is something else than is to come, of those words that are looked at.
+    fn other_word(
+        &self,
+        memory: &Memory,
+        page: PageId,
+        is_looked_at: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let layout = &memory.layout;
+        let place = self.pages.iter().position(|&granted| granted == page).unwrap_or(0);
+        let before = (self.first + place) as u32 * layout.page_size;
+        let kv = Written::of(&self.prompt);
+        let places = (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
+        let mut words = places.flat_map(|place| (0..layout.page_size).map(move |token| (token, place)));
+        words.find_map(|(token, (layer, which))| {
+            let at = layout.offset(page, layer, which, 0, token) as usize;
+            let position = before + token;
+            // Behind the prompt's end its last page brings what the source's has there.
+            let is_right = || {
+                position >= self.tokens.end
+                    || position >= self.tokens.start
+                        && memory.region.word(at).load(Relaxed) == kv.at(position, layer, which)
+            };
+            (is_looked_at(at) && !is_right()).then_some(at)
+        })
+    }
+
+    /// What is said where there is one.
+    fn other_kv(&self, process: usize, page: PageId) -> Finding {
+        let request = self.request;
+        let what = format!(
+            "process {process}: page {page} was granted to request {request} and was written with other KV"
+        );
+        Finding::about(Checker::Shadow, request, what)
+    }
 }
 
 /// Grants by slot, from Destination to the slot's release.
@@ -80,31 +141,38 @@ impl Shadow {
         if status.generation != grant.generation || status.state == State::Failed {
             return Ok(());
         }
-        let layout = &process.memory.layout;
-        let place = grant.pages.iter().position(|&granted| granted == page).unwrap_or(0);
-        let before = (grant.first + place) as u32 * layout.page_size;
-        let kv = Written::of(&grant.prompt);
-        for token in 0..layout.page_size {
-            for (layer, which) in
-                (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)])
-            {
-                let at = layout.offset(page, layer, which, 0, token) as usize;
-                let now = process.memory.region.word(at).load(Relaxed);
-                let position = before + token;
-                // Behind the prompt's end its last page brings what the source's has there.
-                let wanted = position >= grant.tokens.end
-                    || position >= grant.tokens.start && now == kv.at(position, layer, which);
-                if self.words[at / 8] != now && !wanted {
-                    let what = format!(
-                        "process {index}: page {page} was granted to request {} and was written with other KV",
-                        grant.request
-                    );
-                    return Err(Finding::about(Checker::Shadow, grant.request, what));
-                }
-            }
+        let memory = &process.memory;
+        let is_changed = |at: usize| self.words[at / 8] != memory.region.word(at).load(Relaxed);
+        match grant.other_word(memory, page, is_changed) {
+            Some(_) => Err(grant.other_kv(index, page)),
+            None => Ok(()),
         }
-        Ok(())
     }
+}
+
+/// A NIC has written so many bytes from this address on; what lies beside the pool is a record, which movers judge.
+pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Checked {
+    let memory = &process.memory;
+    let base = memory.region.base().as_ptr().addr() as u64;
+    let Some(from) = address.checked_sub(base).filter(|from| from + bytes <= memory.region.len() as u64)
+    else {
+        return Ok(());
+    };
+    let range = from as usize..(from + bytes) as usize;
+    let stride = memory.layout.page_stride;
+    for page in (from / stride..(from + bytes).div_ceil(stride)).map(|page| PageId(page as u32)) {
+        let grants = process.edge.grants().values();
+        let Some(grant) =
+            grants.filter(|grant| grant.lease != Lease::Ended).find(|grant| grant.pages.contains(&page))
+        else {
+            let what = format!("process {index}: page {page} was written and not granted");
+            return Err(Finding::new(Checker::Shadow, what));
+        };
+        if grant.other_word(memory, page, |at| range.contains(&at)).is_some() {
+            return Err(grant.other_kv(index, page));
+        }
+    }
+    Ok(())
 }
 
 fn words(memory: &Memory) -> impl Iterator<Item = u64> {

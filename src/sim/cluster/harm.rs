@@ -25,9 +25,11 @@ impl Cluster<'_> {
             | Fault::Stall { time, .. }
             | Fault::Hang { time, .. }
             | Fault::Part { time, .. }
+            | Fault::Hold { time, .. }
             | Fault::Slow { time, .. } => now + time,
             Fault::Cut
             | Fault::CutCall
+            | Fault::GiveUp
             | Fault::Jump { .. }
             | Fault::Drain { .. }
             | Fault::Abort
@@ -50,8 +52,16 @@ impl Cluster<'_> {
             Fault::Part { from, to, .. } => {
                 self.reasons.add(Effect::Silences, Place::Way(from, to), now, over);
             }
+            Fault::Hold { from, to, .. } => {
+                self.reasons.add(Effect::Holds, Place::Way(from, to), now, over);
+            }
             Fault::Jump { host, by } => self.reasons.add(Effect::Skips(by), Place::Host(host), now, now),
-            Fault::Cut | Fault::CutCall | Fault::Drain { .. } | Fault::Abort | Fault::Leave => {}
+            Fault::Cut
+            | Fault::CutCall
+            | Fault::GiveUp
+            | Fault::Drain { .. }
+            | Fault::Abort
+            | Fault::Leave => {}
         }
         self.expect_silence(fault, over);
         match fault {
@@ -107,6 +117,8 @@ impl Cluster<'_> {
                 }
                 self.agenda.put(over, Happening::Heal { ways });
             }
+            Fault::Hold { from, to, .. } => self.hold_writes(from, to, over),
+            Fault::GiveUp => self.give_up_writes(),
             Fault::Slow { host, factor, .. } => {
                 let slow = &mut self.hosts[host];
                 slow.slow_until = over.max(slow.slow_until);
@@ -119,6 +131,7 @@ impl Cluster<'_> {
             Fault::Jump { host, by } => {
                 self.story.tell(now, "process", host, "is later", None, by);
                 self.hosts[host].skew += by;
+                self.hosts[host].jumped = now;
                 self.wake_soon(host, Thread::Ctl);
             }
             Fault::Leave => {
@@ -268,6 +281,7 @@ impl Cluster<'_> {
                 }
             }
         }
+        self.write_again();
         for (&name, call) in &mut self.calls {
             let (there, back) = ((ROUTER, call.host), (call.host, ROUTER));
             let to_worker = if self.parted.contains_key(&there) { 0 } else { call.to_worker.resend() };

@@ -53,12 +53,15 @@ impl Cluster<'_> {
                     self.report.retries += usize::from(again);
                     self.story.tell(now, "request", flight, what, Some(room), order.resumed.into());
                     let name = |role, copy| LegName { flight, attempt, role, copy };
-                    for role in [Role::Prefill, Role::Decode] {
+                    // Alone it has one leg.
+                    let roles =
+                        if pair[0] == pair[1] { &[Role::Decode][..] } else { &[Role::Prefill, Role::Decode] };
+                    for &role in roles {
                         self.submit(name(role, 0), pair, &order);
                     }
                     let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
                     if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
-                        let role = self.dice.pick(&[Role::Prefill, Role::Decode]);
+                        let role = self.dice.pick(roles);
                         let (host, copy) = (pair[role as usize], name(role, 1));
                         let call = Call::standing(host, self.hosts[host].life, Some(room));
                         self.calls.insert(CallName::Leg(copy), call);
@@ -107,7 +110,9 @@ impl Cluster<'_> {
 
     fn submit(&mut self, leg: LegName, pair: [usize; 2], order: &Order) {
         let (name, room) = (CallName::Leg(leg), self.flights.room(leg.flight));
-        let job = Job { name: leg, room, source: pair[Role::Prefill as usize], order: order.clone() };
+        let source =
+            Some(pair[Role::Prefill as usize]).filter(|source| *source != pair[Role::Decode as usize]);
+        let job = Job { name: leg, room, source, order: order.clone() };
         self.post(name, Input::Submit(Box::new(job)));
     }
 }

@@ -28,6 +28,16 @@ impl<T> Stream<T> {
         self.last
     }
 
+    /// What has come comes once more, before all else.
+    pub(super) fn put_first(&mut self, at: Nanos, what: T) {
+        self.queue.push_front((at, what));
+    }
+
+    /// Whether nothing is on its way.
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
     /// What comes now; nothing where that was cleared meanwhile.
     pub(super) fn take(&mut self, now: Nanos) -> Option<T> {
         self.queue.pop_front_if(|(at, _)| *at <= now).map(|(_, what)| what)

@@ -7,7 +7,7 @@ use crate::front::handoff::{Source, prompt_of};
 use crate::ids::RequestId;
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
-use crate::sim::checkers::shadow::Grant;
+use crate::sim::checkers::shadow::{Grant, Lease};
 use crate::sim::checkers::{Checked, Checker, Finding, tokens};
 use crate::sim::process::WORKER;
 use crate::sim::router::fleet::CallName;
@@ -45,6 +45,10 @@ impl Edge {
             let answer = if self.hangs { Answer::Hangs } else { Answer::Drains };
             return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
         }
+        if order.is_whole() {
+            let outcome = if order.max_new == 0 { Outcome::Length } else { Outcome::Stop };
+            return self.outbox.push(Output::Answer(CallName::Leg(name), Answer::Ended(outcome)));
+        }
         let deadline = now + Duration::from_nanos(order.patience);
         let worker = self.handoff.worker_mut(WORKER);
         let Some(slot) = worker.take_slot(prompt_of(&order.prompt), deadline) else {
@@ -52,10 +56,12 @@ impl Edge {
             self.outbox.push(Output::Answer(CallName::Leg(name), refused));
             return;
         };
-        let (max_new, salt) = match name.role {
-            Role::Prefill => (1, order.salt),
+        let source = source.filter(|_| name.role == Role::Decode).map(address_of);
+        let (max_new, salt) = match (name.role, source) {
+            (Role::Prefill, _) => (1, order.salt),
             // As where no key proves sources.
-            Role::Decode => (order.max_new, order.salt.of(&address_of(source).to_string())),
+            (Role::Decode, Some(source)) => (order.max_new, order.salt.of(&source.to_string())),
+            (Role::Decode, None) => (order.max_new, order.salt),
         };
         self.salts.brought(salt, &order.prompt, &order.expected);
         let pages = worker.layout().pages_for(order.prompt.len() as u32 + max_new) as usize;
@@ -67,7 +73,7 @@ impl Edge {
             slot: slot.id,
             generation: slot.generation,
             prompt: order.prompt.clone(),
-            alone: false,
+            alone: name.role == Role::Decode && source.is_none(),
             keep: false,
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
@@ -84,6 +90,7 @@ impl Edge {
         let expected = order.expected.into_iter().take(max_new as usize).collect();
         let leg = Leg {
             name,
+            alone: request.alone,
             slot,
             salt,
             prompt: order.prompt,
@@ -93,7 +100,7 @@ impl Edge {
             muted: false,
         };
         self.legs.insert(request.id, leg);
-        let source = (name.role == Role::Decode).then(|| Source::Remote(address_of(source)));
+        let source = source.map(Source::Remote);
         self.handoff.submit(Box::new(request), source.as_ref(), now);
     }
 
@@ -138,6 +145,7 @@ impl Edge {
                     tokens: tokens.clone(),
                     first,
                     pages: pages.map(|index| worker_of.lists().page(slot, index)).collect(),
+                    lease: Lease::Granted,
                 };
                 self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
@@ -147,8 +155,8 @@ impl Edge {
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
-                // Decode tells what its source found.
-                if leg.name.role == Role::Prefill {
+                // Decode tells what its source found, if it had one.
+                if leg.name.role == Role::Prefill || leg.alone {
                     self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached_tokens)?;
                 }
                 if std::mem::replace(&mut leg.finished, true) {

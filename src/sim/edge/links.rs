@@ -131,13 +131,21 @@ impl Edge {
             }
             Remote::BindSource(conn, session) => {
                 let (worker, id) = (session.worker, session.session);
-                let outcome = self.offer(number(conn), session);
+                let outcome = match (session.transport, &self.wait) {
+                    (Transport::Shm, _) => self.offer(number(conn), session),
+                    (Transport::Rdma, Some(wait)) => self.handoff.open_rdma_source(session, wait),
+                    (other, _) => Err(format!("{other} is not simulated")),
+                };
                 self.handoff.bound_source(worker, id, outcome, turn.now);
             }
             Remote::BindDestination(conn, session) => {
                 let (worker, id, generation) = (session.worker, session.session, session.generation);
-                if let Err(why) = self.call(number(conn), session) {
-                    self.handoff.bound_destination(worker, id, generation, Err(why), turn.now);
+                let half = match (session.transport, &self.wait) {
+                    (Transport::Rdma, Some(wait)) => Some(self.handoff.rdma_destination(&session, wait)),
+                    _ => self.call(number(conn), session).err().map(Err),
+                };
+                if let Some(half) = half {
+                    self.handoff.bound_destination(worker, id, generation, half, turn.now);
                 }
             }
             Remote::Resolve(name) => unreachable!("no worker has a name here, nor has {name}"),
@@ -157,9 +165,6 @@ impl Edge {
 
     /// Prepares a source's half.
     pub(super) fn offer(&mut self, conn: ConnNumber, session: SourceSession) -> Result<Rank, String> {
-        if session.transport != Transport::Shm {
-            return Err(format!("{} is not simulated", session.transport));
-        }
         let ring = ShmRing::new().map_err(|error| error.to_string())?;
         self.next_token += 1;
         let token = u128::from(self.next_token).to_le_bytes();

@@ -93,6 +93,11 @@ impl DestinationMover {
         }
     }
 
+    /// The use of a slot whose lease is here.
+    pub fn holds(&self, slot: SlotId) -> Option<Generation> {
+        self.live.slots[slot.index()].as_ref().map(|expected| expected.generation)
+    }
+
     fn take_commands(&mut self) -> bool {
         let mut busy = false;
         while let Ok(command) = self.live.links.commands.try_recv() {
@@ -137,7 +142,11 @@ impl DestinationMover {
                     if let Some(half) = self.sessions[session.0 as usize].as_mut() {
                         half.revoke(slot);
                     }
-                    if landing == Landing::Moved && !is_planted("cancel keeps the lease") {
+                    let ends = match landing {
+                        Landing::Moved => !is_planted("cancel keeps the lease"),
+                        Landing::Written => is_planted("cancel ends a lease that is written to"),
+                    };
+                    if ends {
                         self.live.end(slot, None);
                     }
                 }
@@ -183,7 +192,10 @@ impl DestinationMover {
             }
         }
         // Nothing of a session lands once its half is gone, and only then do its leases end.
-        drop(half);
+        match is_planted("queue pairs outlive their session") {
+            true => std::mem::forget(half),
+            false => drop(half),
+        }
         for index in 0..self.live.slots.len() {
             if let Some(expected) = self.live.slots[index].as_mut().filter(|held| held.session == session) {
                 expected.landing = Landing::Moved;

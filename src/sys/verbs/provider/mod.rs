@@ -4,9 +4,11 @@
 //!
 //! It does what neither a NIC nor soft-RoCE does on demand: holds packets back, carries queue pairs out in any
 //! order, fails a request with a given cause, loses completions, keeps who posts. Keys, bounds, permissions, receives and resets
-//! are checked as the standard says. Not here: packets, loss on the wire, time.
+//! are checked as the standard says. Who has a network and a clock of their own lets each request leave, land and be
+//! answered by itself (`steps`). Not here: packets, loss on the wire, time.
 
 mod queue;
+mod steps;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -17,11 +19,13 @@ use super::completion::Fault;
 use super::device::Device;
 use super::endpoint::Route;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 use wire::Wire;
+
+pub use steps::Landed;
 
 /// A fabric of its own, on which all devices opened from it meet.
 pub struct Fabric(Arc<Shared>);
@@ -51,6 +55,8 @@ pub(super) struct Shared {
     pace: AtomicU8,
     /// Bytes of a region, of devices that are opened from now on.
     region_max: AtomicU64,
+    /// Of devices that are opened from now on.
+    place: AtomicU32,
     /// Who posts does not come back.
     stalls: AtomicBool,
     /// Somebody does not.
@@ -65,6 +71,7 @@ impl Fabric {
             wire: Mutex::default(),
             pace,
             region_max: AtomicU64::new(1 << 40),
+            place: AtomicU32::new(0),
             stalls: AtomicBool::new(false),
             has_stalled: AtomicBool::new(false),
         }))

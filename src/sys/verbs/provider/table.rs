@@ -55,6 +55,7 @@ struct OpenDevice {
     head: Context,
     shared: Arc<Shared>,
     region_max: u64,
+    place: u32,
 }
 
 #[repr(C)]
@@ -139,7 +140,8 @@ unsafe extern "C" fn open_device(device: *mut ListedDevice) -> *mut Context {
     };
     let head = Context { device, ops, cmd_fd: -1, async_fd: -1, num_comp_vectors: 1 };
     let region_max = shared.region_max.load(Ordering::Relaxed);
-    made(OpenDevice { head, shared, region_max })
+    let place = shared.place.load(Ordering::Relaxed);
+    made(OpenDevice { head, shared, region_max, place })
 }
 
 unsafe extern "C" fn close_device(context: *mut Context) -> c_int {
@@ -308,6 +310,8 @@ unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
     }
     let room = Room { requests: cap.max_send_wr, pieces: cap.max_send_sge, inline: cap.max_inline_data };
     let queue = Arc::new(WorkQueue::new(room));
+    // SAFETY: an open device.
+    let place = unsafe { device(context) }.place;
     // SAFETY: queues of this provider.
     let entries = |cq: *mut Cq| unsafe { (*cq.cast::<Queue>()).entries.clone() };
     let pair = Pair {
@@ -315,6 +319,7 @@ unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
         sent: entries(attr.send_cq),
         received: entries(attr.recv_cq),
         domain: pd.addr(),
+        place,
         state: abi::QPS_RESET,
         takes_writes: false,
         peer: 0,

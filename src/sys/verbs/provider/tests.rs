@@ -1,6 +1,6 @@
 //! What the provider promises, seen through the leaf that production code uses.
 
-use super::{Counts, Fabric, Pace};
+use super::{Counts, Fabric, Landed, Pace};
 use crate::kv::region::Region;
 use crate::sys::event::{Interest, WaitSet};
 use crate::sys::verbs::{
@@ -273,6 +273,56 @@ fn what_is_held_lands_later_unless_the_destination_was_reset() {
         let expected = Completion { id: 1, queue_pair: number, outcome };
         assert_eq!(source.ended(), if fails { vec![] } else { vec![expected] });
     }
+}
+
+#[test]
+fn a_request_leaves_lands_and_is_answered_in_its_own_time() {
+    let (fabric, mut source, mut destination) = connected();
+    let number = source.pair.number();
+    assert!(!fabric.depart(number) && fabric.land(number).is_none() && fabric.leaving(0).is_empty());
+    post(&mut source, 1, destination.at(0), SIGNALLED);
+    let marks = Marks { immediate: Some(1), ..SIGNALLED };
+    post(&mut source, 2, destination.at(64), marks);
+    assert_eq!((fabric.leaving(0), fabric.leaving(1)), (vec![number], vec![]));
+    assert!(fabric.depart(number) && fabric.depart(number) && !fabric.depart(number));
+    // Read when it left.
+    source.fill(0x77);
+    let address = destination.at(0).address;
+    assert_eq!(fabric.land(number), Some(Landed::Here { address, bytes: 64 }));
+    assert!(destination.holds(0, 0x5a) && source.ended().is_empty());
+    assert_eq!(fabric.land(number), Some(Landed::Later), "there is no receive");
+    fabric.answer(number);
+    assert_eq!(source.ended(), [written(1, &source.pair)]);
+    fabric.answer(number);
+    assert!(source.ended().is_empty(), "it has not landed");
+    destination.pair.post_receive(9).unwrap();
+    assert!(matches!(fabric.land(number), Some(Landed::Here { .. })));
+    assert_eq!(destination.notices().len(), 1);
+    fabric.answer(number);
+    assert_eq!(source.ended(), [written(2, &source.pair)]);
+}
+
+#[test]
+fn what_is_given_up_lands_all_the_same() {
+    let (fabric, mut source, destination) = connected();
+    let number = source.pair.number();
+    assert!(!fabric.give_up(number), "it waits for nothing");
+    for id in [1, 2, 3] {
+        post(&mut source, id, destination.at(64 * id as usize), SIGNALLED);
+    }
+    assert!(fabric.depart(number) && fabric.depart(number));
+    assert!(matches!(fabric.land(number), Some(Landed::Here { .. })));
+    // The first has landed, the second is on its way, the third has not left.
+    assert!(fabric.give_up(number));
+    let [no_answer, flushed] = [Fault::NoAnswer, Fault::Flushed];
+    let ends = [(1, no_answer), (2, flushed), (3, flushed)];
+    assert_eq!(source.ended(), ends.map(|(id, fault)| faulty(id, &source.pair, fault)));
+    assert!(destination.holds(64, 0x5a) && destination.holds(128, 0));
+    drop(source);
+    assert_eq!(fabric.place_of_peer(number), None);
+    assert!(matches!(fabric.land(number), Some(Landed::Here { .. })));
+    assert!(destination.holds(128, 0x5a) && destination.holds(192, 0));
+    assert_eq!(fabric.land(number), None);
 }
 
 #[test]

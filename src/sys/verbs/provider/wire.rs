@@ -30,6 +30,8 @@ pub(super) struct Pair {
     pub(super) sent: Arc<Entries>,
     pub(super) received: Arc<Entries>,
     pub(super) domain: usize,
+    /// Of its device.
+    pub(super) place: u32,
     /// `QPS_*`.
     pub(super) state: u32,
     pub(super) takes_writes: bool,
@@ -62,6 +64,17 @@ struct Packet {
     bytes: Vec<u8>,
     /// The source waits for its end; false once it was flushed or forgotten.
     is_awaited: bool,
+    fate: Fate,
+}
+
+/// How far a packet is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    OnItsWay,
+    /// Its source has not heard of that.
+    Landed,
+    /// Likewise.
+    Refused(u32),
 }
 
 /// The device's side of a completion queue.
@@ -80,8 +93,10 @@ struct Finished {
 }
 
 /// What became of a packet.
-enum Landing {
-    Done,
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Landing {
+    /// From this address on, so many bytes.
+    Done(u64, u64),
     /// No receive is there, and the source waits.
     Later,
     Refused(u32),
@@ -123,6 +138,16 @@ impl Wire {
         if !held && self.packets.iter().any(|packet| packet.source == number) {
             return self.land_next(number);
         }
+        let departed = self.depart(number);
+        if !held {
+            self.land_next(number);
+        }
+        departed
+    }
+
+    /// The next request of a queue pair is read from memory and is on its way, or fails where it is. False: there is
+    /// none.
+    pub(super) fn depart(&mut self, number: u32) -> bool {
         let Some(pair) = self.pairs.get(&number) else {
             return false;
         };
@@ -145,12 +170,9 @@ impl Wire {
             }
         };
         pair.queue.take(&request);
-        let (destination, sequence) = (pair.peer, pair.sequence);
-        let packet = Packet { source: number, destination, sequence, request, bytes, is_awaited: true };
+        let (destination, sequence, fate) = (pair.peer, pair.sequence, Fate::OnItsWay);
+        let packet = Packet { source: number, destination, sequence, request, bytes, is_awaited: true, fate };
         self.packets.push_back(packet);
-        if !held {
-            self.land_next(number);
-        }
         true
     }
 
@@ -169,6 +191,7 @@ impl Wire {
             let flushed = Wc { status: abi::WC_WR_FLUSH_ERR, ..entry(number, packet.request.id) };
             pair.sent.push(flushed, Some((queue.clone(), packet.request.index)));
         }
+        self.drop_landed(number);
         while self.flush(number) {}
     }
 
@@ -181,6 +204,12 @@ impl Wire {
         for packet in self.packets.iter_mut().filter(|packet| packet.source == number) {
             packet.is_awaited = false;
         }
+        self.drop_landed(number);
+    }
+
+    /// Nobody waits to hear of what has landed.
+    fn drop_landed(&mut self, number: u32) {
+        self.packets.retain(|packet| packet.source != number || packet.fate == Fate::OnItsWay);
     }
 
     fn flush(&mut self, number: u32) -> bool {
@@ -226,31 +255,68 @@ impl Wire {
         Ok(inline)
     }
 
-    /// The oldest packet of `source`.
+    /// The oldest packet of `source` lands, and its source hears of that.
     fn land_next(&mut self, source: u32) -> bool {
-        let Some(at) = self.packets.iter().position(|packet| packet.source == source) else {
-            return false;
-        };
-        let packet = self.packets.remove(at).expect("found there");
-        let landing = self.land(&packet);
-        let is_patient = self.pairs.get(&source).is_some_and(|pair| pair.receive_retries == 7);
-        match landing {
-            _ if !packet.is_awaited => {}
-            Landing::Later if is_patient => {
-                self.packets.insert(at, packet);
-                return false;
+        match self.land_oldest(source) {
+            None | Some(Landing::Later) => false,
+            Some(Landing::Done(..) | Landing::Refused(_)) => {
+                self.answer(source);
+                true
             }
-            Landing::Done => self.finish(source, &packet.request),
-            Landing::Later => self.fail_landed(source, &packet, abi::WC_RNR_RETRY_EXC_ERR),
-            Landing::Refused(status) => self.fail_landed(source, &packet, status),
         }
+    }
+
+    /// The oldest of what is on its way from `source` comes to the other end. None: nothing is.
+    pub(super) fn land_oldest(&mut self, source: u32) -> Option<Landing> {
+        let is_next = |packet: &Packet| packet.source == source && packet.fate == Fate::OnItsWay;
+        let at = self.packets.iter().position(is_next)?;
+        let mut packet = self.packets.remove(at).expect("found there");
+        let is_patient = self.pairs.get(&source).is_some_and(|pair| pair.receive_retries == 7);
+        let landing = match self.land(&packet) {
+            Landing::Later if packet.is_awaited && !is_patient => Landing::Refused(abi::WC_RNR_RETRY_EXC_ERR),
+            landing => landing,
+        };
+        if packet.is_awaited {
+            packet.fate = match landing {
+                Landing::Done(..) => Fate::Landed,
+                Landing::Later => Fate::OnItsWay,
+                Landing::Refused(status) => Fate::Refused(status),
+            };
+            self.packets.insert(at, packet);
+        }
+        Some(landing)
+    }
+
+    /// `source` hears what became of its oldest packet, if that has come to the other end.
+    pub(super) fn answer(&mut self, source: u32) {
+        let Some(at) = self.packets.iter().position(|packet| packet.source == source) else { return };
+        match self.packets[at].fate {
+            Fate::OnItsWay => {}
+            Fate::Landed => {
+                let packet = self.packets.remove(at).expect("found there");
+                self.finish(source, &packet.request);
+            }
+            Fate::Refused(status) => {
+                let packet = self.packets.remove(at).expect("found there");
+                self.fail_landed(source, &packet.request, status);
+            }
+        }
+    }
+
+    /// `source` has sent its oldest packet often enough, and heard nothing. False: it waits for none.
+    pub(super) fn give_up(&mut self, source: u32) -> bool {
+        let is_oldest = |packet: &Packet| packet.source == source && packet.is_awaited;
+        let Some(at) = self.packets.iter().position(is_oldest) else { return false };
+        self.packets[at].is_awaited = false;
+        let request = self.packets[at].request;
+        self.fail_landed(source, &request, abi::WC_RETRY_EXC_ERR);
         true
     }
 
-    fn fail_landed(&mut self, source: u32, packet: &Packet, status: u32) {
+    fn fail_landed(&mut self, source: u32, request: &Request, status: u32) {
         let pair = self.pairs.get_mut(&source).expect("it waits");
-        let entry = Wc { status, ..entry(source, packet.request.id) };
-        pair.complete(entry, packet.request.index);
+        let entry = Wc { status, ..entry(source, request.id) };
+        pair.complete(entry, request.index);
         self.end(source);
     }
 
@@ -292,7 +358,7 @@ impl Wire {
             };
             pair.received.push(entry, None);
         }
-        Landing::Done
+        Landing::Done(request.remote, bytes.len() as u64)
     }
 }
 

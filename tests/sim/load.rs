@@ -222,8 +222,7 @@ fn late_allocation_pays_where_decode_is_short_of_kv() {
     let requests: Vec<_> = (0..40).map(|at| (at * 100, 8000, 100, "")).collect();
     let path = trace("late", &requests);
     let ttft = |allocation: &str, tokens: u32| {
-        let words =
-            format!("--prefill 2 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 --disable-radix-cache");
+        let words = "--prefill 2 --decode 1 --prefill-ms 10,0.05,0 --decode-ms 10,0,0 --disable-radix-cache";
         let file = path.display();
         simulate(&format!(
             "{words} --kv-tokens {tokens} --trace-file {file} --decode-allocation {allocation}"

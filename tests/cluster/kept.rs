@@ -1,15 +1,18 @@
-//! Prefill first: a router asks prefill, whose answer says where the KV is kept, and passes that on to decode. What the
-//! router sends is what vllm-router 0.1.17 sends.
+//! Prefill first: a router asks prefill, whose answer says where the KV is kept, and passes that on to decode. What
+//! vllm-router 0.1.17 sent (`tools/vllm-router --record`) is sent again.
 
 use crate::leg::Leg;
 use crate::process::{Process, post_with};
 use crate::{body, choices, prefill, start};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
 
-/// What the router asks prefill for, of a client's body.
+/// What that router asks prefill for, of a client's body.
 fn for_prefill(body: &Value) -> Value {
     let mut body = body.clone();
     body["stream"] = json!(false);
@@ -122,5 +125,72 @@ fn what_cannot_be_kept_is_refused_by_name() {
     ] {
         let (status, answer) = worker.post(COMPLETIONS, &for_prefill(&body(1, 20, 4)).to_string());
         assert!(status == 400 && answer.contains(why) && answer.contains("kv_transfer_params"), "{answer}");
+    }
+}
+
+/// What came to the router, what it sent to prefill, and to decode.
+fn recorded() -> Vec<(String, [String; 3])> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/vllm-router-0.1.17");
+    let files = fs::read_dir(&folder).unwrap().map(|file| file.unwrap().path());
+    let clients = files.filter(|file| file.extension().is_some_and(|role| role == "client"));
+    let read = |path: PathBuf| fs::read_to_string(path).unwrap();
+    let all = clients.map(|client| {
+        let beside = |role: &str| read(client.with_extension(role));
+        let name = client.file_stem().unwrap().to_string_lossy().into_owned();
+        (name, [read(client.clone()), beside("prefill"), beside("decode")])
+    });
+    let all: Vec<_> = all.collect();
+    assert!(all.len() > 10, "the recordings are there");
+    all
+}
+
+/// Path, name of the request and body of what was sent.
+fn taken_apart(sent: &str) -> (&str, String, Value) {
+    let (head, body) = sent.split_once("\r\n\r\n").unwrap();
+    let path = head.split(' ').nth(1).unwrap();
+    let id = head.lines().find(|line| line.starts_with("x-request-id: ")).unwrap();
+    (path, format!("{id}\r\n"), serde_json::from_str(body).unwrap())
+}
+
+/// Texts of the choices, in order, whole or put together from a stream that ends as it should.
+fn texts(answer: (u16, String)) -> Vec<String> {
+    let (status, answer) = answer;
+    assert_eq!(status, 200, "{answer}");
+    let events: Vec<Value> = match answer.strip_suffix("data: [DONE]\n\n") {
+        Some(events) => {
+            let data = events.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+            data.map(|data| serde_json::from_str(data).unwrap()).collect()
+        }
+        None => vec![serde_json::from_str(&answer).unwrap()],
+    };
+    let mut texts = BTreeMap::<u64, String>::new();
+    for choice in events.iter().flat_map(|event| event["choices"].as_array().unwrap()) {
+        let said = [&choice["text"], &choice["delta"]["content"], &choice["message"]["content"]];
+        let text = texts.entry(choice["index"].as_u64().unwrap()).or_default();
+        said.iter().filter_map(|said| said.as_str()).for_each(|said| text.push_str(said));
+    }
+    texts.into_values().collect()
+}
+
+#[test]
+fn what_vllm_s_router_sends_is_answered_as_by_one_process() {
+    let named = ["--served-model-name", "smol"];
+    let (prefill, decode) = (prefill(&named), start("decode", &named));
+    let whole = start("serve", &[&named[..], &["--mixed"]].concat());
+    for (name, [client, to_prefill, to_decode]) in recorded() {
+        let (path, id, body) = taken_apart(&to_prefill);
+        let (status, answer) = post_with(prefill.address, path, &id, &body.to_string());
+        assert_eq!(status, 200, "{name}: {answer}");
+        let kept: Value = serde_json::from_str(&answer).unwrap();
+        let (path, id, mut body) = taken_apart(&to_decode);
+        let fields = |object: &Value| object.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(fields(&body["kv_transfer_params"]), fields(&kept["kv_transfer_params"]), "as then");
+        body["kv_transfer_params"] = kept["kv_transfer_params"].clone();
+        let found = texts(post_with(decode.address, path, &id, &body.to_string()));
+        assert_eq!(found, texts(whole.post(path, &client)), "{name}");
+    }
+    for worker in [&prefill, &decode] {
+        worker.await_idle();
+        assert_eq!(worker.metric("baton_request_failures_total{", ""), 0.0);
     }
 }

@@ -212,6 +212,9 @@ pub const TOKENISE_QUEUE_MAX: usize = 1024;
 /// How long a drain waits for requests that run: each has a deadline of its own, and ends before that; what does not
 /// is stuck.
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(1830);
+/// How long destinations may take, once nothing runs, to say that they have seen what was written to them: a turn of theirs; one
+/// that is silent for longer loses its link by that.
+pub const DRAIN_DONE_TIME: Duration = Duration::from_secs(5);
 /// How long clients may take, once nothing runs, to read what they were answered.
 pub const DRAIN_FLUSH_TIME: Duration = Duration::from_secs(60);
 /// How long a process that drains is there for those who keep a connection to it, also when nothing runs: routers

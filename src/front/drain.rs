@@ -7,7 +7,7 @@
 //! finished; who keeps a connection (a router between two requests) has the time to hear of the drain before it
 //! breaks, so that no request meets its end. Not here: what refuses new requests (`routes`, `router::paths`).
 
-use crate::limits::{DRAIN_FLUSH_TIME, DRAIN_NOTICE_TIME, DRAIN_TIME_MAX};
+use crate::limits::{DRAIN_DONE_TIME, DRAIN_FLUSH_TIME, DRAIN_NOTICE_TIME, DRAIN_TIME_MAX};
 use crate::stdx::planted::is_planted;
 use std::time::Instant;
 
@@ -29,6 +29,9 @@ pub struct Left {
     pub queued: usize,
     /// Connections of clients that stand.
     pub clients: usize,
+    /// Hand-overs that are done here, and of which their destinations have not said so: what was written there may not have
+    /// been looked at, and would be given up with the link.
+    pub unheard: usize,
 }
 
 /// Whether, and since when, a process drains.
@@ -72,6 +75,9 @@ impl Drain {
         }
         let idle = *self.idle.get_or_insert(now);
         let is_known = left.clients == 0 || now >= begun + DRAIN_NOTICE_TIME;
+        if left.unheard > 0 && now < idle + DRAIN_DONE_TIME {
+            return None;
+        }
         if left.queued == 0 {
             is_known.then_some(End::Drained)
         } else {
@@ -85,7 +91,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    const NOTHING: Left = Left { busy: false, queued: 0, clients: 0 };
+    const NOTHING: Left = Left { busy: false, queued: 0, clients: 0, unheard: 0 };
     const MOMENT: Duration = Duration::from_millis(1);
 
     fn begun(now: Instant) -> Drain {
@@ -114,6 +120,21 @@ mod tests {
         assert_eq!(drain.end(NOTHING, late), Some(End::Drained));
         assert_eq!(drain.end(unread, late - MOMENT + DRAIN_FLUSH_TIME), Some(End::CutOff));
         assert_eq!(begun(now).end(busy, late), Some(End::CutOff));
+    }
+
+    #[test]
+    fn what_was_written_is_seen_before_the_link_ends() {
+        let now = Instant::now();
+        let unheard = Left { unheard: 1, ..NOTHING };
+        let mut drain = begun(now);
+        assert_eq!(drain.end(unheard, now), None);
+        assert_eq!(drain.end(unheard, now + DRAIN_DONE_TIME - MOMENT), None);
+        assert_eq!(drain.end(NOTHING, now + DRAIN_DONE_TIME - MOMENT), Some(End::Drained));
+        assert_eq!(
+            drain.end(unheard, now + DRAIN_DONE_TIME),
+            Some(End::Drained),
+            "who says nothing has had its time"
+        );
     }
 
     #[test]

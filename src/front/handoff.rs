@@ -392,6 +392,15 @@ impl Handoff {
         self.settle(now);
     }
 
+    /// Hand-overs that have ended well here, and of which their destinations have not said so.
+    pub fn unheard(&self) -> usize {
+        let unheard = |member: &Member| match &member.role {
+            Role::Prefill { manager, .. } => manager.unheard_rooms(),
+            Role::Decode { .. } | Role::Mixed => 0,
+        };
+        self.members.iter().map(unheard).sum()
+    }
+
     /// Whether a destination has asked for a prompt that is read here, or nobody will.
     pub fn is_asked_for(&self, id: WorkerId, slot: Slot) -> bool {
         let Member { worker, role, .. } = &self.members[id.index()];

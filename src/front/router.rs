@@ -251,6 +251,7 @@ impl RouterService {
             busy: !(self.flights.is_idle() && self.fanout.is_idle()),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
+            unheard: 0,
         }
     }
 }

@@ -233,6 +233,7 @@ impl Service {
             busy: !self.generations.is_idle(),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
+            unheard: self.generations.handoff().unheard(),
         }
     }
 }

@@ -309,7 +309,8 @@ impl Edge {
         if self.drain.is_begun() {
             // Rooms that are not known by now never will be.
             self.handoff.refuse_early(Cause::Draining, turn.now);
-            let left = Left { busy: !self.legs.is_empty(), queued: 0, clients: turn.clients };
+            let (clients, unheard) = (turn.clients, self.handoff.unheard());
+            let left = Left { busy: !self.legs.is_empty(), queued: 0, clients, unheard };
             self.ended = self.drain.end(left, turn.now).is_some();
         }
         Ok(())

@@ -196,9 +196,7 @@ impl Entry {
             Cause::Refused => self.doubled,
             Cause::Deadline => is_up(),
             // What a worker has taken it finishes before it ends; what it has not found no other.
-            Cause::PeerLost => {
-                lost() || !self.sent && reasons.may_miss(&life) || reasons.may_overtake(&life, &self.pairs)
-            }
+            Cause::PeerLost => lost() || !self.sent && reasons.may_miss(&life),
             // Of a request that somebody ended before this leg came, it was over at the other.
             Cause::OtherLeg => self.doubled || self.aborted || is_up() || lost(),
             // Of a leg that came too late, or found no place, decode hears as of one that never will.

@@ -203,17 +203,6 @@ impl Reasons {
         })
     }
 
-    /// Whether a source that was to drain has ended in this life, where it writes by itself: what it has written may not
-    /// have been looked at when its link closes.
-    pub fn may_overtake(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
-        let writes = |&&[one, other]: &&[usize; 2]| self.machines.patience(one, other).is_some();
-        let mut ended = self
-            .leaves
-            .iter()
-            .filter(|leave| leave.ended.is_some_and(|at| life.start <= at && at <= life.end));
-        ended.any(|leave| pairs.iter().filter(writes).any(|&[source, _]| source == leave.host))
-    }
-
     /// How much of its time a request of this life may have missed.
     pub fn skipped(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> Nanos {
         let skips = self.faults.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));

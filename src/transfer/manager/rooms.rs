@@ -62,6 +62,11 @@ pub struct Place {
 }
 
 impl<L: PartialEq> Wanted<L> {
+    /// The destination's slot.
+    fn theirs(&self) -> Slot {
+        Slot { id: self.target.slot, generation: self.target.generation }
+    }
+
     /// Whether it is the Destination to this Interest.
     fn follows(&self, interest: &Wanted<L>) -> bool {
         let names = |wanted: &Wanted<L>| {
@@ -83,7 +88,7 @@ impl<L: PartialEq> Wanted<L> {
 enum Entry<L> {
     Early { wanted: Wanted<L>, until: Instant },
     Waiting { slot: Slot, prompt: Prompt },
-    Open { slot: Slot, wanted: Wanted<L>, ack_wanted: bool, withdrawn: bool },
+    Open { slot: Slot, wanted: Wanted<L>, ack_wanted: bool, withdrawn: bool, done: bool },
     Draining { slot: Slot, wanted: Wanted<L>, ack_wanted: bool },
     Over,
 }
@@ -144,11 +149,19 @@ pub struct Rooms<L> {
     by_slot: HashMap<Slot, Room>,
     early: usize,
     tombstones: VecDeque<(Instant, Room)>,
+    /// Rooms that are over since all was written, and of which their destinations, whose slots these are, have not said so.
+    unheard: HashMap<Room, (L, Slot)>,
 }
 
 impl<L: Copy + PartialEq> Default for Rooms<L> {
     fn default() -> Rooms<L> {
-        Rooms { entries: HashMap::new(), by_slot: HashMap::new(), early: 0, tombstones: VecDeque::new() }
+        Rooms {
+            entries: HashMap::new(),
+            by_slot: HashMap::new(),
+            early: 0,
+            tombstones: VecDeque::new(),
+            unheard: HashMap::new(),
+        }
     }
 }
 
@@ -170,7 +183,13 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 }
                 self.entries.insert(
                     room,
-                    Entry::Open { slot, wanted: wanted.clone(), ack_wanted: false, withdrawn: false },
+                    Entry::Open {
+                        slot,
+                        wanted: wanted.clone(),
+                        ack_wanted: false,
+                        withdrawn: false,
+                        done: false,
+                    },
                 );
                 self.by_slot.insert(slot, room);
                 Entered::Meets(Met { slot, wanted })
@@ -193,7 +212,13 @@ impl<L: Copy + PartialEq> Rooms<L> {
             Some(&Entry::Waiting { slot, prompt }) if prompt == wanted.prompt => {
                 self.entries.insert(
                     room,
-                    Entry::Open { slot, wanted: wanted.clone(), ack_wanted: false, withdrawn: false },
+                    Entry::Open {
+                        slot,
+                        wanted: wanted.clone(),
+                        ack_wanted: false,
+                        withdrawn: false,
+                        done: false,
+                    },
                 );
                 Arrived::Meets(Met { slot, wanted })
             }
@@ -220,11 +245,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     /// The destination wants `room` stopped; it names its own slot in `target`.
     pub fn abort(&mut self, room: Room, link: L, target: Slot, now: Instant) -> Aborted {
-        let same = |wanted: &Wanted<L>| {
-            wanted.link == link
-                && wanted.target.slot == target.id
-                && wanted.target.generation == target.generation
-        };
+        let same = |wanted: &Wanted<L>| wanted.link == link && wanted.theirs() == target;
         match self.entries.get_mut(&room) {
             Some(Entry::Early { wanted, .. }) if same(wanted) => {
                 self.early -= 1;
@@ -240,7 +261,10 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 *ack_wanted = true;
                 Aborted::Waits
             }
-            Some(Entry::Over) => Aborted::Answer,
+            Some(Entry::Over) => {
+                self.unheard.remove(&room);
+                Aborted::Answer
+            }
             // A Destination that was refused, or a room this process never heard of: its request, should it
             // still come, finds the tombstone.
             None => {
@@ -252,16 +276,20 @@ impl<L: Copy + PartialEq> Rooms<L> {
     }
 
     /// The destination has everything of `room`: the slot, if it still is the one it names.
-    pub fn done(&self, room: Room, link: L, target: Slot) -> Option<Slot> {
-        match self.entries.get(&room) {
-            Some(Entry::Open { slot, wanted, .. })
-                if wanted.link == link
-                    && wanted.target.slot == target.id
-                    && wanted.target.generation == target.generation =>
+    pub fn done(&mut self, room: Room, link: L, target: Slot) -> Option<Slot> {
+        match self.entries.get_mut(&room) {
+            Some(Entry::Open { slot, wanted, done, .. })
+                if wanted.link == link && wanted.theirs() == target =>
             {
+                *done = true;
                 Some(*slot)
             }
-            _ => None,
+            _ => {
+                if self.unheard.get(&room) == Some(&(link, target)) {
+                    self.unheard.remove(&room);
+                }
+                None
+            }
         }
     }
 
@@ -287,7 +315,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
     pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, Wanted<L>)> {
         let room = *self.by_slot.get(&slot)?;
         match self.entries.get_mut(&room) {
-            Some(Entry::Open { slot: open, wanted, ack_wanted, withdrawn }) if *open == slot => {
+            Some(Entry::Open { slot: open, wanted, ack_wanted, withdrawn, .. }) if *open == slot => {
                 *withdrawn = true;
                 std::mem::take(ack_wanted).then(|| (room, wanted.clone()))
             }
@@ -307,7 +335,10 @@ impl<L: Copy + PartialEq> Rooms<L> {
         let (ours, drains) = match self.entries.get(&room) {
             Some(Entry::Waiting { slot: held, .. }) => (*held == slot, None),
             // Pages are known where the source writes by itself.
-            Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn }) => {
+            Some(Entry::Open { slot: held, wanted, ack_wanted, withdrawn, done }) => {
+                if *held == slot && complete && !*done {
+                    self.unheard.insert(room, (wanted.link, wanted.theirs()));
+                }
                 let is_over = complete || *withdrawn || is_planted("quiet is said before it is");
                 let is_quiet = is_over || !wanted.is_written();
                 (*held == slot, (!is_quiet).then(|| (wanted.clone(), *ack_wanted)))
@@ -330,6 +361,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
     /// which nobody may ask any more; open slots bound to it are given to `failed`, and have no other end from then
     /// on: a mover that has lost the session says nothing more of them.
     pub fn unlink(&mut self, link: L, mut failed: impl FnMut(Slot)) {
+        self.unheard.retain(|_, (bound, _)| *bound != link);
         let by_slot = &mut self.by_slot;
         self.entries.retain(|_, entry| match entry {
             Entry::Early { wanted, .. } => wanted.link != link,
@@ -388,6 +420,11 @@ impl<L: Copy + PartialEq> Rooms<L> {
         }
     }
 
+    /// Rooms that are over here, and whose destinations may not have seen all of what was written to them.
+    pub fn unheard(&self) -> usize {
+        self.unheard.len()
+    }
+
     /// Rooms that are not over.
     pub fn open(&self) -> usize {
         self.entries.values().filter(|entry| !matches!(entry, Entry::Over)).count()
@@ -400,6 +437,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
 
     fn exhume(&mut self, room: Room) {
         if matches!(self.entries.get(&room), Some(Entry::Over)) {
+            self.unheard.remove(&room);
             self.entries.remove(&room);
         }
     }

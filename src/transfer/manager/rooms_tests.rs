@@ -269,3 +269,30 @@ fn an_interest_ends_like_a_destination() {
     rooms.unlink(9, |slot| failed.push(slot));
     assert_eq!(failed, [OURS]);
 }
+
+/// What was written is told to be there by its destination, before or after the request is over here.
+#[test]
+fn what_is_written_is_unheard_until_its_destination_says_so() {
+    let now = Instant::now();
+    let over = |before: bool| {
+        let mut rooms = Rooms::default();
+        let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+        let _ = rooms.arrive(ROOM, written(5), now);
+        if before {
+            assert_eq!(rooms.done(ROOM, 9, theirs(5)), Some(OURS));
+        }
+        rooms.leave(OURS, true, now);
+        rooms
+    };
+    assert_eq!(over(true).unheard(), 0);
+    let mut rooms = over(false);
+    assert_eq!(rooms.unheard(), 1);
+    assert_eq!((rooms.done(ROOM, 8, theirs(5)), rooms.done(ROOM, 9, theirs(6))), (None, None));
+    assert_eq!(rooms.unheard(), 1, "that was somebody else");
+    assert_eq!((rooms.done(ROOM, 9, theirs(5)), rooms.unheard()), (None, 0));
+    let mut rooms = over(false);
+    rooms.unlink(9, |_| ());
+    assert_eq!(rooms.unheard(), 0, "nobody is left to say so");
+    let mut rooms = over(false);
+    assert_eq!((rooms.abort(ROOM, 9, theirs(5), now), rooms.unheard()), (Aborted::Answer, 0));
+}

@@ -264,6 +264,12 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         self.sessions[session.0 as usize].as_ref().map(|session| session.usage)
     }
 
+    /// Rooms that are over here, and whose destinations may not have seen all of what was written to them: a link that
+    /// ends now would fail them.
+    pub fn unheard_rooms(&self) -> usize {
+        self.rooms.unheard()
+    }
+
     /// Rooms that are not over.
     pub fn open_rooms(&self) -> usize {
         self.rooms.open()

@@ -185,7 +185,7 @@ fn a_late_hand_off_can_be_aborted_at_every_turn() {
 #[test]
 fn kept_kv_is_claimed_or_given_up() {
     let wanted = Wanted::new(40, 12);
-    for late in [false, true] {
+    for (late, awaited) in [(false, false), (true, false), (true, true)] {
         let mut rig = Rig::split(&Setup::new());
         let (kept, room) = rig.submit_kept(&wanted);
         (0..20).for_each(|_| _ = rig.turn());
@@ -194,7 +194,18 @@ fn kept_kv_is_claimed_or_given_up() {
         rig.wait(KEPT_KV_LIFE - Duration::from_millis(1));
         (0..2).for_each(|_| _ = rig.turn());
         assert_eq!(rig.outcome(kept), None, "it may still be claimed");
-        if late {
+        if awaited {
+            rig.await_kept(kept);
+        }
+        if late && awaited {
+            // It waits for pages at decode, which has said that it will come.
+            rig.turn();
+            rig.wait(10 * KEPT_KV_LIFE);
+            (0..2).for_each(|_| _ = rig.turn());
+            let claimed = rig.claim(room, &wanted);
+            rig.finish();
+            assert_eq!(rig.told[&claimed], alone(&wanted));
+        } else if late {
             rig.wait(Duration::from_millis(2));
             rig.finish();
             assert_eq!(rig.outcome(kept), Some(Outcome::Failed(Cause::Deadline)));

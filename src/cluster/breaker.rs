@@ -1,10 +1,12 @@
 //! Whether a worker is asked last, since requests fail there.
 //!
 //! ```text
-//! closed ──so many failures within the window──▶ open ──its time──▶ half open ──so many answers──▶ closed
-//!                                                  ▲                    │
-//!                                                  └──── one failure ───┘
+//! closed ──so many failures in a row, within the window──▶ open ──so many answers──▶ closed
+//!                                                        ▲      │
+//!                                                        └──────┘ one failure: its time begins anew
 //! ```
+//! While its time lasts its worker is asked last. An answer counts whenever it comes, when it begins and when it has ended:
+//! what was under way, or came since nobody else was left, says as much of the worker as one that is asked afterwards.
 //! Invariant: no more failures are remembered than open a circuit. Not here: what follows from it (`router`), which asks
 //! such a worker where nobody else is left.
 
@@ -47,7 +49,10 @@ impl Breaker {
 
     /// An answer went well; whether its worker is from now on asked like any other.
     pub fn answered(&mut self) -> bool {
-        let Some(answers) = &mut self.answers else { return true };
+        let Some(answers) = &mut self.answers else {
+            self.failures.clear();
+            return true;
+        };
         *answers += 1;
         let is_enough = *answers >= self.terms.successes;
         if is_enough {
@@ -74,7 +79,8 @@ mod tests {
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut breaker = Breaker::new(terms);
         assert_eq!([0, 1, 12, 13].map(|second| breaker.failed(at(second))), [None; 4], "two are too old");
-        assert!(breaker.answered(), "one between them changes nothing");
+        assert!(breaker.answered(), "it begins anew");
+        assert_eq!([14, 14].map(|second| breaker.failed(at(second))), [None; 2]);
         assert_eq!(breaker.failed(at(14)), Some(at(19)));
         assert!(!breaker.answered());
         assert_eq!(breaker.failed(at(20)), Some(at(25)), "one is enough now");

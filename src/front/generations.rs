@@ -110,6 +110,8 @@ struct Leg {
     slot: Slot,
     partner: Option<RequestId>,
     finished: bool,
+    /// It has been told to end, since nobody asks for it.
+    given_up: bool,
     /// When its last token came.
     last_token: Option<Instant>,
     /// The token of a `Held` or `Kept` leg until it is shown.
@@ -176,6 +178,11 @@ impl Generations {
     /// Requests that are not answered or still hold a slot.
     pub fn is_idle(&self) -> bool {
         self.live.is_empty() && self.legs.is_empty() && self.converting.is_empty()
+    }
+
+    /// Whether a client waits for an answer.
+    pub fn is_asked(&self) -> bool {
+        !self.live.is_empty() || !self.converting.is_empty()
     }
 
     /// Requests for text that are not answered.
@@ -291,7 +298,18 @@ impl Generations {
         for &exchange in &hit {
             self.fail(exchange, &error_of(Cause::Aborted), Cause::Aborted, way);
         }
-        hit.len()
+        hit.len() + if rid.is_none() { self.drop_kept() } else { 0 }
+    }
+
+    /// Gives up all KV that is kept for decode and whose clients have their answers; of how many prompts.
+    fn drop_kept(&mut self) -> usize {
+        let is_kept =
+            |leg: &&Leg| leg.part == Part::Kept && !leg.finished && !self.live.contains_key(&leg.exchange);
+        let kept: Vec<Leg> = self.legs.values().filter(is_kept).copied().collect();
+        for leg in &kept {
+            self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::Aborted);
+        }
+        kept.len()
     }
 
     /// Whether the tokeniser or a mover has something.
@@ -376,12 +394,11 @@ impl Generations {
     fn give_up(&mut self, patience: Duration, now: Instant) {
         let late = self.live.values().filter(|live| live.arrived + patience <= now);
         for request in late.flat_map(|live| &live.legs) {
-            let Some(&Leg { worker, slot, part: Part::Held, finished: false, .. }) = self.legs.get(request)
-            else {
-                continue;
-            };
-            if !self.handoff.is_asked_for(worker, slot) {
-                self.handoff.worker_mut(worker).abort(slot, Cause::PeerLost);
+            let Some(leg) = self.legs.get_mut(request) else { continue };
+            let is_held = leg.part == Part::Held && !leg.finished && !leg.given_up;
+            if is_held && !self.handoff.is_asked_for(leg.worker, leg.slot) {
+                leg.given_up = true;
+                self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::PeerLost);
             }
         }
     }
@@ -550,6 +567,7 @@ impl Generations {
                 slot,
                 partner,
                 finished: false,
+                given_up: false,
                 last_token: None,
                 held: None,
             },
@@ -568,7 +586,10 @@ impl Generations {
         live.stream(&out, way);
         if step == Step::Stop {
             live.timings[leg.choice].ended = Some(way.now);
-            self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
+            // Kept KV is decode's, which ends by the same token.
+            if leg.part != Part::Kept {
+                self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
+            }
             self.close_if_over(leg.exchange, way);
         }
     }

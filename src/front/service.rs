@@ -119,7 +119,11 @@ impl Service {
     fn turn(&mut self, now: Instant) -> Option<End> {
         while let Some(event) = self.reactor.next_event() {
             match event {
-                Event::Terminate if self.drain.signal() => return Some(Drain::cut(self.left())),
+                Event::Terminate if self.drain.signal() => {
+                    // Who keeps KV for nobody yet has answered.
+                    let busy = self.generations.is_asked();
+                    return Some(Drain::cut(Left { busy, ..self.left() }));
+                }
                 Event::Terminate => self.drain(now),
                 event => self.dispatch(event, now),
             }

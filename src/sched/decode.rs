@@ -129,7 +129,7 @@ impl DecodeWorker {
             refuse(request, mail);
         } else if !fits {
             self.fail(slot, Cause::Refused, mail);
-        } else if self.is_full() {
+        } else if self.is_full(slot) {
             self.fail(slot, Cause::Overloaded, mail);
         } else if stage == Stage::Unread {
             self.read(slot, now, mail);
@@ -137,10 +137,11 @@ impl DecodeWorker {
     }
 
     /// Whether more wait than may.
-    fn is_full(&self) -> bool {
+    fn is_full(&self, newcomer: SlotId) -> bool {
         let room = self.claims().room_for_newcomers(self.pool.counts());
+        // Others without a session, or whose prompts are read before pages are leased, wait elsewhere.
         let waits = |held: &Held<Decode>| {
-            matches!(held.state.stage, Stage::Connecting | Stage::Waiting | Stage::Unread)
+            matches!(held.state.stage, Stage::Waiting | Stage::Unread) || held.request.slot == newcomer
         };
         let (mut handed, mut read) = (self.places_to_arrive(), self.places());
         let takes_place = |held: &Held<Decode>| {

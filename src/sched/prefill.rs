@@ -8,7 +8,7 @@
 use crate::cause::Cause;
 use crate::ids::{SlotId, WorkerId};
 use crate::kv::pool::PagePool;
-use crate::limits::KEPT_KV_LIFE;
+use crate::limits::{KEPT_KV_LIFE, REQUEST_TIME_MAX};
 use crate::sched::admission::{self, Claims};
 use crate::sched::chunks::{Allowance, Chunks};
 use crate::sched::config::SchedConfig;
@@ -49,6 +49,8 @@ struct Prefill {
     handed: u32,
     /// Goes with the last chunk.
     aux: Option<AuxRecord>,
+    /// A Destination will come.
+    awaited: bool,
 }
 
 /// In order of life.
@@ -107,6 +109,7 @@ impl PrefillWorker {
             lease: LeaseState::None,
             handed: 0,
             aux: None,
+            awaited: false,
         };
         if let Err(request) = self.slots.insert(request, state) {
             refuse(request, mail);
@@ -255,7 +258,7 @@ impl PrefillWorker {
                 accept(request, sampled, turn.mail, turn.clock);
                 self.stats.generated(1);
                 if state.stage == Stage::Parked {
-                    if request.keep {
+                    if request.keep && !state.awaited {
                         request.deadline = (turn.clock)() + KEPT_KV_LIFE;
                     }
                     self.tell_computed(chunk.slot, turn.mail);
@@ -326,10 +329,16 @@ impl Worker for PrefillWorker {
                 }
             }
             Command::Awaited { slot, generation, .. } => {
-                match self.slots.named(slot, generation).map(|held| held.state.stage) {
-                    Some(Stage::Bootstrapping) => self.begin(slot, now, mail),
-                    Some(Stage::Parked) => self.tell_computed(slot, mail),
-                    _ => {}
+                let Some(held) = self.slots.named(slot, generation) else { return };
+                held.state.awaited = true;
+                match held.state.stage {
+                    Stage::Bootstrapping => self.begin(slot, now, mail),
+                    Stage::Parked => {
+                        // Decode's own time bounds it from now on, which may be spent in a line for pages.
+                        held.request.deadline = held.request.deadline.max(now + REQUEST_TIME_MAX);
+                        self.tell_computed(slot, mail);
+                    }
+                    Stage::Prompt | Stage::Inflight | Stage::Over => {}
                 }
             }
             Command::Abort { slot, generation, cause, .. } => {

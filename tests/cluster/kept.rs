@@ -103,6 +103,42 @@ fn kept_kv_is_handed_over_once() {
     decode.await_idle();
 }
 
+/// A stop string that the first token completes ends decode, and is no reason to give the KV up before it has asked.
+#[test]
+fn a_first_token_that_ends_the_answer_is_handed_over_all_the_same() {
+    let (prefill, decode, whole) = (prefill(&[]), start("decode", &[]), start("serve", &["--mixed"]));
+    let mut tried = 0;
+    for salt in 1..8 {
+        let one = choices(&whole.post(COMPLETIONS, &body(salt, 30, 1).to_string()));
+        let text = one[0]["text"].as_str().unwrap();
+        if text.is_empty() || text.contains('\u{fffd}') {
+            continue;
+        }
+        tried += 1;
+        let mut body = body(salt, 30, 8);
+        body["stop"] = json!([text]);
+        let expected = choices(&whole.post(COMPLETIONS, &body.to_string()));
+        assert_eq!(expected[0]["finish_reason"], "stop");
+        let (_, sent) = keep(&prefill, &decode, COMPLETIONS, &body);
+        assert_eq!(choices(&claim(&prefill, &decode, COMPLETIONS, &sent)), expected);
+    }
+    assert!(tried > 0, "some first token has a text");
+    prefill.await_idle();
+    assert_eq!(prefill.metric("baton_request_failures_total{", ""), 0.0);
+}
+
+/// `/abort_request` reaches what is kept, too.
+#[test]
+fn what_is_kept_can_be_given_up() {
+    let (prefill, decode) = (prefill(&[]), start("decode", &[]));
+    let (_, sent) = keep(&prefill, &decode, COMPLETIONS, &body(1, 100, 12));
+    let (status, answer) = prefill.post("/abort_request", r#"{"abort_all":true}"#);
+    assert_eq!(status, 200, "{answer}");
+    prefill.await_idle();
+    assert_ne!(claim(&prefill, &decode, COMPLETIONS, &sent).0, 200);
+    decode.await_idle();
+}
+
 /// A drain waits until what is kept is claimed.
 #[test]
 fn a_draining_worker_keeps_its_word() {

@@ -367,6 +367,12 @@ impl Rig {
         (id, room)
     }
 
+    /// Decode shows interest in what prefill keeps.
+    pub fn await_kept(&mut self, kept: RequestId) {
+        let Use { slot, generation, .. } = self.uses[&kept];
+        self.pass_on(Command::Awaited { worker: FIRST, slot, generation });
+    }
+
     /// To decode, what prefill has kept in this room.
     pub fn claim(&mut self, room: Room, wanted: &Wanted) -> RequestId {
         let id = self.submit_leg(DECODE, room, wanted);

@@ -136,6 +136,8 @@ struct Waiting<A> {
     source: A,
     /// Interest or Destination has left; a failure is told to the source.
     sent: bool,
+    /// The source of a late session owes it Ready.
+    ready_due: bool,
 }
 
 /// All sessions and slots of one decode worker.
@@ -193,7 +195,13 @@ where
             self.sources.insert(source.clone(), fresh);
         }
         let Some(entry) = self.sources.get_mut(source) else { return Err(Cause::Internal) };
-        let waiting = Waiting { generation: slot.generation, asked, source: source.clone(), sent: false };
+        let waiting = Waiting {
+            generation: slot.generation,
+            asked,
+            source: source.clone(),
+            sent: false,
+            ready_due: false,
+        };
         match entry.stage {
             Stage::Ready { .. } => {
                 self.slots.insert(slot.id, waiting);
@@ -219,7 +227,7 @@ where
         if !late {
             return effects.ready(slot, source.session);
         }
-        waiting.sent = true;
+        (waiting.sent, waiting.ready_due) = (true, true);
         let interest = Interest {
             id: TransferId { room: waiting.asked.room, slot: slot.id, generation: slot.generation },
             session: source.generation,
@@ -676,9 +684,15 @@ where
     }
 
     /// The source has computed what it was asked for: pages may be leased.
-    fn computed(&self, source: &A, id: &TransferId, effects: &mut impl DestinationEffects<L, A>) {
+    fn computed(&mut self, source: &A, id: &TransferId, effects: &mut impl DestinationEffects<L, A>) {
+        if !self.holds(source, id) {
+            return;
+        }
         let session = self.sources.get(source).map(|source| source.session);
-        if let Some(session) = session.filter(|_| self.holds(source, id)) {
+        let waiting = self.slots.get_mut(&id.slot);
+        // Once: the scheduler is told of nothing that was not asked for.
+        let is_due = waiting.is_some_and(|waiting| std::mem::take(&mut waiting.ready_due));
+        if let Some(session) = session.filter(|_| is_due) {
             effects.ready(Slot::from(*id), session);
         }
     }

@@ -582,8 +582,10 @@ fn a_late_source_is_asked_to_compute_before_pages_are_leased() {
         manager.receive(1, &Message::Ready(wire::Ready { id: unknown }), *now, effects);
     }
     assert_eq!(effects.ready, []);
-    manager.receive(1, &Message::Ready(wire::Ready { id }), *now, effects);
-    assert_eq!(effects.ready, [(slot, session)]);
+    for _ in 0..3 {
+        manager.receive(1, &Message::Ready(wire::Ready { id }), *now, effects);
+    }
+    assert_eq!(effects.ready, [(slot, session)], "once");
     manager.expecting(slot, REST, *now, effects);
     assert_eq!(effects.destinations, [1]);
     // A client that leaves before: the source is told, since it may be computing.

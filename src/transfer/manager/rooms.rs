@@ -133,6 +133,8 @@ pub enum Arrived<L> {
 pub enum Aborted {
     /// Nothing is, or ever will be, posted for it: the answer is `quiet`.
     Answer,
+    /// The same of an Interest; the slot, which computes for it, must be failed.
+    Stop(Slot),
     /// The slot must be failed; the answer follows its withdrawal.
     Fail(Slot),
     /// It has failed already; the answer follows its withdrawal.
@@ -253,6 +255,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 Aborted::Answer
             }
             Some(Entry::Open { wanted, withdrawn: true, .. }) if same(wanted) => Aborted::Answer,
+            Some(Entry::Open { slot, wanted, .. }) if same(wanted) && wanted.place.is_none() => {
+                Aborted::Stop(*slot)
+            }
             Some(Entry::Open { slot, wanted, ack_wanted, .. }) if same(wanted) => {
                 *ack_wanted = true;
                 Aborted::Fail(*slot)
@@ -290,6 +295,14 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 }
                 None
             }
+        }
+    }
+
+    /// The slot that computes for the Interest to which this would be the Destination.
+    pub fn interested(&self, wanted: &Wanted<L>) -> Option<Slot> {
+        match self.entries.get(&wanted.target.room) {
+            Some(Entry::Open { slot, wanted: interest, .. }) if wanted.follows(interest) => Some(*slot),
+            _ => None,
         }
     }
 

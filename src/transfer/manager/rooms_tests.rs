@@ -257,8 +257,9 @@ fn an_interest_ends_like_a_destination() {
     let mut rooms = Rooms::default();
     let _ = rooms.arrive(ROOM, interest(5), now);
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
-    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Fail(OURS));
+    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Stop(OURS), "answered whatever is told first");
     rooms.leave(OURS, false, now);
+    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer, "asked again");
     assert_eq!(rooms.open(), 0, "nothing was ever written: nothing drains");
     assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Refused(Cause::OtherLeg));
 

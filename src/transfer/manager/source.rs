@@ -368,7 +368,12 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let first = (asked.prefix_tokens / session.page_size) as usize;
         let wanted = Wanted { link, target, prompt, place: Some(Place { pages, first }) };
         if !names_its_pages(session, asked) {
-            return self.turn_down(&wanted, Cause::Mismatch, effects);
+            self.turn_down(&wanted, Cause::Mismatch, effects);
+            // It will not ask again for what was computed on the word of its Interest.
+            if let Some(slot) = self.rooms.interested(&wanted) {
+                self.fail(slot, Cause::Mismatch, effects);
+            }
+            return;
         }
         self.arrive(wanted, now, effects);
     }
@@ -437,6 +442,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let target = Slot { id: abort.id.slot, generation: abort.id.generation };
         match self.rooms.abort(abort.id.room, link, target, now) {
             Aborted::Answer => {
+                let ack = AbortAck { id: abort.id, quiet: true, cause: abort.cause };
+                effects.send(link, &Message::AbortAck(ack));
+            }
+            Aborted::Stop(slot) => {
+                self.fail(slot, abort.cause, effects);
                 let ack = AbortAck { id: abort.id, quiet: true, cause: abort.cause };
                 effects.send(link, &Message::AbortAck(ack));
             }

@@ -41,7 +41,8 @@ impl Fleet {
             Ok((conn, _)) => {
                 let path = if owner == Owner::Introduction { introduction::PATH } else { &self.health.0 };
                 let mut order = Order::get(path);
-                if let Some(key) = self.key.as_ref().filter(|_| owner == Owner::Introduction) {
+                // Nobody asks for a key at /health.
+                if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
                     let bearer = format!("Bearer {}", String::from_utf8_lossy(key.bytes()));
                     order.headers.push(("authorization", bearer));
                 }

@@ -121,8 +121,7 @@ fn prompts_are_read_while_decode_is_full() {
 fn what_waits_for_pages_goes_with_its_client_and_with_its_decode_worker() {
     for transfer in ["shm", "tcp"] {
         let prefill = prefill(&[&LATE[..], &["--transfer", transfer]].concat());
-        let mut fleet =
-            Fleet::with(vec![prefill], vec![narrow_decode(transfer)], &["--retry-max-retries", "0"]);
+        let mut fleet = Fleet::with(vec![prefill], vec![narrow_decode(transfer)], &["--disable-retries"]);
         let full = fill(&fleet);
         let left = Leg::open(fleet.router.address, "/v1/completions", "", &streamed(2, 20));
         let (to, sent) = (fleet.router.address, body(3, 100, 20).to_string());

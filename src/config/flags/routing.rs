@@ -91,8 +91,9 @@ pub(in crate::config) struct RequestFlags {
 #[derive(Args, Debug)]
 #[command(next_help_heading = "Retries")]
 pub(in crate::config) struct RetryFlags {
-    /// Times a request is sent to another pair of workers when one fails, since its client last got something
-    #[arg(long, value_name = "N", default_value_t = RETRIES_DEFAULT, allow_negative_numbers = true, value_parser = value_parser!(u32).range(0..=100))]
+    /// Times a request is sent in all, each to another pair of workers when one fails, since its client last got something;
+    /// one that failed by a worker's internal error at most twice
+    #[arg(long, value_name = "N", default_value_t = 1 + RETRIES_DEFAULT, allow_negative_numbers = true, value_parser = value_parser!(u32).range(1..=100))]
     pub(in crate::config) retry_max_retries: u32,
     /// Send no request to a second pair of workers
     #[arg(long, conflicts_with = "retry_max_retries")]

@@ -88,6 +88,8 @@ fn all_loopback(hosts: &[WorkerUrl]) -> bool {
     hosts.iter().all(|url| url.host == "localhost" || is_loopback(&url.host))
 }
 
+const BOOTSTRAP_PORTS: &str = "a bootstrap port is 1 to 65535, or none";
+
 /// `URL [PORT]` groups arrive as one flat list; a port is what no URL can be, a bare number, or the word for none.
 fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigError> {
     let mut endpoints: Vec<PrefillEndpoint> = Vec::new();
@@ -98,10 +100,12 @@ fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigErr
         if is_port && takes_port {
             let port = word.parse().ok().filter(|&port: &u16| port > 0);
             if port.is_none() && !is_none {
-                return Err(value("--prefill", word, "a bootstrap port is 1 to 65535, or none"));
+                return Err(value("--prefill", word, BOOTSTRAP_PORTS));
             }
             endpoints.last_mut().expect("takes_port is set after a push").bootstrap_port = port;
             takes_port = false;
+        } else if takes_port && !word.contains([':', '.']) && word != "localhost" {
+            return Err(value("--prefill", word, BOOTSTRAP_PORTS));
         } else if is_port {
             return Err(value("--prefill", word, "a worker's address comes before its bootstrap port"));
         } else {
@@ -179,7 +183,8 @@ fn retries(flags: &RetryFlags) -> Result<RetryTerms, ConfigError> {
         return Err(value("--retry-jitter-factor", jitter, "must be 0 to 1"));
     }
     Ok(RetryTerms {
-        most: if flags.disable_retries { 0 } else { flags.retry_max_retries },
+        // The flag counts the first one, as sglang-router's does.
+        most: if flags.disable_retries { 0 } else { flags.retry_max_retries - 1 },
         first: Duration::from_millis(flags.retry_initial_backoff_ms.into()),
         longest: Duration::from_millis(flags.retry_max_backoff_ms.into()),
         growth,

@@ -4,6 +4,7 @@ use crate::config::resolved::{
     BreakerTerms, Command, HealthTerms, Policies, Policy, RequestTerms, RetryTerms, RouterConfig,
 };
 use crate::config::{Invocation, Surroundings, parse};
+use crate::limits::RETRIES_DEFAULT;
 use std::time::Duration;
 
 fn here() -> Surroundings {
@@ -55,12 +56,14 @@ fn urls_are_grouped_with_their_ports() {
 
 #[test]
 fn tries_are_counted_or_left_out() {
-    assert_eq!(router("--retry-max-retries 7").0.retries.most, 7);
+    assert_eq!(router("--retry-max-retries 7").0.retries.most, 6, "the first is counted");
+    assert_eq!(router("--retry-max-retries 1").0.retries.most, 0);
+    assert_eq!(router("").0.retries.most, RETRIES_DEFAULT);
     assert_eq!(router("--disable-retries").0.retries.most, 0);
     let both = refusal("--disable-retries --retry-max-retries 7");
     assert!(both.contains("--disable-retries") && both.contains("--retry-max-retries"), "{both}");
     let negative = refusal("--retry-max-retries -1");
-    assert!(negative.contains("0..=100"), "{negative}");
+    assert!(negative.contains("1..=100"), "{negative}");
 }
 
 /// Every flag of sglang-router that is taken, with a value that is not the default.
@@ -96,7 +99,7 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
     assert_eq!(
         config.retries,
         RetryTerms {
-            most: 2,
+            most: 1,
             first: Duration::from_millis(50),
             longest: seconds(30),
             growth: 1.5,
@@ -144,6 +147,8 @@ fn every_flag_of_sglang_router_is_taken_or_refused_by_name() {
 
 #[test]
 fn what_cannot_be_is_refused_by_its_flag() {
+    let port = refusal("--prefill http://a:1 abc --decode http://b:1");
+    assert!(port.contains("--prefill abc") && port.contains("or none"), "{port}");
     for (line, flag) in [
         ("--max-concurrent-requests 0", "--max-concurrent-requests"),
         ("--max-payload-size 1GiB", "--max-payload-size"),

@@ -512,5 +512,5 @@ fn a_router_never_pairs_what_does_not_fit() {
     }
     assert_eq!(narrow.metric("baton_request_failures_total{", ""), 0.0);
     let info: Value = serde_json::from_str(&reader.get("/server_info").1).unwrap();
-    assert_eq!(info["handoff"]["wire"], json!("3.1"));
+    assert_eq!(info["handoff"]["wire"], json!("3.2"));
 }

@@ -88,7 +88,8 @@ fn all_loopback(hosts: &[WorkerUrl]) -> bool {
     hosts.iter().all(|url| url.host == "localhost" || is_loopback(&url.host))
 }
 
-const BOOTSTRAP_PORTS: &str = "a bootstrap port is 1 to 65535, or none";
+const BOOTSTRAP_PORTS: &str =
+    "a bootstrap port is 1 to 65535, or none (a second worker's address needs its own port)";
 
 /// `URL [PORT]` groups arrive as one flat list; a port is what no URL can be, a bare number, or the word for none.
 fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigError> {

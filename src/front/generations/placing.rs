@@ -65,24 +65,26 @@ impl Generations {
         now: Instant,
     ) -> Result<(), ApiError> {
         self.turn += 1;
-        let kept = self.live.get(&exchange).and_then(|live| live.kept.as_ref()).map(|kept| kept.room(choice));
-        match (self.terms.placement.clone(), kept) {
-            (Placement::Prefill { worker, .. }, Some(room)) => {
-                let mut request = self.request(exchange, sample, worker, room, given, Some(1))?;
-                request.keep = true;
-                self.start(exchange, choice, Part::Kept, request, None, None, now);
-            }
-            (Placement::Prefill { worker, fake_bootstrap, .. }, _) => {
+        match self.terms.placement.clone() {
+            Placement::Prefill { worker, fake_bootstrap, .. } => {
+                let live = self.live.get(&exchange);
+                if let Some(kept) = live.and_then(|live| live.kept.as_ref()) {
+                    let mut request =
+                        self.request(exchange, sample, worker, kept.room(choice), given, Some(1))?;
+                    request.keep = true;
+                    self.start(exchange, choice, Part::Kept, request, None, None, now);
+                    return Ok(());
+                }
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
                 let request = self.request(exchange, sample, worker, room, given, Some(1))?;
                 self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
             }
-            (Placement::Decode { worker, reads_alone: true, .. }, _) if self.comes_alone(exchange) => {
+            Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(exchange) => {
                 let mut request = self.request(exchange, sample, worker, Room(0), given, None)?;
                 request.alone = true;
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
-            (Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. }, _) => {
+            Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
                 let mut request = self.request(exchange, sample, worker, room, given, None)?;
                 if source == Source::Fake {
@@ -94,12 +96,12 @@ impl Generations {
                 }
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
             }
-            (Placement::Mixed(workers), _) => {
+            Placement::Mixed(workers) => {
                 let worker = self.roomiest(&workers)?;
                 let request = self.request(exchange, sample, worker, Room(0), given, None)?;
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
-            (Placement::Split { prefill, decode }, _) => {
+            Placement::Split { prefill, decode } => {
                 let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
                 let room = room_of(random());
                 let reader = self.request(exchange, sample, source, room, given, Some(1))?;

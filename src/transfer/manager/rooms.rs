@@ -93,6 +93,13 @@ enum Entry<L> {
     Over,
 }
 
+impl<L> Entry<L> {
+    /// Both are here, and nothing has been said since.
+    fn open(slot: Slot, wanted: Wanted<L>) -> Entry<L> {
+        Entry::Open { slot, wanted, ack_wanted: false, withdrawn: false, done: false }
+    }
+}
+
 /// The two legs of a room have met.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Met<L> {
@@ -183,16 +190,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                     self.bury(room, now);
                     return Entered::Differs(wanted);
                 }
-                self.entries.insert(
-                    room,
-                    Entry::Open {
-                        slot,
-                        wanted: wanted.clone(),
-                        ack_wanted: false,
-                        withdrawn: false,
-                        done: false,
-                    },
-                );
+                self.entries.insert(room, Entry::open(slot, wanted.clone()));
                 self.by_slot.insert(slot, room);
                 Entered::Meets(Met { slot, wanted })
             }
@@ -212,16 +210,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 Arrived::Kept
             }
             Some(&Entry::Waiting { slot, prompt }) if prompt == wanted.prompt => {
-                self.entries.insert(
-                    room,
-                    Entry::Open {
-                        slot,
-                        wanted: wanted.clone(),
-                        ack_wanted: false,
-                        withdrawn: false,
-                        done: false,
-                    },
-                );
+                self.entries.insert(room, Entry::open(slot, wanted.clone()));
                 Arrived::Meets(Met { slot, wanted })
             }
             Some(&Entry::Waiting { slot, .. }) => Arrived::Differs(slot),

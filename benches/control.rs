@@ -338,6 +338,12 @@ fn one_way(pages: &[PageId], key: Option<ClusterKey>) -> f64 {
                 (0..messages).for_each(|_| arrived());
             }
         },
-        move || move || ours.send(pages),
+        move || {
+            move || {
+                ours.send(pages);
+                // What was sent leaves when the reactor is about to wait.
+                ours.turn(Some(Duration::ZERO));
+            }
+        },
     )
 }

@@ -82,7 +82,7 @@ pub const BOOTSTRAP_TIMEOUT: u32 = 300;
 // net
 
 /// Connections of the process, dialled and accepted.
-pub const NET_CONNECTIONS_MAX: usize = 16 << 10;
+pub const NET_CONNECTIONS_MAX: usize = 52 << 10;
 /// Listeners of the process: HTTP, registry, control, data and a few more.
 pub const NET_LISTENERS_MAX: usize = 16;
 /// Bytes received on a connection and not consumed; then reading pauses, and others have their
@@ -93,8 +93,10 @@ pub const NET_RECEIVED_MAX: usize = 128 << 10;
 pub const NET_QUEUED_MAX: usize = 16 << 20;
 /// Bytes waiting to be sent on all connections, so that many slow readers cannot exhaust memory.
 pub const NET_QUEUED_TOTAL_MAX: usize = 256 << 20;
-/// Bytes of a connection's buffer kept when it is empty; most messages fit.
+/// Bytes of a buffer kept when it is empty; most messages fit.
 pub const NET_BUFFER_KEPT: usize = 16 << 10;
+/// Buffers of that many bytes kept for connections that have none: more than fill and empty again in one turn.
+pub const NET_BUFFERS_SPARE: usize = 64;
 /// Connections accepted on one listener before others have their turn.
 pub const NET_ACCEPT_TURN: usize = 64;
 /// Readiness events taken from the kernel at once.
@@ -203,8 +205,9 @@ pub const ROUTER_WORKERS_MAX: usize = 1024;
 pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);
 /// From a request's first byte to its last: the longest body over a slow link.
 pub const HTTP_REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
-/// Client connections at a time; beyond it new ones are closed at once.
-pub const HTTP_CONNECTIONS_MAX: usize = 4096;
+/// Client connections at a time; beyond it new ones are closed at once. A stream is one, and a router costs it two more
+/// to workers.
+pub const HTTP_CONNECTIONS_MAX: usize = 16 << 10;
 /// From a request's arrival to its last token: the field's routers give up after as long.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Requests whose prompts wait to be tokenised.

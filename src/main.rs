@@ -15,6 +15,7 @@ use baton::role;
 use baton::say;
 use baton::sim::campaign::Campaign;
 use baton::sim::load;
+use baton::sys::files;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -46,6 +47,9 @@ fn main() -> ExitCode {
 }
 
 fn run(command: &Command) -> ExitCode {
+    if let Err(error) = files::raise_open_files() {
+        log::event!(Warn, "main", "no more files can be open than now", why = error);
+    }
     let ended = match command {
         Command::Serve(config) => role::serve(config),
         Command::Prefill(config) => role::prefill(config),

@@ -63,6 +63,8 @@ impl Node {
     fn flush(&mut self) {
         self.reactor.send(self.conn, self.link.transmit()).unwrap();
         self.link.transmitted(self.link.transmit().len());
+        // The other one is asked for it before this one waits again.
+        self.reactor.poll(Some(Instant::now())).unwrap();
     }
 
     /// Polls once; messages that came.

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 const MEMORY_WANTED: u64 = 2 << 30;
 /// The KV pools that both workers of a process have by default, and what is registered beside them.
 const LOCKED_WANTED: u64 = (2 << 30) + (64 << 20);
-/// A connection each for some thousand clients.
-const OPEN_FILES_WANTED: u64 = 4096;
+/// A connection for each of some thousand clients, and two more to workers.
+const OPEN_FILES_WANTED: u64 = 16_384;
 /// Where the loader looks, beside `LD_LIBRARY_PATH`.
 const LIBRARY_DIRS: &[&str] = &[
     "lib",
@@ -253,7 +253,7 @@ impl Host {
     /// What is registered with a NIC is locked: the KV pool.
     fn locked_memory(&self) -> Finding {
         const TOPIC: &str = "locked memory";
-        let (limit, found) = match self.limit("Max locked memory") {
+        let (limit, found) = match self.limits("Max locked memory").map(|(soft, _)| soft) {
             Some(u64::MAX) => (u64::MAX, "without limit".to_owned()),
             Some(bytes) => (bytes, format!("{} KiB", bytes >> 10)),
             None => (u64::MAX, "limit unknown".to_owned()),
@@ -283,12 +283,13 @@ impl Host {
     }
 
     fn open_files(&self) -> Finding {
-        match self.limit("Max open files") {
+        // A process of ours raises the soft limit to it.
+        match self.limits("Max open files").map(|(_, hard)| hard) {
             Some(limit) if limit < OPEN_FILES_WANTED => Finding::with(
                 "open files",
                 Verdict::Poor,
                 format!("{limit} at once, and each connection is one"),
-                "ulimit -n 65536, or LimitNOFILE= of the systemd unit",
+                "ulimit -Hn 65536, or LimitNOFILE= of the systemd unit",
             ),
             Some(u64::MAX) => Finding::good("open files", "without limit".into()),
             Some(limit) => Finding::good("open files", format!("{limit} at once")),
@@ -307,14 +308,15 @@ impl Host {
         Finding::good("cuda", format!("{cards}, {library}; not used by this version"))
     }
 
-    /// The soft limit of this name; `u64::MAX` for none.
-    fn limit(&self, name: &str) -> Option<u64> {
+    /// The soft and the hard limit of this name; `u64::MAX` for none.
+    fn limits(&self, name: &str) -> Option<(u64, u64)> {
         let limits = self.read("proc/self/limits");
-        let rest = limits.lines().find_map(|line| line.strip_prefix(name))?;
-        match rest.split_whitespace().next()? {
+        let mut numbers = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
+        let mut next = || match numbers.next()? {
             "unlimited" => Some(u64::MAX),
             number => number.parse().ok(),
-        }
+        };
+        Some((next()?, next()?))
     }
 
     fn library(&self, name: &str) -> String {
@@ -424,13 +426,13 @@ mod tests {
                 ("proc/meminfo", "MemTotal:       33554432 kB\nMemAvailable:   16777216 kB\n"),
                 ("proc/self/cgroup", "0::/box\n"),
                 ("sys/fs/cgroup/box/memory.max", "1073741824\n"),
-                ("proc/self/limits", "Max open files            256      65536     files     \n"),
+                ("proc/self/limits", "Max open files            256      1024     files     \n"),
                 ("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always advise [never]\n"),
             ],
         );
         for (topic, part) in [
             ("memory", "1.0 GiB allowed by the cgroup"),
-            ("open files", "256"),
+            ("open files", "1024"),
             ("huge pages", "never"),
             ("kernels", "portable"),
         ] {

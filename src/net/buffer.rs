@@ -1,9 +1,9 @@
 //! Bytes in a row: filled at the tail, consumed at the head, always one slice.
 //!
 //! Invariants: `head <= tail <= bytes.len()`; an empty buffer starts again at 0 and gives memory
-//! beyond [`NET_BUFFER_KEPT`] back.
+//! beyond [`NET_BUFFER_KEPT`] back, and what is left of it to [`Spare`] once its connection waits.
 
-use crate::limits::NET_BUFFER_KEPT;
+use crate::limits::{NET_BUFFER_KEPT, NET_BUFFERS_SPARE};
 
 #[derive(Debug, Default)]
 pub(super) struct Buffer {
@@ -69,6 +69,29 @@ impl Buffer {
     }
 }
 
+/// Memory of buffers that have run empty, for those that fill next: most connections only wait, and hold none.
+#[derive(Debug, Default)]
+pub(super) struct Spare(Vec<Vec<u8>>);
+
+impl Spare {
+    /// Gives memory to a buffer that has none, if there is some.
+    pub(super) fn lend(&mut self, buffer: &mut Buffer) {
+        if buffer.bytes.is_empty() {
+            buffer.bytes = self.0.pop().unwrap_or_default();
+        }
+    }
+
+    /// Takes the memory of a buffer that is empty.
+    pub(super) fn take_back(&mut self, buffer: &mut Buffer) {
+        if buffer.is_empty() {
+            let bytes = std::mem::take(&mut buffer.bytes);
+            if bytes.len() == NET_BUFFER_KEPT && self.0.len() < NET_BUFFERS_SPARE {
+                self.0.push(bytes);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -90,6 +113,27 @@ mod tests {
         assert_eq!(buffer.space(max).len(), 1);
         buffer.consume(max - 1);
         assert_eq!(buffer.bytes.capacity(), 0);
+    }
+
+    #[test]
+    fn memory_goes_from_one_that_is_empty_to_the_next() {
+        let (mut spare, mut first, mut second) = (Spare::default(), Buffer::default(), Buffer::default());
+        spare.lend(&mut first);
+        first.append(b"one");
+        spare.take_back(&mut first);
+        assert_eq!(first.data(), b"one", "it is not empty");
+        first.consume(3);
+        spare.take_back(&mut first);
+        assert_eq!((first.bytes.capacity(), spare.0.len()), (0, 1));
+        spare.lend(&mut second);
+        assert_eq!((second.len(), second.bytes.len(), spare.0.len()), (0, NET_BUFFER_KEPT, 0));
+        let mut many: Vec<Buffer> = (0..2 * NET_BUFFERS_SPARE).map(|_| Buffer::default()).collect();
+        for buffer in &mut many {
+            buffer.append(b"x");
+            buffer.consume(1);
+            spare.take_back(buffer);
+        }
+        assert_eq!(spare.0.len(), NET_BUFFERS_SPARE, "so many, and no more");
     }
 
     proptest! {

@@ -85,6 +85,10 @@ pub(super) struct Connection {
     pub(super) state: State,
     pub(super) received: Buffer,
     pub(super) queued: Buffer,
+    /// What is queued is written before the reactor waits again.
+    pub(super) due: bool,
+    /// The socket took no more of what is queued, or does not stand yet: its owner hears when all has left.
+    pub(super) blocked: bool,
     pub(super) descriptors: Vec<OwnedFd>,
     /// Of the listener that accepted it.
     pub(super) listener: Option<u32>,
@@ -116,6 +120,8 @@ impl Connection {
             state,
             received: Buffer::default(),
             queued: Buffer::default(),
+            due: false,
+            blocked: false,
             descriptors: Vec::new(),
             listener,
             timer: None,

@@ -1,11 +1,14 @@
 //! The reactor: readiness in, events out; edge-triggered, so that a quiet connection costs nothing.
 //!
 //! Thread: `ctl`.
+//! What is sent leaves when the reactor is about to wait again, so that all that one turn has for a peer is one write;
+//! a piece that would not fit a buffer leaves at once.
 //! Invariants: `poll` is the only call that waits. What is read in one turn, accepted in one turn,
 //! received and not consumed, and queued is bounded. After `close`, after `close_after_flush` and
 //! after `Closed`, no event names the connection any more.
 //! Cost: an entry is looked up by id on every call; that is an index and a comparison.
 
+use super::buffer::Spare;
 use super::connection::{CloseReason, ConnId, Connection, ReadEnd, State};
 use super::signals::Signals;
 use super::stream::{Address, Listener, Stream};
@@ -44,7 +47,7 @@ pub enum Event {
     Received(ConnId),
     /// The peer has closed its end; it may still be sent to.
     Eof(ConnId),
-    /// All that was queued has been handed to the kernel.
+    /// All that was queued has been handed to the kernel, after that took no more for a while.
     Drained(ConnId),
     /// The connection is over.
     Closed {
@@ -91,7 +94,10 @@ pub struct Reactor {
     events: VecDeque<Event>,
     /// Connections to read again without being told by the kernel.
     turns: VecDeque<ConnId>,
+    /// Connections with bytes to write before the next wait.
+    due: Vec<ConnId>,
     timers: Timers<Deadline>,
+    spare: Spare,
     waker: Waker,
     signals: Option<Signals>,
     queued_total: usize,
@@ -144,8 +150,10 @@ impl Reactor {
             listeners: Vec::new(),
             events: VecDeque::new(),
             turns: VecDeque::new(),
+            due: Vec::new(),
             // A deadline for each connection and each listener.
             timers: Timers::new((limits::NET_CONNECTIONS_MAX + limits::NET_LISTENERS_MAX) as u32),
+            spare: Spare::default(),
             waker,
             signals: None,
             queued_total: 0,
@@ -223,6 +231,7 @@ impl Reactor {
     /// Waits until something happens, at most until `deadline`; then drain
     /// [`next_event`](Self::next_event).
     pub fn poll(&mut self, deadline: Option<Instant>) -> io::Result<()> {
+        self.write_due();
         let deadline = [deadline, self.timers.next_deadline()].into_iter().flatten().min();
         let timeout = if self.events.is_empty() && self.turns.is_empty() {
             deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()))
@@ -280,8 +289,11 @@ impl Reactor {
     /// The first `count` bytes of [`received`](Self::received) are done with. At
     /// [`NET_RECEIVED_MAX`](limits::NET_RECEIVED_MAX) bytes, reading waits for this.
     pub fn consume(&mut self, id: ConnId, count: usize) {
-        let Some(connection) = self.owned_mut(id) else { return };
+        let Some(connection) = self.table.get_mut(id).filter(|connection| connection.is_owned()) else {
+            return;
+        };
         connection.received.consume(count);
+        self.spare.take_back(&mut connection.received);
         if count > 0 && std::mem::take(&mut connection.paused) {
             self.turns.push_back(id);
         }
@@ -292,7 +304,7 @@ impl Reactor {
         self.owned_mut(id).map_or_else(Vec::new, |connection| std::mem::take(&mut connection.descriptors))
     }
 
-    /// Sends bytes, at once where the socket takes them, else in their turn. All or nothing.
+    /// Sends bytes before the next wait where the socket takes them, else in their turn. All or nothing.
     pub fn send(&mut self, id: ConnId, bytes: &[u8]) -> Result<(), SendError> {
         let total = self.queued_total;
         let connection = self.sendable(id)?;
@@ -301,8 +313,13 @@ impl Reactor {
         {
             return Err(SendError::Full);
         }
+        let is_large = connection.queued.len() + bytes.len() > limits::NET_BUFFER_KEPT;
+        if is_large {
+            self.write_if_due(id);
+        }
+        let connection = self.sendable(id)?;
         let mut sent = 0;
-        if connection.state == State::Open && connection.queued.is_empty() {
+        if is_large && connection.state == State::Open && connection.queued.is_empty() {
             match connection.write(bytes) {
                 Ok(count) => sent = count,
                 Err(reason) => {
@@ -310,10 +327,37 @@ impl Reactor {
                     return Err(SendError::Closed);
                 }
             }
+            connection.blocked = sent < bytes.len();
         }
-        connection.queued.append(&bytes[sent..]);
-        self.queued_total += bytes.len() - sent;
+        self.queue(id, &bytes[sent..]);
         Ok(())
+    }
+
+    /// Has bytes wait behind those that do.
+    fn queue(&mut self, id: ConnId, bytes: &[u8]) {
+        let Some(connection) = self.table.get_mut(id).filter(|_| !bytes.is_empty()) else { return };
+        self.spare.lend(&mut connection.queued);
+        connection.queued.append(bytes);
+        self.queued_total += bytes.len();
+        connection.blocked |= connection.state == State::Connecting;
+        if !connection.blocked && !std::mem::replace(&mut connection.due, true) {
+            self.due.push(id);
+        }
+    }
+
+    fn write_if_due(&mut self, id: ConnId) {
+        if self.table.get(id).is_some_and(|connection| connection.due) {
+            self.write(id);
+        }
+    }
+
+    /// Writes what was sent in this turn.
+    fn write_due(&mut self) {
+        let mut due = std::mem::take(&mut self.due);
+        for id in due.drain(..) {
+            self.write(id);
+        }
+        self.due = due;
     }
 
     /// Sends bytes, at least one, and with the first of them descriptors, over an open unix stream
@@ -324,6 +368,7 @@ impl Reactor {
         bytes: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), SendError> {
+        self.write_if_due(id);
         let connection = self.sendable(id)?;
         let Some(Stream::Unix(stream)) = &connection.stream else { return Err(SendError::Closed) };
         if connection.state != State::Open || !connection.queued.is_empty() {
@@ -342,6 +387,7 @@ impl Reactor {
     /// Gives a TCP connection away, with what it has received and nobody has consumed: another thread goes
     /// on with it. `None` where it is over, is no TCP connection, or still has bytes to send.
     pub fn give_away(&mut self, id: ConnId) -> Option<(std::net::TcpStream, Vec<u8>)> {
+        self.write_if_due(id);
         let connection = self.owned_mut(id)?;
         if connection.state != State::Open || !connection.queued.is_empty() {
             return None;
@@ -360,13 +406,15 @@ impl Reactor {
         given
     }
 
-    /// Bytes queued and not yet handed to the kernel.
+    /// Bytes queued and not yet handed to the kernel. Where they are more than
+    /// [`NET_BUFFER_KEPT`](limits::NET_BUFFER_KEPT), the socket takes no more now, and `Drained` will come.
     pub fn queued(&self, id: ConnId) -> usize {
         self.owned(id).map_or(0, |connection| connection.queued.len())
     }
 
-    /// Ends a connection now; what is queued is lost.
+    /// Ends a connection now; what is queued and the socket does not take is lost.
     pub fn close(&mut self, id: ConnId) {
+        self.write_if_due(id);
         if self.owned(id).is_some() {
             self.release(id);
         }
@@ -376,6 +424,7 @@ impl Reactor {
     /// after [`NET_LINGER`](limits::NET_LINGER), or at the time given to [`Reactor::flush_until`] where that
     /// is later. One that is not yet connected ends now.
     pub fn close_after_flush(&mut self, id: ConnId) {
+        self.write_if_due(id);
         match self.owned_mut(id) {
             Some(connection) if connection.state == State::Open => {
                 connection.state = State::Flushing;
@@ -466,10 +515,13 @@ impl Reactor {
         if connection.eof || matches!(connection.state, State::Connecting | State::Failed) {
             return;
         }
+        self.spare.lend(&mut connection.received);
         let (count, end) = connection.read_turn(to_the_end);
         if !connection.is_owned() {
             connection.discard();
-        } else if count > 0 {
+        }
+        self.spare.take_back(&mut connection.received);
+        if connection.is_owned() && count > 0 {
             self.events.push_back(Event::Received(id));
         }
         match end {
@@ -490,6 +542,7 @@ impl Reactor {
 
     fn write(&mut self, id: ConnId) {
         let Some(connection) = self.table.get_mut(id) else { return };
+        connection.due = false;
         if connection.state == State::Connecting {
             self.finish_connect(id);
         }
@@ -500,7 +553,9 @@ impl Reactor {
         match connection.flush() {
             Ok(count) => {
                 self.queued_total -= count;
-                if connection.queued.is_empty() && connection.state == State::Open {
+                self.spare.take_back(&mut connection.queued);
+                let was_blocked = std::mem::replace(&mut connection.blocked, !connection.queued.is_empty());
+                if was_blocked && !connection.blocked && connection.state == State::Open {
                     self.events.push_back(Event::Drained(id));
                 }
                 self.linger_if_flushed(id);
@@ -654,6 +709,13 @@ impl Reactor {
         {
             listening.open -= 1;
         }
+    }
+}
+
+impl Drop for Reactor {
+    /// The last words of a process leave, too.
+    fn drop(&mut self) {
+        self.write_due();
     }
 }
 

@@ -45,6 +45,12 @@ fn served() -> (Reactor, ListenerId, ConnId, TcpStream) {
     (reactor, listener, conn, client)
 }
 
+/// Sends, and has it leave.
+fn send(reactor: &mut Reactor, conn: ConnId, bytes: &[u8]) {
+    reactor.send(conn, bytes).unwrap();
+    reactor.write_due();
+}
+
 /// Consumes until `count` bytes have come.
 fn take(reactor: &mut Reactor, conn: ConnId, count: usize) -> Vec<u8> {
     let mut bytes = reactor.received(conn).to_vec();
@@ -66,10 +72,10 @@ fn two_reactors_connect_talk_and_part() {
     client.send(dialled, b"early ").unwrap();
     wait(&mut client, |_, event| (event == Event::Connected(dialled)).then_some(()));
     wait(&mut client, |_, event| (event == Event::Drained(dialled)).then_some(()));
-    client.send(dialled, b"late").unwrap();
+    send(&mut client, dialled, b"late");
     let conn = accepted(&mut server);
     assert_eq!(take(&mut server, conn, 10), b"early late");
-    server.send(conn, b"answer").unwrap();
+    send(&mut server, conn, b"answer");
     assert_eq!(take(&mut client, dialled, 6), b"answer");
     server.close(conn);
     assert_eq!(server.connections(), 0);
@@ -144,6 +150,39 @@ fn a_slow_reader_is_an_error_and_a_drained_queue_an_event() {
     assert_eq!((reactor.queued(conn), reactor.queued_total), (0, 0));
     reactor.send(conn, b"again").unwrap();
     drop(reader.join().unwrap());
+}
+
+#[test]
+fn what_a_turn_sends_leaves_as_one_before_the_next_wait() {
+    let (mut reactor, _, conn, mut client) = served();
+    let mut buffer = [0; 64];
+    for part in ["one ", "two ", "three"] {
+        reactor.send(conn, part.as_bytes()).unwrap();
+    }
+    client.set_nonblocking(true).unwrap();
+    assert_eq!(client.read(&mut buffer).unwrap_err().kind(), ErrorKind::WouldBlock);
+    reactor.poll(Some(Instant::now())).unwrap();
+    client.set_nonblocking(false).unwrap();
+    let count = client.read(&mut buffer).unwrap();
+    assert_eq!(&buffer[..count], b"one two three");
+    // What would not fit a buffer does not wait, nor does what was sent before it.
+    reactor.send(conn, b"four").unwrap();
+    reactor.send(conn, &vec![5; limits::NET_BUFFER_KEPT]).unwrap();
+    let mut large = vec![0; 4 + limits::NET_BUFFER_KEPT];
+    client.read_exact(&mut large).unwrap();
+    assert_eq!((&large[..4], large[large.len() - 1]), (&b"four"[..], 5));
+    assert_eq!((reactor.next_event(), reactor.queued_total()), (None, 0), "nothing had to wait");
+    reactor.send(conn, b"last").unwrap();
+    reactor.close(conn);
+    let mut rest = Vec::new();
+    client.read_to_end(&mut rest).unwrap();
+    assert_eq!((&rest[..], reactor.queued_total()), (&b"last"[..], 0));
+    let (mut reactor, _, conn, mut client) = served();
+    reactor.send(conn, b"last words").unwrap();
+    drop(reactor);
+    let mut words = String::new();
+    client.read_to_string(&mut words).unwrap();
+    assert_eq!(words, "last words");
 }
 
 #[test]
@@ -232,7 +271,7 @@ fn a_reset_ends_one_connection_and_no_other() {
     let mut other = TcpStream::connect(reactor.local_address(listener).unwrap()).unwrap();
     let kept = accepted(&mut reactor);
     // Closing with unread input resets.
-    reactor.send(conn, b"unread").unwrap();
+    send(&mut reactor, conn, b"unread");
     client.peek(&mut [0; 1]).unwrap();
     drop(client);
     let reason = wait(&mut reactor, |_, event| match event {

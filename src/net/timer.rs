@@ -1,7 +1,8 @@
 //! Deadlines in order: an indexed heap, so that a cancelled timer is gone at once.
 //!
 //! Thread: `ctl`.
-//! Invariants: at most `capacity` timers, nothing allocates after construction; equal deadlines
+//! Invariants: at most `capacity` timers, nothing allocates after construction, and memory is touched for as many as run
+//! at once; equal deadlines
 //! expire in the order they were scheduled; `heap[entries[i].position] == i` for each live entry.
 //! Not here: the clock; `now` is an argument.
 
@@ -37,6 +38,7 @@ pub struct Timers<K> {
     free: Vec<u32>,
     /// Indices of live entries; each is due no later than its children at `2i + 1` and `2i + 2`.
     heap: Vec<u32>,
+    capacity: usize,
     sequence: u64,
 }
 
@@ -52,18 +54,28 @@ struct Entry<K> {
 impl<K> Timers<K> {
     /// Room for `capacity` timers.
     pub fn new(capacity: u32) -> Timers<K> {
-        let entry = || Entry { generation: 0, position: 0, due: None, key: None };
+        let capacity = capacity as usize;
         Timers {
-            entries: (0..capacity).map(|_| entry()).collect(),
-            free: (0..capacity).rev().collect(),
-            heap: Vec::with_capacity(capacity as usize),
+            entries: Vec::with_capacity(capacity),
+            free: Vec::with_capacity(capacity),
+            heap: Vec::with_capacity(capacity),
+            capacity,
             sequence: 0,
         }
     }
 
     /// Has `key` expire at `deadline`. O(log n).
     pub fn schedule(&mut self, deadline: Instant, key: K) -> Result<TimerId, TimersFull> {
-        let index = self.free.pop().ok_or(TimersFull { capacity: self.entries.len() })?;
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.entries.len() == self.capacity => {
+                return Err(TimersFull { capacity: self.capacity });
+            }
+            None => {
+                self.entries.push(Entry { generation: 0, position: 0, due: None, key: None });
+                self.entries.len() as u32 - 1
+            }
+        };
         let entry = &mut self.entries[index as usize];
         entry.due = Some((deadline, self.sequence));
         entry.key = Some(key);

@@ -10,7 +10,9 @@ pub(super) use routing::{BreakerFlags, HealthFlags, RequestFlags, RetryFlags, Ro
 pub use sim::{LoadFlags, SimFlags, SimTransfer};
 
 use super::registry::RegistryAddress;
-use super::resolved::{DataThreads, DecodeAllocation, KvDtype, LoadFormat, LogFormat, LogLevel, Transfer};
+use super::resolved::{
+    DataThreads, DecodeAllocation, FirstToken, KvDtype, LoadFormat, LogFormat, LogLevel, Transfer,
+};
 use super::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
 };
@@ -381,6 +383,9 @@ pub(super) struct LayoutFlags {
     /// [default: early]
     #[arg(long, alias = "disaggregation-decode-allocation-policy", value_enum)]
     pub(super) decode_allocation: Option<DecodeAllocation>,
+    /// Whose token a stream begins with: prefill's comes as soon as it is sampled, before the KV has moved [default: decode]
+    #[arg(long, value_enum, hide_default_value = true)]
+    pub(super) first_token: Option<FirstToken>,
 }
 
 #[derive(Args, Debug)]

@@ -318,6 +318,7 @@ fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {
             decode: flags.decode_workers.unwrap_or(1),
             transfer: flags.transfer.unwrap_or_default(),
             decode_allocation: flags.decode_allocation.unwrap_or_default(),
+            first_token: flags.first_token.unwrap_or_default(),
         });
     }
     let splitting = [
@@ -325,6 +326,7 @@ fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {
         ("--decode-workers", flags.decode_workers.is_some()),
         ("--transfer", flags.transfer.is_some()),
         ("--decode-allocation", flags.decode_allocation.is_some()),
+        ("--first-token", flags.first_token.is_some()),
     ];
     match splitting.iter().find(|(_, given)| *given) {
         None => Ok(WorkerLayout::Mixed),

@@ -261,6 +261,8 @@ pub enum WorkerLayout {
         transfer: Transfer,
         /// When decode workers take pages.
         decode_allocation: DecodeAllocation,
+        /// Whose token a stream begins with.
+        first_token: FirstToken,
     },
 }
 
@@ -367,6 +369,17 @@ impl DecodeAllocation {
             DecodeAllocation::Late => "prefill_complete",
         }
     }
+}
+
+/// Whose token a stream begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FirstToken {
+    /// Decode's, which has the KV of the prompt by then: what has begun is rarely tried again.
+    #[default]
+    Decode,
+    /// Prefill's, as soon as it is sampled; decode goes on with the second.
+    Prefill,
 }
 
 /// How KV moves from a prefill worker to a decode worker.

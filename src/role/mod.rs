@@ -114,7 +114,8 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let placement = match config.layout {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
-        WorkerLayout::Split { prefill, decode, .. } => Placement::Split {
+        WorkerLayout::Split { prefill, decode, first_token, .. } => Placement::Split {
+            first_token,
             prefill: (0..prefill).map(|_| process.add_prefill(&loaded)).collect::<Result<_, _>>()?,
             decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
         },

@@ -2,6 +2,7 @@
 //! die at any time without harm to the other.
 
 mod abuse;
+mod ahead;
 mod alone;
 mod attacks;
 mod deaths;

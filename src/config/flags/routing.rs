@@ -2,7 +2,7 @@
 //! program; where a name means something else here, its help says what.
 
 use super::super::registry::RegistryAddress;
-use super::super::resolved::Policy;
+use super::super::resolved::{FirstToken, Policy};
 use super::super::values::{ByteSize, WorkerUrl, parse_header_name, parse_health_path, parse_host};
 use crate::limits::{
     BREAKER_FAILURES_MAX, BREAKER_SECONDS_MAX, HEALTH_PROBES_MAX, HEALTH_SECONDS_MAX, HTTP_CONNECTIONS_MAX,
@@ -82,6 +82,10 @@ pub(in crate::config) struct RequestFlags {
     /// Longest body of a request, in bytes or as 8MiB [default: 32MiB, and no more than that]
     #[arg(long, value_name = "SIZE")]
     pub(in crate::config) max_payload_size: Option<ByteSize>,
+    /// Whose token a stream begins with: prefill's comes as soon as it is sampled, before its KV has reached decode, which
+    /// goes on with the second
+    #[arg(long, value_enum, default_value_t)]
+    pub(in crate::config) first_token: FirstToken,
     /// Header fields in which a client may name its request, the first that is there; answers and workers have the name in
     /// x-request-id [default: x-request-id]
     #[arg(long, value_name = "NAME", num_args = 1.., value_parser = parse_header_name)]

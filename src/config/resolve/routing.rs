@@ -168,6 +168,7 @@ fn requests(flags: RequestFlags) -> Result<RequestTerms, ConfigError> {
         queue: flags.queue_size,
         queue_time: Duration::from_secs(flags.queue_timeout_secs.into()),
         body_max,
+        first_token: flags.first_token,
         id_headers: match flags.request_id_headers {
             names if names.is_empty() => defaults.id_headers,
             names => names,

@@ -7,8 +7,16 @@ use std::time::Duration;
 pub const HTTP_HEAD_MAX: usize = 64 << 10;
 /// Most header lines of an HTTP message.
 pub const HTTP_HEADERS_MAX: usize = 100;
-/// Longest HTTP body: prompts of a million ids as JSON fit.
-pub const HTTP_BODY_MAX: usize = 32 << 20;
+/// Longest HTTP body unless a flag says otherwise: prompts of a million ids as JSON fit.
+pub const HTTP_BODY_DEFAULT: usize = 32 << 20;
+/// Longest HTTP body that a flag can allow: what SGLang's and vLLM's routers take by default.
+pub const HTTP_BODY_MAX: usize = 256 << 20;
+/// Bytes of the bodies of all requests that are not answered yet, so that many large ones cannot exhaust memory: a few of the
+/// longest. A router has each twice while it sends it.
+pub const HTTP_BODIES_MAX: usize = 1 << 30;
+/// A body up to which one is taken whatever others hold: many thousand tokens; all clients together fill a quarter of the
+/// above.
+pub const HTTP_BODY_USUAL: usize = 64 << 10;
 
 // transfer::manager
 /// Destinations kept for requests that have not come: the router sends both legs at once, so few wait at
@@ -205,6 +213,9 @@ pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);
 pub const HTTP_REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 /// Client connections at a time; beyond it new ones are closed at once.
 pub const HTTP_CONNECTIONS_MAX: usize = 4096;
+
+const _: () = assert!(HTTP_CONNECTIONS_MAX * HTTP_BODY_USUAL <= HTTP_BODIES_MAX / 4);
+const _: () = assert!(2 * HTTP_BODY_MAX <= HTTP_BODIES_MAX);
 /// From a request's arrival to its last token: the field's routers give up after as long.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Requests whose prompts wait to be tokenised.

@@ -17,8 +17,9 @@ use super::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
 };
 use crate::limits::{
-    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
-    REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
+    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, LANES_MAX, PAGE_SIZE_MAX,
+    QUEUED_REQUESTS_MAX, RANKS_MAX, REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX,
+    WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::{IpAddr, SocketAddr};
@@ -289,6 +290,9 @@ pub(super) struct FrontFlags {
     /// Keys that clients must show as `Authorization: Bearer KEY`, one a line
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
+    /// Longest body of a request, in bytes or as 8MiB, at most 256MiB; the bodies of all requests that run are 1GiB at most
+    #[arg(long, value_name = "SIZE", alias = "max-body-bytes", default_value_t = ByteSize(HTTP_BODY_DEFAULT as u64))]
+    pub(super) max_payload_size: ByteSize,
 }
 
 #[derive(Args, Debug)]

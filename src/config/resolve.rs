@@ -15,7 +15,7 @@ use super::resolved::{
 use super::secret::{Secret, read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, parse_host};
 use super::{Invocation, Surroundings};
-use crate::limits::{CLUSTER_KEYS_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
+use crate::limits::{CLUSTER_KEYS_MAX, HTTP_BODY_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
 use crate::wire::message::RdmaGrant;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -181,7 +181,12 @@ impl Resolver<'_> {
             self.warnings
                 .push(format!("--host {}: anyone who reaches it is served; see --api-key-file", flags.host));
         }
-        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys })
+        let size = flags.max_payload_size;
+        let body_max = usize::try_from(size.0).ok().filter(|bytes| (1..=HTTP_BODY_MAX).contains(bytes));
+        let body_max = body_max.ok_or_else(|| {
+            value("--max-payload-size", size, format!("must be 1 byte to {}", ByteSize(HTTP_BODY_MAX as u64)))
+        })?;
+        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys, body_max })
     }
 
     fn cores(&mut self, flags: CoreFlags) -> Result<CoreConfig, ConfigError> {

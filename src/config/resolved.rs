@@ -190,6 +190,8 @@ pub struct FrontConfig {
     pub port: u16,
     /// Keys of which a client must show one; empty: none is asked for.
     pub api_keys: Vec<Secret>,
+    /// Bytes of a request's body.
+    pub body_max: usize,
 }
 
 impl FrontConfig {

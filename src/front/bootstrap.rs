@@ -64,6 +64,7 @@ impl Bootstrap {
                 self.serve(conn, &request, reactor, now);
             }
         }
+        self.connections.flush(reactor);
     }
 
     /// Closes what is overdue.

@@ -1,14 +1,20 @@
 //! HTTP connections of clients: bytes in, requests out; answers in, bytes out.
 //!
 //! Thread: `ctl`. One request at a time per connection; pipelined ones wait in the socket. A client that
-//! sends half a request, or nothing, for too long is closed; one that closes while its answer is due is told
-//! as [`Incoming::Gone`].
+//! sends half a request, or nothing, for too long is closed; one that goes away while its answer is due is told
+//! as [`Incoming::Gone`]. One that has only closed its own end gets its answers: something without a meaning is sent to it,
+//! which tells the two apart, since who is gone refuses it.
+//! Invariants: what a turn says to a client leaves in one write, by [`Connections::flush`]; bodies that are held, of
+//! requests that are not answered too, are bounded in total.
 
 use crate::front::http::{
-    BodyStream, Decoder, Exchange, HttpError, Limits, Request, ResponseWriter, response::CONTINUE, sse,
+    BodyStream, Decoder, Exchange, HttpError, Limits, Request, ResponseWriter, Version, response::CONTINUE,
+    sse,
 };
 use crate::front::openai::ApiError;
-use crate::limits::{HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX};
+use crate::limits::{
+    HTTP_BODIES_MAX, HTTP_BODY_USUAL, HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX, NET_BUFFER_KEPT,
+};
 use crate::net::{ConnId, Event, Reactor, SendError};
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -52,6 +58,12 @@ struct Client {
     due: Option<Due>,
     /// When it is closed: idle, or its request not whole.
     until: Instant,
+    /// What this turn says to it.
+    out: Vec<u8>,
+    /// It sends nothing more.
+    half_closed: bool,
+    /// Bytes of a body that are held for it.
+    held: usize,
 }
 
 #[derive(Debug)]
@@ -59,23 +71,50 @@ struct Due {
     exchange: Exchange,
     request_id: String,
     stream: Option<BodyStream>,
+    /// Whether that is one of events.
+    is_events: bool,
 }
 
 /// All client connections of one listener.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Connections {
     limits: Limits,
     /// Where clients name their requests; none: in `x-request-id`.
     id_headers: Vec<String>,
     clients: HashMap<ConnId, Client>,
     incoming: VecDeque<Incoming>,
+    /// Those to whom something is said in this turn.
+    spoken_to: Vec<ConnId>,
+    /// Bytes of bodies that are held, and that may be.
+    held: usize,
+    held_max: usize,
     draining: bool,
+}
+
+impl Default for Connections {
+    fn default() -> Connections {
+        Connections::within(Limits::default())
+    }
 }
 
 impl Connections {
     /// None yet; their requests keep these limits.
     pub fn within(limits: Limits) -> Connections {
-        Connections { limits, ..Connections::default() }
+        Connections {
+            limits,
+            id_headers: Vec::new(),
+            clients: HashMap::new(),
+            incoming: VecDeque::new(),
+            spoken_to: Vec::new(),
+            held: 0,
+            held_max: HTTP_BODIES_MAX,
+            draining: false,
+        }
+    }
+
+    /// The bodies of all requests that are not answered have so many bytes at most, but for those of usual length.
+    pub fn holding(self, held_max: usize) -> Connections {
+        Connections { held_max, ..self }
     }
 
     /// Clients name their requests in the first of these header fields that is there.
@@ -87,18 +126,24 @@ impl Connections {
     pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) {
         match event {
             Event::Accepted { conn, .. } => {
-                let client =
-                    Client { decoder: Decoder::new(self.limits), due: None, until: now + HTTP_IDLE_MAX };
+                let client = Client {
+                    decoder: Decoder::new(self.limits),
+                    due: None,
+                    until: now + HTTP_IDLE_MAX,
+                    out: Vec::new(),
+                    half_closed: false,
+                    held: 0,
+                };
                 self.clients.insert(conn, client);
             }
             Event::Received(conn) => self.read(reactor, conn, now),
             Event::Eof(conn) => match self.clients.get(&conn).map(|client| client.due.is_some()) {
-                Some(true) => self.gone(reactor, conn),
+                Some(true) => self.half_closed(reactor, conn),
                 Some(false) => self.close(reactor, conn),
                 None => {}
             },
             Event::Closed { conn, .. } => {
-                if self.clients.remove(&conn).is_some_and(|client| client.due.is_some()) {
+                if self.forget(conn).is_some_and(|client| client.due.is_some()) {
                     self.incoming.push_back(Incoming::Gone(conn));
                 }
             }
@@ -121,6 +166,26 @@ impl Connections {
         self.incoming.pop_front()
     }
 
+    /// Sends what was said since the last time: to be called at the end of each turn. Who does not read is found out, and
+    /// told as gone.
+    pub fn flush(&mut self, reactor: &mut Reactor) {
+        for conn in std::mem::take(&mut self.spoken_to) {
+            if !self.flush_to(reactor, conn) {
+                self.gone(reactor, conn);
+            }
+        }
+    }
+
+    /// Whether nothing is left to be said or done.
+    pub fn is_settled(&self) -> bool {
+        self.incoming.is_empty() && self.spoken_to.is_empty()
+    }
+
+    /// Bytes that wait for a client, here and with the reactor.
+    pub fn queued(&self, reactor: &Reactor, conn: ConnId) -> usize {
+        reactor.queued(conn) + self.clients.get(&conn).map_or(0, |client| client.out.len())
+    }
+
     /// Connections are closed after their answer from now on.
     pub fn drain(&mut self) {
         self.draining = true;
@@ -141,10 +206,12 @@ impl Connections {
     ) {
         let Some(due) = self.clients.get(&conn).and_then(|client| client.due.as_ref()) else { return };
         let exchange = due.exchange;
-        let mut out = Vec::with_capacity(answer.body.len() + 256);
-        let mut writer = ResponseWriter::new(&mut out, exchange, answer.status);
-        if !due.request_id.is_empty() {
-            writer = writer.header("x-request-id", &due.request_id);
+        let request_id = due.request_id.clone();
+        let out = self.say(conn);
+        out.reserve(answer.body.len() + 256);
+        let mut writer = ResponseWriter::new(out, exchange, answer.status);
+        if !request_id.is_empty() {
+            writer = writer.header("x-request-id", &request_id);
         }
         if let Some(seconds) = answer.retry_after {
             writer = writer.retry_after(seconds);
@@ -153,7 +220,6 @@ impl Connections {
             writer = writer.header("allow", methods);
         }
         writer.body(answer.media, answer.body);
-        self.send(reactor, conn, &out);
         self.answered(reactor, conn, exchange.keep_alive, now);
     }
 
@@ -176,43 +242,44 @@ impl Connections {
     }
 
     /// Begins a stream of events.
-    pub fn open_stream(&mut self, reactor: &mut Reactor, conn: ConnId) {
-        self.open_body(reactor, conn, 200, sse::CONTENT_TYPE);
+    pub fn open_stream(&mut self, conn: ConnId) {
+        self.open_body(conn, 200, sse::CONTENT_TYPE);
     }
 
     /// Begins an answer whose body comes in pieces, by [`Connections::stream`].
-    pub fn open_body(&mut self, reactor: &mut Reactor, conn: ConnId, status: u16, media: &str) {
-        let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else { return };
-        let mut out = Vec::new();
-        let writer =
-            ResponseWriter::new(&mut out, due.exchange, status).header("x-request-id", &due.request_id);
+    pub fn open_body(&mut self, conn: ConnId, status: u16, media: &str) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        let Some(due) = client.due.as_mut() else { return };
+        if client.out.is_empty() {
+            self.spoken_to.push(conn);
+        }
+        let writer = ResponseWriter::new(&mut client.out, due.exchange, status)
+            .header("x-request-id", &due.request_id);
+        due.is_events = media.starts_with(sse::CONTENT_TYPE);
         due.stream = Some(writer.stream(media));
-        self.send(reactor, conn, &out);
     }
 
     /// Gives up an answer that has begun and cannot be ended properly, so that its client can tell.
     pub fn cut(&mut self, reactor: &mut Reactor, conn: ConnId) {
-        if self.clients.remove(&conn).is_some() {
+        if self.clients.contains_key(&conn) {
+            self.flush_to(reactor, conn);
+            self.forget(conn);
             reactor.close_after_flush(conn);
         }
     }
 
     /// Sends a piece of a stream.
-    pub fn stream(&mut self, reactor: &mut Reactor, conn: ConnId, piece: &[u8]) {
+    pub fn stream(&mut self, conn: ConnId, piece: &[u8]) {
         let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
         let Some(stream) = due.and_then(|due| due.stream) else { return };
-        let mut out = Vec::with_capacity(piece.len() + 16);
-        stream.write(&mut out, piece);
-        self.send(reactor, conn, &out);
+        stream.write(self.say(conn), piece);
     }
 
     /// Ends a stream.
     pub fn end_stream(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
         let Some((exchange, stream)) = due.and_then(|due| Some((due.exchange, due.stream?))) else { return };
-        let mut out = Vec::new();
-        stream.end(&mut out);
-        self.send(reactor, conn, &out);
+        stream.end(self.say(conn));
         self.answered(reactor, conn, exchange.keep_alive && !stream.must_close(), now);
     }
 
@@ -238,11 +305,18 @@ impl Connections {
         match client.decoder.read(reactor.received(conn)) {
             Ok((used, request)) => {
                 reactor.consume(conn, used);
+                let held = client.decoder.held() + request.as_ref().map_or(0, |request| request.body.len());
+                self.held = self.held - std::mem::replace(&mut client.held, held) + held;
+                // What is usual is always taken, so that few who send much keep nobody else out.
+                if held > HTTP_BODY_USUAL && self.held > self.held_max {
+                    let why = format!("the bodies of all requests are more than {} bytes", self.held_max);
+                    return self.turn_away(reactor, conn, &ApiError::busy(why));
+                }
                 if idle && !client.decoder.is_idle() {
                     client.until = now + HTTP_REQUEST_TIME_MAX;
                 }
                 if client.decoder.take_continue() {
-                    let _ = reactor.send(conn, CONTINUE);
+                    self.say(conn).extend_from_slice(CONTINUE);
                 }
                 if let Some(request) = request {
                     self.begin(conn, request);
@@ -262,24 +336,65 @@ impl Connections {
             names => names.iter().find_map(|name| headers.get(name)),
         };
         let request_id = named.unwrap_or_default().to_owned();
-        client.due = Some(Due { exchange, request_id, stream: None });
+        client.due = Some(Due { exchange, request_id, stream: None, is_events: false });
         self.incoming.push_back(Incoming::Request(conn, Box::new(request)));
     }
 
     fn reject(&mut self, reactor: &mut Reactor, conn: ConnId, error: HttpError) {
-        let mut out = Vec::new();
-        let body = ApiError::new(error.status(), "bad_http", error.to_string()).to_json();
-        ResponseWriter::new(&mut out, Exchange::last(), error.status()).body(JSON, &body);
-        let _ = reactor.send(conn, &out);
-        self.clients.remove(&conn);
-        reactor.close_after_flush(conn);
+        self.turn_away(reactor, conn, &ApiError::new(error.status(), "bad_http", error.to_string()));
     }
 
-    fn send(&mut self, reactor: &mut Reactor, conn: ConnId, bytes: &[u8]) {
-        match reactor.send(conn, bytes) {
-            Ok(()) => {}
-            // Somebody who does not read: gone for us.
-            Err(SendError::Full | SendError::Closed) => self.gone(reactor, conn),
+    /// Answers what is not read to its end; nothing behind it can be understood.
+    fn turn_away(&mut self, reactor: &mut Reactor, conn: ConnId, error: &ApiError) {
+        let mut writer = ResponseWriter::new(self.say(conn), Exchange::last(), error.status);
+        if let Some(seconds) = error.retry_after {
+            writer = writer.retry_after(seconds);
+        }
+        writer.body(JSON, &error.to_json());
+        self.cut(reactor, conn);
+    }
+
+    /// Where to put what is said to a client in this turn.
+    fn say(&mut self, conn: ConnId) -> &mut Vec<u8> {
+        let client = self.clients.get_mut(&conn).expect("a client that is spoken to is here");
+        if client.out.is_empty() {
+            self.spoken_to.push(conn);
+        }
+        &mut client.out
+    }
+
+    /// Whether the client takes what was said: one that does not read is as good as gone.
+    fn flush_to(&mut self, reactor: &mut Reactor, conn: ConnId) -> bool {
+        let Some(client) = self.clients.get_mut(&conn).filter(|client| !client.out.is_empty()) else {
+            return true;
+        };
+        let taken = reactor.send(conn, &client.out);
+        if client.out.capacity() > NET_BUFFER_KEPT {
+            client.out = Vec::new();
+        } else {
+            client.out.clear();
+        }
+        match taken {
+            Ok(()) => true,
+            Err(SendError::Full | SendError::Closed) => false,
+        }
+    }
+
+    /// A client has closed its end while its answer is due.
+    fn half_closed(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        client.half_closed = true;
+        match &client.due {
+            Some(Due { stream: None, exchange, .. }) if exchange.version == Version::Http11 => {
+                self.say(conn).extend_from_slice(CONTINUE);
+            }
+            Some(Due { stream: Some(stream), is_events: true, .. }) => {
+                let stream = *stream;
+                stream.write(self.say(conn), sse::NOTHING);
+            }
+            // The answer comes piece by piece, and each tells as much.
+            Some(Due { stream: Some(_), .. }) => {}
+            _ => self.gone(reactor, conn),
         }
     }
 
@@ -287,11 +402,14 @@ impl Connections {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         client.due = None;
         client.until = now + HTTP_IDLE_MAX;
+        self.held -= std::mem::take(&mut client.held);
         if keep_alive {
             self.read(reactor, conn, now);
-        } else {
-            self.clients.remove(&conn);
-            reactor.close_after_flush(conn);
+        }
+        // Of who sends nothing more, what was pipelined is still served.
+        let waits = |client: &Client| client.due.is_none() && (client.half_closed || !keep_alive);
+        if self.clients.get(&conn).is_some_and(waits) {
+            self.cut(reactor, conn);
         }
     }
 
@@ -301,7 +419,17 @@ impl Connections {
     }
 
     fn close(&mut self, reactor: &mut Reactor, conn: ConnId) {
-        self.clients.remove(&conn);
+        self.forget(conn);
         reactor.close(conn);
     }
+
+    fn forget(&mut self, conn: ConnId) -> Option<Client> {
+        let client = self.clients.remove(&conn)?;
+        self.held -= client.held;
+        Some(client)
+    }
 }
+
+#[cfg(test)]
+#[path = "connections_tests.rs"]
+mod tests;

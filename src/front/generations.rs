@@ -85,12 +85,12 @@ impl Live {
         let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.is_stream()) else { return };
         let mut events = Vec::new();
         if is_first {
-            way.connections.open_stream(way.reactor, self.conn);
+            way.connections.open_stream(self.conn);
             exchange.open(&mut events);
         }
         events.extend_from_slice(out);
         if !events.is_empty() {
-            way.connections.stream(way.reactor, self.conn, &events);
+            way.connections.stream(self.conn, &events);
         }
     }
 }
@@ -746,7 +746,7 @@ impl Generations {
             Some(exchange) => {
                 let mut out = Vec::new();
                 exchange.abort(error, &mut out);
-                way.connections.stream(way.reactor, conn, &out);
+                way.connections.stream(conn, &out);
                 way.connections.end_stream(way.reactor, conn, way.now);
             }
             None => way.refuse(conn, error),

@@ -82,8 +82,8 @@ impl RouterService {
     }
 
     /// Takes bodies of so many bytes, and requests' names from these header fields.
-    pub fn within(self, terms: &RequestTerms) -> RouterService {
-        let limits = Limits { body: terms.body_max, ..Limits::default() };
+    pub fn within(self, body_max: usize, terms: &RequestTerms) -> RouterService {
+        let limits = Limits { body: body_max, ..Limits::default() };
         RouterService { connections: Connections::within(limits).named_by(terms.id_headers.clone()), ..self }
     }
 
@@ -149,6 +149,11 @@ impl RouterService {
         flights.try_again(&mut way);
         flights.admit(&mut way);
         self.settle(now);
+        // Who does not take what is said has gone, and has it ended.
+        while !self.connections.is_settled() {
+            self.connections.flush(&mut self.reactor);
+            self.settle(now);
+        }
         self.drained(now)
     }
 
@@ -188,6 +193,7 @@ impl RouterService {
                 scrapers.answer(&mut self.reactor, client, &told.answer(), now);
             }
         }
+        scrapers.flush(&mut self.reactor);
         self.scrapers = Some((listener, scrapers));
     }
 

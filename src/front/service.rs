@@ -8,6 +8,7 @@ use crate::front::bootstrap::Bootstrap;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
 use crate::front::generations::{Generations, Way};
+use crate::front::http::Limits;
 use crate::front::peers::Peers;
 use crate::front::progress::Progress;
 use crate::front::registrar::Registrar;
@@ -75,6 +76,12 @@ impl Service {
         })
     }
 
+    /// Takes bodies of so many bytes.
+    pub fn within(self, body_max: usize) -> Service {
+        let limits = Limits { body: body_max, ..Limits::default() };
+        Service { connections: Connections::within(limits), ..self }
+    }
+
     /// Takes part in a cluster: links to workers of other processes, and a registry on a prefill worker.
     pub fn join(&mut self, peers: Peers, bootstrap: Option<Bootstrap>) {
         self.peers = Some(peers);
@@ -140,8 +147,11 @@ impl Service {
             self.next_tick = now + TICK;
             self.tick(now);
         }
-        // Answers may have let pipelined requests in.
-        self.serve(now);
+        // Answers may have let pipelined requests in; and who does not take them has gone.
+        while !self.connections.is_settled() {
+            self.serve(now);
+            self.connections.flush(&mut self.reactor);
+        }
         if let Some(peers) = &mut self.peers {
             peers.serve(&mut self.reactor, self.generations.handoff_mut(), now);
         }

@@ -42,7 +42,7 @@ pub enum Event {
     Connected(ConnId),
     /// Bytes wait in [`Reactor::received`].
     Received(ConnId),
-    /// The peer has closed its end; it may still be sent to.
+    /// The peer has closed its end; it may still be sent to, and `Closed` follows where it turns out to be gone.
     Eof(ConnId),
     /// All that was queued has been handed to the kernel.
     Drained(ConnId),
@@ -124,6 +124,8 @@ struct Readiness {
     readable: bool,
     writable: bool,
     read_closed: bool,
+    /// It is dead, which a read would say that is no longer due where the peer's end has come.
+    broken: bool,
 }
 
 const WAKER: Token = Token(usize::MAX);
@@ -435,6 +437,7 @@ impl Reactor {
             readable: event.is_readable() || event.is_error(),
             writable: event.is_writable() || event.is_error(),
             read_closed: event.is_read_closed() || event.is_error(),
+            broken: event.is_error(),
         }));
     }
 
@@ -456,6 +459,9 @@ impl Reactor {
                 }
                 if readiness.readable || readiness.read_closed {
                     self.read(id, readiness.read_closed);
+                }
+                if readiness.broken && self.owned(id).is_some_and(|connection| connection.eof) {
+                    self.fail(id, CloseReason::Io(ErrorKind::ConnectionReset));
                 }
             }
         }

@@ -308,7 +308,8 @@ impl Process {
             ctl,
             Instant::now(),
         )
-        .map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
+        .map_err(|error| RoleError::Listen { flag: "--port", address, error })?
+        .within(config.front.body_max);
         let bells = vec![self.engine_bell, mover_bell];
         Ok(Running { service, stop, bells, wait, threads, _data: self.data })
     }

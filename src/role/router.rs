@@ -59,7 +59,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         now,
     )
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
-    .within(&config.requests);
+    .within(config.front.body_max, &config.requests);
     if let Some(address) = config.metrics {
         let listened = service.tell_metrics(address);
         listened.map_err(|error| RoleError::Listen { flag: "--prometheus-port", address, error })?;

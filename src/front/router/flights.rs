@@ -452,7 +452,7 @@ impl Flights {
             self.metrics.resumed.inc();
             flight.acquit(way);
         }
-        way.connections.stream(way.reactor, client, &bytes);
+        way.connections.stream(client, &bytes);
         let passes = News::Passes { resumable: is_stream && flight.relay.is_resumable() };
         // Nothing is drawn or looked up for what goes well, piece by piece.
         let terms = &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
@@ -485,7 +485,7 @@ impl Flights {
             if flight.body.is_none() {
                 self.open_body(client, flight, sse::CONTENT_TYPE, true, way);
             }
-            way.connections.stream(way.reactor, client, &bytes);
+            way.connections.stream(client, &bytes);
             let terms = &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
             let _ = flight.core.take(News::Told, terms);
         }
@@ -512,7 +512,7 @@ impl Flights {
         if is_stream && flight.is_counted() {
             self.metrics.first_byte(way.now.duration_since(flight.begun));
         }
-        way.connections.open_body(way.reactor, client, 200, media);
+        way.connections.open_body(client, 200, media);
     }
 
     /// Decode's answer has ended.
@@ -661,7 +661,7 @@ impl Flights {
                     last.extend_from_slice(b"\n\n");
                 }
                 sse::write_event(&mut last, &told.body);
-                way.connections.stream(way.reactor, client, &last);
+                way.connections.stream(client, &last);
                 way.connections.end_stream(way.reactor, client, way.now);
             }
             Some(Body::Long) => way.connections.cut(way.reactor, client),

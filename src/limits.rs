@@ -114,6 +114,14 @@ pub const NET_READY_MAX: usize = 1024;
 pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time a closing connection has to take its last bytes and close its end.
 pub const NET_LINGER: Duration = Duration::from_secs(5);
+/// Time that a TLS handshake has: two round trips, a lost packet, a slow client.
+pub const NET_HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// TLS handshakes under way; of more, the oldest ends. A session holds tens of KiB by then.
+pub const NET_HANDSHAKES_MAX: usize = 512;
+/// Bytes that a TLS session seals ahead of its socket: one record.
+pub const TLS_SEALED_MAX: usize = 16 << 10;
+/// Bytes of a file of certificates or of a key: a long chain.
+pub const TLS_FILE_MAX: usize = 1 << 20;
 /// Wait before accepting again where the process is out of descriptors.
 pub const NET_ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Descriptors passed at once, and held for a connection until taken: a pool, a ring, a doorbell
@@ -211,6 +219,8 @@ pub const ROUTER_WORKERS_MAX: usize = 1024;
 pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);
 /// From a request's first byte to its last: the longest body over a slow link.
 pub const HTTP_REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+/// Between two looks at files of certificates and keys: a change is used after two of them.
+pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 /// Client connections at a time; beyond it new ones are closed at once.
 pub const HTTP_CONNECTIONS_MAX: usize = 4096;
 

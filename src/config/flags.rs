@@ -290,6 +290,12 @@ pub(super) struct FrontFlags {
     /// Keys that clients must show as `Authorization: Bearer KEY`, one a line
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
+    /// Speak HTTPS with this certificate, and those that lead from it to one that clients know, in PEM
+    #[arg(long, value_name = "FILE", aliases = ["ssl-certfile", "ssl-cert-file", "tls-cert-path"], requires = "tls_key_file")]
+    pub(super) tls_cert_file: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE", aliases = ["ssl-keyfile", "ssl-key-file", "tls-key-path"], requires = "tls_cert_file")]
+    pub(super) tls_key_file: Option<PathBuf>,
     /// Longest body of a request, in bytes or as 8MiB, at most 256MiB; the bodies of all requests that run are 1GiB at most
     #[arg(long, value_name = "SIZE", alias = "max-body-bytes", default_value_t = ByteSize(HTTP_BODY_DEFAULT as u64))]
     pub(super) max_payload_size: ByteSize,

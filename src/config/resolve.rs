@@ -86,6 +86,7 @@ impl Resolver<'_> {
 
     fn prefill(&mut self, flags: PrefillFlags) -> Result<PrefillConfig, ConfigError> {
         let (host, transfer) = (flags.worker.front.host, flags.handoff.transfer);
+        asked_by_http(&flags.worker.front, &flags.handoff)?;
         let config = PrefillConfig {
             worker: self.worker(flags.worker, PREFILL_PORT)?,
             chunks: chunks(&flags.prefill)?,
@@ -106,6 +107,7 @@ impl Resolver<'_> {
     }
 
     fn decode(&mut self, flags: DecodeFlags) -> Result<DecodeConfig, ConfigError> {
+        asked_by_http(&flags.worker.front, &flags.handoff)?;
         let host = flags.worker.front.host;
         let listens_for_peers = flags.handoff.transfer.takes_tcp();
         if let Some(name) = flags.handoff.advertise_host.as_ref().filter(|name| parse_host(name).is_err()) {
@@ -186,7 +188,8 @@ impl Resolver<'_> {
         let body_max = body_max.ok_or_else(|| {
             value("--max-payload-size", size, format!("must be 1 byte to {}", ByteSize(HTTP_BODY_MAX as u64)))
         })?;
-        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys, body_max })
+        let tls = flags.tls_cert_file.zip(flags.tls_key_file);
+        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys, tls, body_max })
     }
 
     fn cores(&mut self, flags: CoreFlags) -> Result<CoreConfig, ConfigError> {
@@ -274,6 +277,18 @@ impl Resolver<'_> {
             (None, _) => Default::default(),
         };
         Ok(LogConfig { level, format: flags.log_format })
+    }
+}
+
+/// Whoever finds a worker in a registry asks it by plain HTTP.
+fn asked_by_http(front: &FrontFlags, handoff: &HandoffFlags) -> Result<(), ConfigError> {
+    match (&front.tls_cert_file, &handoff.registry) {
+        (Some(_), Some(_)) => Err(ConfigError::Conflict {
+            flag: "--tls-cert-file",
+            other: "--registry",
+            why: "routers ask the workers that they find there by plain HTTP",
+        }),
+        _ => Ok(()),
     }
 }
 

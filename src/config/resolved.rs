@@ -190,6 +190,8 @@ pub struct FrontConfig {
     pub port: u16,
     /// Keys of which a client must show one; empty: none is asked for.
     pub api_keys: Vec<Secret>,
+    /// Files of the certificate and its key, where it speaks HTTPS.
+    pub tls: Option<(PathBuf, PathBuf)>,
     /// Bytes of a request's body.
     pub body_max: usize,
 }

@@ -147,7 +147,7 @@ impl Connections {
                     self.incoming.push_back(Incoming::Gone(conn));
                 }
             }
-            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate => {}
+            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
 

@@ -11,9 +11,10 @@ use super::signals::Signals;
 use super::stream::{Address, Listener, Stream};
 use super::table::Table;
 use super::timer::Timers;
-use super::{Waker, descriptors};
+use super::{Identity, Waker, descriptors};
 use crate::limits;
 use mio::{Interest, Token};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
@@ -57,6 +58,8 @@ pub enum Event {
     Woken,
     /// SIGTERM or SIGINT came.
     Terminate,
+    /// SIGHUP came.
+    Hangup,
 }
 
 /// Bytes were not taken.
@@ -94,7 +97,10 @@ pub struct Reactor {
     timers: Timers<Deadline>,
     waker: Waker,
     signals: Option<Signals>,
+    hangups: Option<Signals>,
     queued_total: usize,
+    /// Connections whose handshake may not be done, in the order in which they came, and their peers.
+    shaking: VecDeque<(ConnId, Option<SocketAddr>)>,
     /// How long closing connections may at least take.
     flush_until: Option<Instant>,
     /// Given up to accept, and close, one connection when descriptors have run out.
@@ -105,6 +111,8 @@ pub struct Reactor {
 #[derive(Debug)]
 struct Listening {
     listener: Listener,
+    /// What it shows to those who connect, where that is TLS.
+    identity: Option<Identity>,
     /// Connections it has open, and may have.
     open: usize,
     limit: usize,
@@ -130,8 +138,9 @@ struct Readiness {
 
 const WAKER: Token = Token(usize::MAX);
 const SIGNALS: Token = Token(usize::MAX - 1);
+const HANGUPS: Token = Token(usize::MAX - 2);
 /// Listeners have tokens of their own, beyond the generations of connections.
-const LISTENERS: usize = usize::MAX - 1 - limits::NET_LISTENERS_MAX;
+const LISTENERS: usize = usize::MAX - 2 - limits::NET_LISTENERS_MAX;
 
 impl Reactor {
     /// A reactor without listeners or connections.
@@ -150,7 +159,9 @@ impl Reactor {
             timers: Timers::new((limits::NET_CONNECTIONS_MAX + limits::NET_LISTENERS_MAX) as u32),
             waker,
             signals: None,
+            hangups: None,
             queued_total: 0,
+            shaking: VecDeque::new(),
             flush_until: None,
             reserve: File::open("/dev/null").ok(),
             refused: 0,
@@ -164,9 +175,17 @@ impl Reactor {
 
     /// Has SIGTERM and SIGINT come as events from now on, and no longer end the process.
     pub fn watch_signals(&mut self) -> io::Result<()> {
-        let mut signals = Signals::install()?;
+        let mut signals = Signals::install(&[SIGINT, SIGTERM])?;
         self.poll.registry().register(&mut signals.stream, SIGNALS, Interest::READABLE)?;
         self.signals = Some(signals);
+        Ok(())
+    }
+
+    /// Has SIGHUP come as an event from now on, and no longer end the process.
+    pub fn watch_hangups(&mut self) -> io::Result<()> {
+        let mut hangups = Signals::install(&[SIGHUP])?;
+        self.poll.registry().register(&mut hangups.stream, HANGUPS, Interest::READABLE)?;
+        self.hangups = Some(hangups);
         Ok(())
     }
 
@@ -180,8 +199,17 @@ impl Reactor {
         let id = ListenerId(self.listeners.len() as u32);
         let token = Token(LISTENERS + id.0 as usize);
         self.poll.registry().register(listener.source(), token, Interest::READABLE)?;
-        self.listeners.push(Some(Listening { listener, open: 0, limit, again: false }));
+        self.listeners.push(Some(Listening { listener, identity: None, open: 0, limit, again: false }));
         Ok(id)
+    }
+
+    /// Who connects to a TCP listener from now on must speak TLS, and is shown this. A connection is told of when its
+    /// handshake is done, which has [`NET_HANDSHAKE_TIME`](limits::NET_HANDSHAKE_TIME); of too many that are not, the
+    /// oldest ends.
+    pub fn secure(&mut self, id: ListenerId, identity: Identity) {
+        if let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize) {
+            listening.identity = Some(identity);
+        }
     }
 
     /// Where a TCP listener listens; its port, if 0 was asked for, is the one it was given.
@@ -255,7 +283,7 @@ impl Reactor {
         loop {
             let event = self.events.pop_front()?;
             match event {
-                Event::Woken | Event::Terminate => return Some(event),
+                Event::Woken | Event::Terminate | Event::Hangup => return Some(event),
                 Event::Closed { conn, .. } => {
                     if self.table.remove(conn).is_some() {
                         return Some(event);
@@ -451,9 +479,17 @@ impl Reactor {
                 let count = self.signals.as_mut().map_or(0, Signals::take);
                 self.events.extend(std::iter::repeat_n(Event::Terminate, count));
             }
+            HANGUPS => {
+                if self.hangups.as_mut().is_some_and(|hangups| hangups.take() > 0) {
+                    self.events.push_back(Event::Hangup);
+                }
+            }
             Token(token) if token >= LISTENERS => self.accept(ListenerId((token - LISTENERS) as u32)),
             token => {
                 let id = id_of(token);
+                if self.table.get(id).is_some_and(|connection| connection.state == State::Shaking) {
+                    return self.shake(id);
+                }
                 if readiness.writable {
                     self.write(id);
                 }
@@ -469,7 +505,7 @@ impl Reactor {
 
     fn read(&mut self, id: ConnId, to_the_end: bool) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        if connection.eof || matches!(connection.state, State::Connecting | State::Failed) {
+        if connection.eof || matches!(connection.state, State::Connecting | State::Shaking | State::Failed) {
             return;
         }
         let (count, end) = connection.read_turn(to_the_end);
@@ -500,13 +536,13 @@ impl Reactor {
             self.finish_connect(id);
         }
         let Some(connection) = self.table.get_mut(id) else { return };
-        if !matches!(connection.state, State::Open | State::Flushing) || connection.queued.is_empty() {
+        if !matches!(connection.state, State::Open | State::Flushing) || connection.is_flushed() {
             return;
         }
         match connection.flush() {
             Ok(count) => {
                 self.queued_total -= count;
-                if connection.queued.is_empty() && connection.state == State::Open {
+                if connection.is_flushed() && connection.state == State::Open {
                     self.events.push_back(Event::Drained(id));
                 }
                 self.linger_if_flushed(id);
@@ -557,13 +593,58 @@ impl Reactor {
             return;
         }
         listening.open += 1;
-        let conn = self.table.insert(Connection::new(None, State::Open, Some(id.0)));
-        match self.attach(conn, stream) {
+        let secured = listening.identity.clone();
+        let state = if secured.is_some() { State::Shaking } else { State::Open };
+        let conn = self.table.insert(Connection::new(None, state, Some(id.0)));
+        let stream = match &secured {
+            Some(identity) => stream.secure(identity),
+            None => Ok(stream),
+        };
+        match stream.and_then(|stream| self.attach(conn, stream)) {
+            Ok(()) if secured.is_some() => self.greet(conn, peer),
             Ok(()) => self.events.push_back(Event::Accepted { listener: id, conn, peer }),
             Err(_) => {
                 self.refused += 1;
                 self.release(conn);
             }
+        }
+    }
+
+    /// Gives a connection its time for a handshake, at the cost of the one that has had most of it.
+    fn greet(&mut self, conn: ConnId, peer: Option<SocketAddr>) {
+        self.set_deadline(conn, Instant::now() + limits::NET_HANDSHAKE_TIME);
+        let table = &self.table;
+        let is_shaking =
+            |id: ConnId| table.get(id).is_some_and(|connection| connection.state == State::Shaking);
+        self.shaking.retain(|&(id, _)| is_shaking(id));
+        self.shaking.push_back((conn, peer));
+        if self.shaking.len() > limits::NET_HANDSHAKES_MAX
+            && let Some((oldest, _)) = self.shaking.pop_front()
+        {
+            self.refused += 1;
+            self.release(oldest);
+        }
+    }
+
+    /// Goes on with a handshake, and tells of the connection once it is done.
+    fn shake(&mut self, id: ConnId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        let Some(stream) = &mut connection.stream else { return };
+        match stream.shake() {
+            Ok(false) => {}
+            Ok(true) => {
+                connection.state = State::Open;
+                let listener = ListenerId(connection.listener.unwrap_or_default());
+                if let Some(timer) = connection.timer.take() {
+                    self.timers.cancel(timer);
+                }
+                let place = self.shaking.iter().position(|&(conn, _)| conn == id);
+                let peer = place.and_then(|place| self.shaking.remove(place)).and_then(|(_, peer)| peer);
+                self.events.push_back(Event::Accepted { listener, conn: id, peer });
+                // The first words may have come with the end of the handshake.
+                self.read(id, true);
+            }
+            Err(_) => self.release(id),
         }
     }
 
@@ -615,11 +696,11 @@ impl Reactor {
 
     fn linger_if_flushed(&mut self, id: ConnId) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        if connection.state != State::Flushing || !connection.queued.is_empty() {
+        if connection.state != State::Flushing || !connection.is_flushed() {
             return;
         }
         connection.state = State::Lingering;
-        let shut = connection.stream.as_ref().map_or(Ok(()), Stream::shutdown_write);
+        let shut = connection.stream.as_mut().map_or(Ok(()), Stream::shutdown_write);
         if connection.eof || shut.is_err() {
             self.release(id);
         } else {

@@ -28,6 +28,7 @@ mod routed;
 mod secrecy;
 mod storm;
 mod stranger;
+mod tls;
 mod unfit;
 
 use baton::limits::DIAL_HOLD_OFF;

@@ -7,8 +7,16 @@ use std::time::Duration;
 pub const HTTP_HEAD_MAX: usize = 64 << 10;
 /// Most header lines of an HTTP message.
 pub const HTTP_HEADERS_MAX: usize = 100;
-/// Longest HTTP body: prompts of a million ids as JSON fit.
-pub const HTTP_BODY_MAX: usize = 32 << 20;
+/// Longest HTTP body unless a flag says otherwise: prompts of a million ids as JSON fit.
+pub const HTTP_BODY_DEFAULT: usize = 32 << 20;
+/// Longest HTTP body that a flag can allow: what SGLang's and vLLM's routers take by default.
+pub const HTTP_BODY_MAX: usize = 256 << 20;
+/// Bytes of the bodies of all requests that are not answered yet, so that many large ones cannot exhaust memory: a few of the
+/// longest. A router has each twice while it sends it.
+pub const HTTP_BODIES_MAX: usize = 1 << 30;
+/// A body up to which one is taken whatever others hold: some thousand tokens; all clients together fill a quarter of the
+/// above.
+pub const HTTP_BODY_USUAL: usize = 16 << 10;
 
 // transfer::manager
 /// Destinations kept for requests that have not come: the router sends both legs at once, so few wait at
@@ -108,6 +116,14 @@ pub const NET_READY_MAX: usize = 1024;
 pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time a closing connection has to take its last bytes and close its end.
 pub const NET_LINGER: Duration = Duration::from_secs(5);
+/// Time that a TLS handshake has: two round trips, a lost packet, a slow client.
+pub const NET_HANDSHAKE_TIME: Duration = Duration::from_secs(10);
+/// TLS handshakes under way; of more, the oldest ends. A session holds tens of KiB by then.
+pub const NET_HANDSHAKES_MAX: usize = 512;
+/// Bytes that a TLS session seals ahead of its socket: one record.
+pub const TLS_SEALED_MAX: usize = 16 << 10;
+/// Bytes of a file of certificates or of a key: a long chain.
+pub const TLS_FILE_MAX: usize = 1 << 20;
 /// Wait before accepting again where the process is out of descriptors.
 pub const NET_ACCEPT_RETRY: Duration = Duration::from_millis(100);
 /// Descriptors passed at once, and held for a connection until taken: a pool, a ring, a doorbell
@@ -205,9 +221,14 @@ pub const ROUTER_WORKERS_MAX: usize = 1024;
 pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);
 /// From a request's first byte to its last: the longest body over a slow link.
 pub const HTTP_REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+/// Between two looks at files of certificates and keys: a change is used after two of them.
+pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 /// Client connections at a time; beyond it new ones are closed at once. A stream is one, and a router costs it two more
 /// to workers.
 pub const HTTP_CONNECTIONS_MAX: usize = 16 << 10;
+
+const _: () = assert!(HTTP_CONNECTIONS_MAX * HTTP_BODY_USUAL <= HTTP_BODIES_MAX / 4);
+const _: () = assert!(2 * HTTP_BODY_MAX <= HTTP_BODIES_MAX);
 /// From a request's arrival to its last token: the field's routers give up after as long.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Requests whose prompts wait to be tokenised.

@@ -58,6 +58,11 @@ impl Enrolment {
         }
     }
 
+    /// Proves this key from now on.
+    pub fn set_key(&mut self, key: Option<Secret>) {
+        self.key = key;
+    }
+
     /// Takes the entry back, and keeps none from now on.
     pub fn withdraw(&mut self, now: Instant) {
         self.withdrawn = true;

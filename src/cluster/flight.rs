@@ -44,6 +44,8 @@ pub enum News {
         /// Whether what it has is known, so that it can go on elsewhere.
         resumable: bool,
     },
+    /// The client got what prefill sampled, and that is known; decode has said nothing yet.
+    Told,
     /// A leg ended with an error that it told.
     Failed(Role, Cause),
     /// A leg's connection broke, or it took too long.
@@ -223,6 +225,11 @@ impl Flight {
                     true => Next::Calm,
                     false => Next::On,
                 }
+            }
+            (Stage::Sent, News::Told) => {
+                // The tries are not forgotten: a pair that hands nothing over may tell a token each time.
+                self.begun = true;
+                Next::On
             }
             (Stage::Sent | Stage::Passing, News::Landed) => self.end(Next::Land),
             // Decode goes on without prefill.

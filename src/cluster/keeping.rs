@@ -3,6 +3,7 @@
 use super::enrolment::Enrolment;
 use super::errand::{Errand, Request};
 use super::etcd::enrolment::EtcdEnrolment;
+use crate::config::secret::Secret;
 use std::time::Instant;
 
 /// One worker at one registry.
@@ -20,6 +21,14 @@ impl Keeping {
         match self {
             Keeping::Router(enrolment) => enrolment.withdraw(now),
             Keeping::Etcd(enrolment) => enrolment.withdraw(now),
+        }
+    }
+
+    /// The entry is proven by this key from now on.
+    pub fn set_key(&mut self, key: Option<&Secret>) {
+        match self {
+            Keeping::Router(enrolment) => enrolment.set_key(key.cloned()),
+            Keeping::Etcd(enrolment) => enrolment.set_key(key),
         }
     }
 

@@ -10,13 +10,16 @@ pub(super) use routing::{BreakerFlags, HealthFlags, RequestFlags, RetryFlags, Ro
 pub use sim::{LoadFlags, SimFlags, SimTransfer};
 
 use super::registry::RegistryAddress;
-use super::resolved::{DataThreads, DecodeAllocation, KvDtype, LoadFormat, LogFormat, LogLevel, Transfer};
+use super::resolved::{
+    DataThreads, DecodeAllocation, FirstToken, KvDtype, LoadFormat, LogFormat, LogLevel, Transfer,
+};
 use super::values::{
     ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
 };
 use crate::limits::{
-    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, LANES_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, RANKS_MAX,
-    REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
+    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, LANES_MAX, PAGE_SIZE_MAX,
+    QUEUED_REQUESTS_MAX, RANKS_MAX, REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX,
+    WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::{IpAddr, SocketAddr};
@@ -287,6 +290,15 @@ pub(super) struct FrontFlags {
     /// Keys that clients must show as `Authorization: Bearer KEY`, one a line
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
+    /// Speak HTTPS with this certificate, and those that lead from it to one that clients know, in PEM
+    #[arg(long, value_name = "FILE", aliases = ["ssl-certfile", "ssl-cert-file", "tls-cert-path"], requires = "tls_key_file")]
+    pub(super) tls_cert_file: Option<PathBuf>,
+    /// Its private key, in PEM
+    #[arg(long, value_name = "FILE", aliases = ["ssl-keyfile", "ssl-key-file", "tls-key-path"], requires = "tls_cert_file")]
+    pub(super) tls_key_file: Option<PathBuf>,
+    /// Longest body of a request, in bytes or as 8MiB, at most 256MiB; the bodies of all requests that run are 1GiB at most
+    #[arg(long, value_name = "SIZE", alias = "max-body-bytes", default_value_t = ByteSize(HTTP_BODY_DEFAULT as u64))]
+    pub(super) max_payload_size: ByteSize,
 }
 
 #[derive(Args, Debug)]
@@ -381,6 +393,9 @@ pub(super) struct LayoutFlags {
     /// [default: early]
     #[arg(long, alias = "disaggregation-decode-allocation-policy", value_enum)]
     pub(super) decode_allocation: Option<DecodeAllocation>,
+    /// Whose token a stream begins with: prefill's comes as soon as it is sampled, before the KV has moved [default: decode]
+    #[arg(long, value_enum, hide_default_value = true)]
+    pub(super) first_token: Option<FirstToken>,
 }
 
 #[derive(Args, Debug)]

@@ -10,7 +10,7 @@ const CACHES: &str = "all workers cache prefixes unless told --disable-radix-cac
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
 const POLICIES: &str = "the policies are round_robin and least_loaded";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
-const NO_TLS: &str = "there is no TLS yet; put a proxy that has it before the port";
+const PLAIN_WORKERS: &str = "workers are asked by plain HTTP; only clients come by HTTPS (--tls-cert-file)";
 const WORKERS_TOKENISE: &str = "the workers tokenise";
 const NO_PARSERS: &str = "there are no tools and no parsers of reasoning yet";
 const NO_HISTORY: &str = "nothing is kept of conversations";
@@ -43,10 +43,6 @@ const NAMES: &[(&str, &str)] = &[
     ("--chat-template", OWN_TEXTS),
     ("--enable-metrics", "metrics are always at /metrics"),
     ("--metrics", "metrics are always at /metrics"),
-    ("--ssl-certfile", NO_TLS),
-    ("--ssl-keyfile", NO_TLS),
-    ("--ssl-cert-file", NO_TLS),
-    ("--ssl-key-file", NO_TLS),
     ("--gpu-memory-utilization", "models run on CPUs only; KV memory is set by --kv-memory"),
     ("--mem-fraction-static", "KV memory is set by --kv-memory"),
     ("--enable-prefix-caching", CACHES),
@@ -130,11 +126,9 @@ const NAMES: &[(&str, &str)] = &[
     ("--redis-url", NO_HISTORY),
     ("--redis-pool-max", NO_HISTORY),
     ("--redis-retention-days", NO_HISTORY),
-    ("--client-cert-path", NO_TLS),
-    ("--client-key-path", NO_TLS),
-    ("--ca-cert-paths", NO_TLS),
-    ("--tls-cert-path", NO_TLS),
-    ("--tls-key-path", NO_TLS),
+    ("--client-cert-path", PLAIN_WORKERS),
+    ("--client-key-path", PLAIN_WORKERS),
+    ("--ca-cert-paths", PLAIN_WORKERS),
     ("--enable-trace", "there are no traces yet; traceparent is passed on to workers"),
     ("--otlp-traces-endpoint", "there are no traces yet; traceparent is passed on to workers"),
     ("--control-plane-api-keys", CHANGES),

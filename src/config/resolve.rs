@@ -15,7 +15,7 @@ use super::resolved::{
 use super::secret::{Secret, read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, parse_host};
 use super::{Invocation, Surroundings};
-use crate::limits::{CLUSTER_KEYS_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
+use crate::limits::{CLUSTER_KEYS_MAX, HTTP_BODY_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
 use crate::wire::message::RdmaGrant;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -86,6 +86,7 @@ impl Resolver<'_> {
 
     fn prefill(&mut self, flags: PrefillFlags) -> Result<PrefillConfig, ConfigError> {
         let (host, transfer) = (flags.worker.front.host, flags.handoff.transfer);
+        asked_by_http(&flags.worker.front, &flags.handoff)?;
         let config = PrefillConfig {
             worker: self.worker(flags.worker, PREFILL_PORT)?,
             chunks: chunks(&flags.prefill)?,
@@ -106,6 +107,7 @@ impl Resolver<'_> {
     }
 
     fn decode(&mut self, flags: DecodeFlags) -> Result<DecodeConfig, ConfigError> {
+        asked_by_http(&flags.worker.front, &flags.handoff)?;
         let host = flags.worker.front.host;
         let listens_for_peers = flags.handoff.transfer.takes_tcp();
         if let Some(name) = flags.handoff.advertise_host.as_ref().filter(|name| parse_host(name).is_err()) {
@@ -181,7 +183,13 @@ impl Resolver<'_> {
             self.warnings
                 .push(format!("--host {}: anyone who reaches it is served; see --api-key-file", flags.host));
         }
-        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys })
+        let size = flags.max_payload_size;
+        let body_max = usize::try_from(size.0).ok().filter(|bytes| (1..=HTTP_BODY_MAX).contains(bytes));
+        let body_max = body_max.ok_or_else(|| {
+            value("--max-payload-size", size, format!("must be 1 byte to {}", ByteSize(HTTP_BODY_MAX as u64)))
+        })?;
+        let tls = flags.tls_cert_file.zip(flags.tls_key_file);
+        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys, tls, body_max })
     }
 
     fn cores(&mut self, flags: CoreFlags) -> Result<CoreConfig, ConfigError> {
@@ -272,6 +280,18 @@ impl Resolver<'_> {
     }
 }
 
+/// Whoever finds a worker in a registry asks it by plain HTTP.
+fn asked_by_http(front: &FrontFlags, handoff: &HandoffFlags) -> Result<(), ConfigError> {
+    match (&front.tls_cert_file, &handoff.registry) {
+        (Some(_), Some(_)) => Err(ConfigError::Conflict {
+            flag: "--tls-cert-file",
+            other: "--registry",
+            why: "routers ask the workers that they find there by plain HTTP",
+        }),
+        _ => Ok(()),
+    }
+}
+
 fn value(flag: &'static str, value: impl ToString, limit: impl Into<String>) -> ConfigError {
     ConfigError::Value { flag, value: value.to_string(), limit: limit.into() }
 }
@@ -318,6 +338,7 @@ fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {
             decode: flags.decode_workers.unwrap_or(1),
             transfer: flags.transfer.unwrap_or_default(),
             decode_allocation: flags.decode_allocation.unwrap_or_default(),
+            first_token: flags.first_token.unwrap_or_default(),
         });
     }
     let splitting = [
@@ -325,6 +346,7 @@ fn layout(flags: &LayoutFlags) -> Result<WorkerLayout, ConfigError> {
         ("--decode-workers", flags.decode_workers.is_some()),
         ("--transfer", flags.transfer.is_some()),
         ("--decode-allocation", flags.decode_allocation.is_some()),
+        ("--first-token", flags.first_token.is_some()),
     ];
     match splitting.iter().find(|(_, given)| *given) {
         None => Ok(WorkerLayout::Mixed),

@@ -2,7 +2,7 @@
 
 use super::super::parse;
 use super::*;
-use crate::config::resolved::DecodeAllocation;
+use crate::config::resolved::{DecodeAllocation, FirstToken};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -65,6 +65,7 @@ fn serve_has_a_default_for_everything() {
             decode: 1,
             transfer: Transfer::Auto,
             decode_allocation: DecodeAllocation::Early,
+            first_token: FirstToken::Decode,
         },
         "prefill and decode apart is the default"
     );

@@ -190,6 +190,10 @@ pub struct FrontConfig {
     pub port: u16,
     /// Keys of which a client must show one; empty: none is asked for.
     pub api_keys: Vec<Secret>,
+    /// Files of the certificate and its key, where it speaks HTTPS.
+    pub tls: Option<(PathBuf, PathBuf)>,
+    /// Bytes of a request's body.
+    pub body_max: usize,
 }
 
 impl FrontConfig {
@@ -261,6 +265,8 @@ pub enum WorkerLayout {
         transfer: Transfer,
         /// When decode workers take pages.
         decode_allocation: DecodeAllocation,
+        /// Whose token a stream begins with.
+        first_token: FirstToken,
     },
 }
 
@@ -367,6 +373,17 @@ impl DecodeAllocation {
             DecodeAllocation::Late => "prefill_complete",
         }
     }
+}
+
+/// Whose token a stream begins with.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum FirstToken {
+    /// Decode's, which has the KV of the prompt by then: what has begun is rarely tried again.
+    #[default]
+    Decode,
+    /// Prefill's, as soon as it is sampled; decode goes on with the second.
+    Prefill,
 }
 
 /// How KV moves from a prefill worker to a decode worker.

@@ -27,6 +27,11 @@ impl Secret {
         &self.bytes
     }
 
+    /// The file it came from.
+    pub fn source(&self) -> &Path {
+        &self.source
+    }
+
     /// Whether `shown` is the secret, in time that depends on lengths alone.
     pub fn matches(&self, shown: &[u8]) -> bool {
         let differences = self.bytes.iter().zip(shown).fold(0, |sum, (a, b)| sum | (a ^ b));

@@ -43,6 +43,11 @@ impl Bootstrap {
         }
     }
 
+    /// Writes prove one of these from now on.
+    pub fn set_keys(&mut self, keys: Vec<Secret>) {
+        self.keys = keys;
+    }
+
     /// Whether an event is of one of these connections.
     pub fn owns(&self, event: &Event) -> bool {
         match *event {
@@ -52,7 +57,7 @@ impl Bootstrap {
             | Event::Eof(conn)
             | Event::Drained(conn)
             | Event::Closed { conn, .. } => self.connections.owns(conn),
-            Event::Woken | Event::Terminate => false,
+            Event::Woken | Event::Terminate | Event::Hangup => false,
         }
     }
 

@@ -1,14 +1,17 @@
 //! HTTP connections of clients: bytes in, requests out; answers in, bytes out.
 //!
 //! Thread: `ctl`. One request at a time per connection; pipelined ones wait in the socket. A client that
-//! sends half a request, or nothing, for too long is closed; one that closes while its answer is due is told
-//! as [`Incoming::Gone`].
+//! sends half a request, or nothing, for too long is closed; one that goes away while its answer is due is told
+//! as [`Incoming::Gone`]. One that has only closed its own end gets its answers: something without a meaning is sent to it,
+//! which tells the two apart, since who is gone refuses it.
+//! Invariant: bodies that are held, of requests that are not answered too, are bounded in total.
 
 use crate::front::http::{
-    BodyStream, Decoder, Exchange, HttpError, Limits, Request, ResponseWriter, response::CONTINUE, sse,
+    BodyStream, Decoder, Exchange, HttpError, Limits, Request, ResponseWriter, Version, response::CONTINUE,
+    sse,
 };
 use crate::front::openai::ApiError;
-use crate::limits::{HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX};
+use crate::limits::{HTTP_BODIES_MAX, HTTP_BODY_USUAL, HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX};
 use crate::net::{ConnId, Event, Reactor, SendError};
 use std::collections::{HashMap, VecDeque};
 use std::time::Instant;
@@ -52,6 +55,10 @@ struct Client {
     due: Option<Due>,
     /// When it is closed: idle, or its request not whole.
     until: Instant,
+    /// It sends nothing more.
+    half_closed: bool,
+    /// Bytes of a body that are held for it.
+    held: usize,
 }
 
 #[derive(Debug)]
@@ -59,23 +66,47 @@ struct Due {
     exchange: Exchange,
     request_id: String,
     stream: Option<BodyStream>,
+    /// Whether that is one of events.
+    is_events: bool,
 }
 
 /// All client connections of one listener.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Connections {
     limits: Limits,
     /// Where clients name their requests; none: in `x-request-id`.
     id_headers: Vec<String>,
     clients: HashMap<ConnId, Client>,
     incoming: VecDeque<Incoming>,
+    /// Bytes of bodies that are held, and that may be.
+    held: usize,
+    held_max: usize,
     draining: bool,
+}
+
+impl Default for Connections {
+    fn default() -> Connections {
+        Connections::within(Limits::default())
+    }
 }
 
 impl Connections {
     /// None yet; their requests keep these limits.
     pub fn within(limits: Limits) -> Connections {
-        Connections { limits, ..Connections::default() }
+        Connections {
+            limits,
+            id_headers: Vec::new(),
+            clients: HashMap::new(),
+            incoming: VecDeque::new(),
+            held: 0,
+            held_max: HTTP_BODIES_MAX,
+            draining: false,
+        }
+    }
+
+    /// The bodies of all requests that are not answered have so many bytes at most, but for those of usual length.
+    pub fn holding(self, held_max: usize) -> Connections {
+        Connections { held_max, ..self }
     }
 
     /// Clients name their requests in the first of these header fields that is there.
@@ -87,22 +118,27 @@ impl Connections {
     pub fn handle(&mut self, reactor: &mut Reactor, event: Event, now: Instant) {
         match event {
             Event::Accepted { conn, .. } => {
-                let client =
-                    Client { decoder: Decoder::new(self.limits), due: None, until: now + HTTP_IDLE_MAX };
+                let client = Client {
+                    decoder: Decoder::new(self.limits),
+                    due: None,
+                    until: now + HTTP_IDLE_MAX,
+                    half_closed: false,
+                    held: 0,
+                };
                 self.clients.insert(conn, client);
             }
             Event::Received(conn) => self.read(reactor, conn, now),
             Event::Eof(conn) => match self.clients.get(&conn).map(|client| client.due.is_some()) {
-                Some(true) => self.gone(reactor, conn),
+                Some(true) => self.half_closed(reactor, conn),
                 Some(false) => self.close(reactor, conn),
                 None => {}
             },
             Event::Closed { conn, .. } => {
-                if self.clients.remove(&conn).is_some_and(|client| client.due.is_some()) {
+                if self.forget(conn).is_some_and(|client| client.due.is_some()) {
                     self.incoming.push_back(Incoming::Gone(conn));
                 }
             }
-            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate => {}
+            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
 
@@ -119,6 +155,11 @@ impl Connections {
     /// What has come.
     pub fn poll(&mut self) -> Option<Incoming> {
         self.incoming.pop_front()
+    }
+
+    /// Whether all that has come was taken.
+    pub fn is_settled(&self) -> bool {
+        self.incoming.is_empty()
     }
 
     /// Connections are closed after their answer from now on.
@@ -182,17 +223,19 @@ impl Connections {
 
     /// Begins an answer whose body comes in pieces, by [`Connections::stream`].
     pub fn open_body(&mut self, reactor: &mut Reactor, conn: ConnId, status: u16, media: &str) {
-        let Some(due) = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut()) else { return };
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        let Some(due) = client.due.as_mut() else { return };
         let mut out = Vec::new();
         let writer =
             ResponseWriter::new(&mut out, due.exchange, status).header("x-request-id", &due.request_id);
+        due.is_events = media.starts_with(sse::CONTENT_TYPE);
         due.stream = Some(writer.stream(media));
         self.send(reactor, conn, &out);
     }
 
     /// Gives up an answer that has begun and cannot be ended properly, so that its client can tell.
     pub fn cut(&mut self, reactor: &mut Reactor, conn: ConnId) {
-        if self.clients.remove(&conn).is_some() {
+        if self.forget(conn).is_some() {
             reactor.close_after_flush(conn);
         }
     }
@@ -238,6 +281,13 @@ impl Connections {
         match client.decoder.read(reactor.received(conn)) {
             Ok((used, request)) => {
                 reactor.consume(conn, used);
+                let held = client.decoder.held() + request.as_ref().map_or(0, |request| request.body.len());
+                self.held = self.held - std::mem::replace(&mut client.held, held) + held;
+                // What is usual is always taken, so that few who send much keep nobody else out.
+                if held > HTTP_BODY_USUAL && self.held > self.held_max {
+                    let why = format!("the bodies of all requests are more than {} bytes", self.held_max);
+                    return self.turn_away(reactor, conn, &ApiError::busy(why));
+                }
                 if idle && !client.decoder.is_idle() {
                     client.until = now + HTTP_REQUEST_TIME_MAX;
                 }
@@ -262,17 +312,24 @@ impl Connections {
             names => names.iter().find_map(|name| headers.get(name)),
         };
         let request_id = named.unwrap_or_default().to_owned();
-        client.due = Some(Due { exchange, request_id, stream: None });
+        client.due = Some(Due { exchange, request_id, stream: None, is_events: false });
         self.incoming.push_back(Incoming::Request(conn, Box::new(request)));
     }
 
     fn reject(&mut self, reactor: &mut Reactor, conn: ConnId, error: HttpError) {
+        self.turn_away(reactor, conn, &ApiError::new(error.status(), "bad_http", error.to_string()));
+    }
+
+    /// Answers what is not read to its end; nothing behind it can be understood.
+    fn turn_away(&mut self, reactor: &mut Reactor, conn: ConnId, error: &ApiError) {
         let mut out = Vec::new();
-        let body = ApiError::new(error.status(), "bad_http", error.to_string()).to_json();
-        ResponseWriter::new(&mut out, Exchange::last(), error.status()).body(JSON, &body);
+        let mut writer = ResponseWriter::new(&mut out, Exchange::last(), error.status);
+        if let Some(seconds) = error.retry_after {
+            writer = writer.retry_after(seconds);
+        }
+        writer.body(JSON, &error.to_json());
         let _ = reactor.send(conn, &out);
-        self.clients.remove(&conn);
-        reactor.close_after_flush(conn);
+        self.cut(reactor, conn);
     }
 
     fn send(&mut self, reactor: &mut Reactor, conn: ConnId, bytes: &[u8]) {
@@ -283,15 +340,37 @@ impl Connections {
         }
     }
 
+    /// A client has closed its end while its answer is due.
+    fn half_closed(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        let Some(client) = self.clients.get_mut(&conn) else { return };
+        client.half_closed = true;
+        match &client.due {
+            Some(Due { stream: None, exchange, .. }) if exchange.version == Version::Http11 => {
+                self.send(reactor, conn, CONTINUE);
+            }
+            Some(Due { stream: Some(stream), is_events: true, .. }) => {
+                let mut out = Vec::new();
+                stream.write(&mut out, sse::NOTHING);
+                self.send(reactor, conn, &out);
+            }
+            // The answer comes piece by piece, and each tells as much.
+            Some(Due { stream: Some(_), .. }) => {}
+            _ => self.gone(reactor, conn),
+        }
+    }
+
     fn answered(&mut self, reactor: &mut Reactor, conn: ConnId, keep_alive: bool, now: Instant) {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         client.due = None;
         client.until = now + HTTP_IDLE_MAX;
+        self.held -= std::mem::take(&mut client.held);
         if keep_alive {
             self.read(reactor, conn, now);
-        } else {
-            self.clients.remove(&conn);
-            reactor.close_after_flush(conn);
+        }
+        // Of who sends nothing more, what was pipelined is still served.
+        let waits = |client: &Client| client.due.is_none() && (client.half_closed || !keep_alive);
+        if self.clients.get(&conn).is_some_and(waits) {
+            self.cut(reactor, conn);
         }
     }
 
@@ -301,7 +380,17 @@ impl Connections {
     }
 
     fn close(&mut self, reactor: &mut Reactor, conn: ConnId) {
-        self.clients.remove(&conn);
+        self.forget(conn);
         reactor.close(conn);
     }
+
+    fn forget(&mut self, conn: ConnId) -> Option<Client> {
+        let client = self.clients.remove(&conn)?;
+        self.held -= client.held;
+        Some(client)
+    }
 }
+
+#[cfg(test)]
+#[path = "connections_tests.rs"]
+mod tests;

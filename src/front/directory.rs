@@ -82,7 +82,7 @@ impl Directory {
                 self.asking.contains_key(conn)
             }
             Event::Closed { conn, .. } => self.asking.contains_key(conn),
-            Event::Accepted { .. } | Event::Woken | Event::Terminate => false,
+            Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => false,
         }
     }
 
@@ -177,7 +177,9 @@ impl Directory {
             Event::Received(conn) => (conn, self.read(conn, reactor)),
             Event::Eof(conn) => (conn, Some(Err("the registry closed the connection".to_string()))),
             Event::Closed { conn, reason } => (conn, Some(Err(reason.to_string()))),
-            Event::Accepted { .. } | Event::Drained(_) | Event::Woken | Event::Terminate => return None,
+            Event::Accepted { .. } | Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {
+                return None;
+            }
         };
         let control = over?.and_then(|control| match self.allows(control.ip()) {
             true => Ok(control),

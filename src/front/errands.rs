@@ -68,7 +68,7 @@ impl<E: Errand> Errands<E> {
             | Event::Eof(conn)
             | Event::Drained(conn)
             | Event::Closed { conn, .. } => self.conn == Some(conn),
-            Event::Accepted { .. } | Event::Woken | Event::Terminate => false,
+            Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => false,
         }
     }
 
@@ -79,7 +79,7 @@ impl<E: Errand> Errands<E> {
             Event::Received(_) => self.read(reactor, now),
             Event::Eof(_) => self.lose(reactor, "it has closed the connection", now),
             Event::Closed { reason, .. } => self.lose(reactor, &reason.to_string(), now),
-            Event::Drained(_) | Event::Accepted { .. } | Event::Woken | Event::Terminate => {}
+            Event::Drained(_) | Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
 

@@ -12,6 +12,7 @@ mod placing;
 pub use placing::Placement;
 
 use crate::cause::Cause;
+use crate::config::resolved::FirstToken;
 use crate::front::connections::{Answer, Connections, JSON};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
 use crate::front::handoff::{Handoff, Source};
@@ -61,6 +62,20 @@ struct Live {
     kept: Option<KeptKv>,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
+    /// Of each choice whose prefill leg is here, too: its first token, and who has told it.
+    first: Vec<First>,
+}
+
+/// The first token of a choice.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+enum First {
+    /// Nobody has told it.
+    #[default]
+    Due,
+    /// Prefill has; decode is to sample it, too.
+    Ahead(u32),
+    /// Decode has.
+    Told,
 }
 
 impl Live {
@@ -97,6 +112,8 @@ enum Part {
     Visible,
     /// Its token is the answer once its KV is with the destination.
     Held,
+    /// Its token is the answer at once, which ends when its KV is with the destination.
+    Ahead,
     /// Its token is the answer once it is computed, and its KV outlives that.
     Kept,
 }
@@ -248,6 +265,7 @@ impl Generations {
             kept,
             legs: Vec::new(),
             timings: Vec::new(),
+            first: Vec::new(),
         };
         self.live.insert(exchange, live);
         self.by_conn.insert(conn, exchange);
@@ -343,12 +361,14 @@ impl Generations {
                 }
                 let leg = *leg;
                 match leg.part {
-                    Part::Visible => self.token(&leg, &sampled, way),
+                    Part::Visible => self.visible(&leg, &sampled, way),
                     Part::Prefill => {
                         if let Some(live) = self.live.get_mut(&leg.exchange) {
                             live.timings[leg.choice].prefill = first;
                         }
+                        self.ahead(&leg, &sampled, way);
                     }
+                    Part::Ahead => self.token(&leg, &sampled, way),
                     Part::Held => {}
                     Part::Kept => {
                         if let Some(live) = self.live.get_mut(&leg.exchange) {
@@ -395,7 +415,7 @@ impl Generations {
         let late = self.live.values().filter(|live| live.arrived + patience <= now);
         for request in late.flat_map(|live| &live.legs) {
             let Some(leg) = self.legs.get_mut(request) else { continue };
-            let is_held = leg.part == Part::Held && !leg.finished && !leg.given_up;
+            let is_held = matches!(leg.part, Part::Held | Part::Ahead) && !leg.finished && !leg.given_up;
             if is_held && !self.handoff.is_asked_for(leg.worker, leg.slot) {
                 leg.given_up = true;
                 self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::PeerLost);
@@ -477,6 +497,7 @@ impl Generations {
         let exchange = Exchange::new(request, renderer, &prompted, &self.terms.eos, live.id.clone());
         live.exchange = Some(exchange);
         live.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
+        live.first = vec![First::default(); live.timings.len()];
         let samples = request.samples;
         let mut out = Vec::new();
         let mut open = Vec::new();
@@ -578,6 +599,30 @@ impl Generations {
         self.handoff.submit(request, source, now);
     }
 
+    /// A prefill leg whose decode leg is here, too, has sampled.
+    fn ahead(&mut self, leg: &Leg, sampled: &Sampled, way: &mut Way<'_>) {
+        let Placement::Split { first_token: FirstToken::Prefill, .. } = self.terms.placement else { return };
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
+        let is_stream = live.exchange.as_ref().is_some_and(Exchange::is_stream);
+        if is_stream && live.first[leg.choice] == First::Due {
+            live.first[leg.choice] = First::Ahead(sampled.token);
+            self.token(leg, sampled, way);
+        }
+    }
+
+    /// A leg whose tokens are the answer has sampled; the first of them may have been told.
+    fn visible(&mut self, leg: &Leg, sampled: &Sampled, way: &mut Way<'_>) {
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
+        match std::mem::replace(&mut live.first[leg.choice], First::Told) {
+            First::Due | First::Told => self.token(leg, sampled, way),
+            First::Ahead(token) if token == sampled.token => {}
+            First::Ahead(_) => {
+                let cause = Cause::Mismatch;
+                self.fail(leg.exchange, &error_of(cause), cause, way);
+            }
+        }
+    }
+
     fn token(&mut self, leg: &Leg, sampled: &Sampled, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let Some(exchange) = live.exchange.as_mut() else { return };
@@ -586,9 +631,14 @@ impl Generations {
         live.stream(&out, way);
         if step == Step::Stop {
             live.timings[leg.choice].ended = Some(way.now);
-            // Kept KV is decode's, which ends by the same token.
-            if leg.part != Part::Kept {
-                self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
+            match leg.part {
+                // Decode's KV: it ends by the same token, and this leg when it has that KV.
+                Part::Ahead => return,
+                Part::Kept => {}
+                Part::Visible | Part::Prefill | Part::Held => {
+                    self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
+                    self.end_partner(leg, Cause::ClientGone);
+                }
             }
             self.close_if_over(leg.exchange, way);
         }
@@ -615,7 +665,7 @@ impl Generations {
         let times = &mut live.timings[leg.choice];
         match leg.part {
             Part::Prefill => times.prefill = Some(*stamps),
-            Part::Visible | Part::Held | Part::Kept => times.decode = Some(*stamps),
+            Part::Visible | Part::Held | Part::Ahead | Part::Kept => times.decode = Some(*stamps),
         }
         if let (Some(sampled), None) = (leg.held, failure) {
             self.token(&leg, &sampled, way);
@@ -625,12 +675,14 @@ impl Generations {
             (Part::Prefill, None) => {}
             // Before its last post, prefill's failure is decode's as well; later it is decode's to find out.
             (Part::Prefill, Some(cause)) => {
-                if !live.begun {
+                if !live.begun || matches!(live.first[leg.choice], First::Ahead(_)) {
                     self.end_partner(&leg, cause);
                 }
             }
-            (Part::Visible | Part::Held | Part::Kept, None) => self.end_choice(&leg, outcome, cached, way),
-            (Part::Visible | Part::Held | Part::Kept, Some(cause)) => {
+            (Part::Visible | Part::Held | Part::Ahead | Part::Kept, None) => {
+                self.end_choice(&leg, outcome, cached, way);
+            }
+            (Part::Visible | Part::Held | Part::Ahead | Part::Kept, Some(cause)) => {
                 self.end_partner(&leg, cause);
                 let ended =
                     self.live.get(&leg.exchange).is_some_and(|live| live.timings[leg.choice].ended.is_some());

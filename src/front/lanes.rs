@@ -60,7 +60,7 @@ impl Lanes {
             | Event::Eof(conn)
             | Event::Drained(conn)
             | Event::Closed { conn, .. } => self.callers.contains_key(&conn),
-            Event::Woken | Event::Terminate => false,
+            Event::Woken | Event::Terminate | Event::Hangup => false,
         }
     }
 
@@ -82,7 +82,7 @@ impl Lanes {
                 reactor.close(conn);
             }
             Event::Closed { conn, .. } => drop(self.callers.remove(&conn)),
-            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate => {}
+            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
 

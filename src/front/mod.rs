@@ -15,6 +15,7 @@ pub mod passing;
 pub mod peers;
 pub mod progress;
 pub mod registrar;
+pub mod reload;
 pub mod resolver;
 pub mod router;
 pub mod routes;

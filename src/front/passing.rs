@@ -84,7 +84,7 @@ impl Passing {
             | Event::Eof(conn)
             | Event::Drained(conn)
             | Event::Closed { conn, .. } => conn,
-            Event::Woken | Event::Terminate => return false,
+            Event::Woken | Event::Terminate | Event::Hangup => return false,
         };
         self.calling.contains_key(&conn) || self.callers.contains_key(&conn)
     }
@@ -147,7 +147,7 @@ impl Passing {
                 self.ended(conn, handoff, now);
             }
             Event::Closed { conn, .. } => self.ended(conn, handoff, now),
-            Event::Drained(_) | Event::Woken | Event::Terminate => {}
+            Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
 

@@ -162,6 +162,11 @@ impl Peers {
         }
     }
 
+    /// Links that are made from now on prove the first of these and ask for any; those that stand stay.
+    pub fn set_keys(&mut self, keys: Keyring) {
+        self.own.keys = keys;
+    }
+
     /// Whether an event is of one of these connections.
     pub fn owns(&self, event: &Event) -> bool {
         let own = match *event {
@@ -171,7 +176,7 @@ impl Peers {
             | Event::Eof(conn)
             | Event::Drained(conn)
             | Event::Closed { conn, .. } => self.links.contains_key(&conn),
-            Event::Woken | Event::Terminate => false,
+            Event::Woken | Event::Terminate | Event::Hangup => false,
         };
         own || self.directory.owns(event) || self.passing.owns(event) || self.lanes.owns(event)
     }
@@ -209,7 +214,7 @@ impl Peers {
                 self.down(conn, &end, reactor, handoff, now);
             }
             Event::Closed { conn, reason } => self.down(conn, &End::lost(reason), reactor, handoff, now),
-            Event::Drained(_) | Event::Woken | Event::Terminate => {}
+            Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
 

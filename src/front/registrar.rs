@@ -5,6 +5,7 @@
 //! drain, for as long as one request may take. Not here: what is asked (`cluster`), sockets (`errands`).
 
 use crate::cluster::keeping::Keeping;
+use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::front::errands::Errands;
 use crate::front::resolver::Resolver;
@@ -30,6 +31,13 @@ impl Registrar {
     pub fn new(entries: Vec<(Keeping, Vec<WorkerUrl>)>, names: Option<Resolver>) -> Registrar {
         let errands = entries.into_iter().map(|(entry, hosts)| Errands::new(entry, hosts)).collect();
         Registrar { errands, names }
+    }
+
+    /// Entries are proven by this key from now on.
+    pub fn set_key(&mut self, key: Option<&Secret>) {
+        for errands in &mut self.errands {
+            errands.errand().set_key(key);
+        }
     }
 
     /// Whether an event is of one of these connections.

@@ -21,9 +21,10 @@ use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
 use crate::front::errands::Errands;
 use crate::front::http::Limits;
+use crate::front::reload::{Fresh, Reload};
 use crate::front::resolver::Resolver;
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX, SCRAPERS_MAX};
-use crate::net::{Address, Event, ListenerId, Reactor};
+use crate::net::{Address, Event, Identity, ListenerId, Reactor};
 use crate::obs::log::event;
 use call::Owner;
 use fanout::Fanout;
@@ -50,6 +51,7 @@ pub struct RouterService {
     fanout: Fanout,
     paths: Paths,
     drain: Drain,
+    reload: Option<Reload>,
     etcd: Option<(Errands<View>, Option<Resolver>)>,
     next_tick: Instant,
 }
@@ -76,15 +78,51 @@ impl RouterService {
             fanout: Fanout::default(),
             paths,
             drain: Drain::default(),
+            reload: None,
             etcd: None,
             next_tick: now,
         })
     }
 
     /// Takes bodies of so many bytes, and requests' names from these header fields.
-    pub fn within(self, terms: &RequestTerms) -> RouterService {
-        let limits = Limits { body: terms.body_max, ..Limits::default() };
+    pub fn within(self, body_max: usize, terms: &RequestTerms) -> RouterService {
+        let limits = Limits { body: body_max, ..Limits::default() };
         RouterService { connections: Connections::within(limits).named_by(terms.id_headers.clone()), ..self }
+    }
+
+    /// Speaks HTTPS from now on, as this.
+    pub fn secure(&mut self, identity: Identity) {
+        self.reactor.secure(self.listener, identity);
+    }
+
+    /// Uses these files as they change from now on.
+    ///
+    /// # Errors
+    /// The signal that says so cannot be had.
+    pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
+        if !reload.is_empty() {
+            self.reactor.watch_hangups()?;
+            self.reload = Some(reload);
+        }
+        Ok(())
+    }
+
+    fn renew(&mut self, fresh: Vec<Fresh>) {
+        for fresh in fresh {
+            match fresh {
+                Fresh::Identity(identity) => self.secure(identity),
+                Fresh::ApiKeys(keys) => {
+                    self.fleet.set_key(keys.first().cloned());
+                    self.paths.set_keys(keys);
+                }
+                Fresh::ClusterKeys(keys) => {
+                    if let Some((etcd, _)) = &mut self.etcd {
+                        etcd.errand().set_keys(keys.clone());
+                    }
+                    self.paths.workers().set_keys(keys);
+                }
+            }
+        }
     }
 
     /// Tells its metrics there, too.
@@ -125,12 +163,18 @@ impl RouterService {
             match event {
                 Event::Terminate if self.drain.signal() => return Some(Drain::cut(self.left())),
                 Event::Terminate => self.drain(now),
+                Event::Hangup => {
+                    let fresh = self.reload.as_mut().map(Reload::all);
+                    self.renew(fresh.unwrap_or_default());
+                }
                 event => self.take(event, now),
             }
         }
         self.fleet.resolve(now);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
+            let fresh = self.reload.as_mut().map(|reload| reload.changed(now));
+            self.renew(fresh.unwrap_or_default());
             self.fleet.expire(&mut self.reactor, now);
             if let Some((etcd, names)) = &mut self.etcd {
                 if let Some(names) = names {
@@ -149,6 +193,10 @@ impl RouterService {
         flights.try_again(&mut way);
         flights.admit(&mut way);
         self.settle(now);
+        // Who does not take what is said has gone, and has it ended.
+        while !self.connections.is_settled() {
+            self.settle(now);
+        }
         self.drained(now)
     }
 

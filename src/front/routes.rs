@@ -18,6 +18,7 @@ use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
+use crate::wire::auth::Keyring;
 use serde::Serialize;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -94,6 +95,18 @@ impl Routes {
     /// Everything is open but what `keys` guard.
     pub fn new(about: About, keys: Vec<Secret>, telemetry: Telemetry) -> Routes {
         Routes { about, keys, telemetry, draining: false, hanging: false, next_id: 0, unknown: Vec::new() }
+    }
+
+    /// Clients must show one of these from now on.
+    pub fn set_keys(&mut self, keys: Vec<Secret>) {
+        self.keys = keys;
+    }
+
+    /// Routers are told that peers prove these from now on.
+    pub fn set_cluster_keys(&mut self, keys: &Keyring) {
+        if let Some(handoff) = &mut self.about.handoff {
+            handoff.cluster_keys = keys.names();
+        }
     }
 
     /// No new requests for text.

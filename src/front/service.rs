@@ -8,12 +8,14 @@ use crate::front::bootstrap::Bootstrap;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
 use crate::front::generations::{Generations, Way};
+use crate::front::http::Limits;
 use crate::front::peers::Peers;
 use crate::front::progress::Progress;
 use crate::front::registrar::Registrar;
+use crate::front::reload::{Fresh, Reload, keyring};
 use crate::front::routes::Routes;
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
-use crate::net::{Address, Event, ListenerId, Reactor};
+use crate::net::{Address, Event, Identity, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::sched::mailbox;
 use crate::stdx::bell::Bell;
@@ -42,6 +44,7 @@ pub struct Service {
     progress: Progress,
     bell: Arc<Bell>,
     drain: Drain,
+    reload: Option<Reload>,
     next_tick: Instant,
 }
 
@@ -71,8 +74,54 @@ impl Service {
             progress: Progress::new(progress, now),
             bell,
             drain: Drain::default(),
+            reload: None,
             next_tick: now + TICK,
         })
+    }
+
+    /// Takes bodies of so many bytes.
+    pub fn within(self, body_max: usize) -> Service {
+        let limits = Limits { body: body_max, ..Limits::default() };
+        Service { connections: Connections::within(limits), ..self }
+    }
+
+    /// Speaks HTTPS from now on, as this.
+    pub fn secure(&mut self, identity: Identity) {
+        self.reactor.secure(self.listener, identity);
+    }
+
+    /// Uses these files as they change from now on.
+    ///
+    /// # Errors
+    /// The signal that says so cannot be had.
+    pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
+        if !reload.is_empty() {
+            self.reactor.watch_hangups()?;
+            self.reload = Some(reload);
+        }
+        Ok(())
+    }
+
+    fn renew(&mut self, fresh: Vec<Fresh>) {
+        for fresh in fresh {
+            match fresh {
+                Fresh::Identity(identity) => self.secure(identity),
+                Fresh::ApiKeys(keys) => self.routes.set_keys(keys),
+                Fresh::ClusterKeys(secrets) => {
+                    let Ok(keys) = keyring(&secrets) else { continue };
+                    self.routes.set_cluster_keys(&keys);
+                    if let Some(registrar) = &mut self.registrar {
+                        registrar.set_key(secrets.first());
+                    }
+                    if let Some(peers) = &mut self.peers {
+                        peers.set_keys(keys);
+                    }
+                    if let Some(bootstrap) = &mut self.bootstrap {
+                        bootstrap.set_keys(secrets);
+                    }
+                }
+            }
+        }
     }
 
     /// Takes part in a cluster: links to workers of other processes, and a registry on a prefill worker.
@@ -125,6 +174,10 @@ impl Service {
                     return Some(Drain::cut(Left { busy, ..self.left() }));
                 }
                 Event::Terminate => self.drain(now),
+                Event::Hangup => {
+                    let fresh = self.reload.as_mut().map(Reload::all);
+                    self.renew(fresh.unwrap_or_default());
+                }
                 event => self.dispatch(event, now),
             }
         }
@@ -140,8 +193,10 @@ impl Service {
             self.next_tick = now + TICK;
             self.tick(now);
         }
-        // Answers may have let pipelined requests in.
-        self.serve(now);
+        // Answers may have let pipelined requests in; and who does not take them has gone.
+        while !self.connections.is_settled() {
+            self.serve(now);
+        }
         if let Some(peers) = &mut self.peers {
             peers.serve(&mut self.reactor, self.generations.handoff_mut(), now);
         }
@@ -174,6 +229,8 @@ impl Service {
 
     fn tick(&mut self, now: Instant) {
         self.watch(now);
+        let fresh = self.reload.as_mut().map(|reload| reload.changed(now));
+        self.renew(fresh.unwrap_or_default());
         self.routes.look(now);
         self.generations.expire(now);
         self.connections.expire(&mut self.reactor, now);

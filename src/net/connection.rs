@@ -68,6 +68,8 @@ impl From<io::Error> for CloseReason {
 pub(super) enum State {
     /// Dialled, not yet there;
     Connecting,
+    /// accepted, and its peer has yet to prove that it speaks TLS; nobody has heard of it;
+    Shaking,
     /// carries bytes both ways;
     Open,
     /// given up by its owner, still sends what was queued;
@@ -132,7 +134,12 @@ impl Connection {
 
     /// Whether the connection still has an owner who wants to hear of it.
     pub(super) fn is_owned(&self) -> bool {
-        !matches!(self.state, State::Flushing | State::Lingering)
+        !matches!(self.state, State::Shaking | State::Flushing | State::Lingering)
+    }
+
+    /// Whether the socket has taken all that was to be sent.
+    pub(super) fn is_flushed(&self) -> bool {
+        self.queued.is_empty() && !self.stream.as_ref().is_some_and(Stream::is_pending)
     }
 
     /// Reads until the socket is empty or the buffer full, which bounds a turn; also says how many
@@ -183,6 +190,9 @@ impl Connection {
 
     /// Sends from the queue what the socket takes now; says how much that was.
     pub(super) fn flush(&mut self) -> Result<usize, CloseReason> {
+        if let Some(stream) = &mut self.stream {
+            stream.flush()?;
+        }
         let mut queued = std::mem::take(&mut self.queued);
         let result = self.write(queued.data());
         if let Ok(count) = result {

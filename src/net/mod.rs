@@ -17,10 +17,12 @@ mod silence;
 mod stream;
 mod table;
 mod timer;
+mod tls;
 mod waker;
 
 pub use connection::{CloseReason, ConnId};
 pub use reactor::{Event, ListenerId, Reactor, SendError};
 pub use stream::{Address, dial};
 pub use timer::{TimerId, Timers, TimersFull};
+pub use tls::Identity;
 pub use waker::Waker;

@@ -8,15 +8,18 @@
 //! after `Closed`, no event names the connection any more.
 //! Cost: an entry is looked up by id on every call; that is an index and a comparison.
 
+mod accepting;
+
 use super::buffer::Spare;
 use super::connection::{CloseReason, ConnId, Connection, ReadEnd, State};
 use super::signals::Signals;
 use super::stream::{Address, Listener, Stream};
 use super::table::Table;
 use super::timer::Timers;
-use super::{Waker, descriptors};
+use super::{Identity, Waker, descriptors};
 use crate::limits;
 use mio::{Interest, Token};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::VecDeque;
 use std::fmt;
 use std::fs::File;
@@ -45,7 +48,7 @@ pub enum Event {
     Connected(ConnId),
     /// Bytes wait in [`Reactor::received`].
     Received(ConnId),
-    /// The peer has closed its end; it may still be sent to.
+    /// The peer has closed its end; it may still be sent to, and `Closed` follows where it turns out to be gone.
     Eof(ConnId),
     /// All that was queued has been handed to the kernel, after that took no more for a while.
     Drained(ConnId),
@@ -60,6 +63,8 @@ pub enum Event {
     Woken,
     /// SIGTERM or SIGINT came.
     Terminate,
+    /// SIGHUP came.
+    Hangup,
 }
 
 /// Bytes were not taken.
@@ -100,7 +105,10 @@ pub struct Reactor {
     spare: Spare,
     waker: Waker,
     signals: Option<Signals>,
+    hangups: Option<Signals>,
     queued_total: usize,
+    /// Connections whose handshake may not be done, in the order in which they came, and their peers.
+    shaking: VecDeque<(ConnId, Option<SocketAddr>)>,
     /// How long closing connections may at least take.
     flush_until: Option<Instant>,
     /// Given up to accept, and close, one connection when descriptors have run out.
@@ -111,6 +119,8 @@ pub struct Reactor {
 #[derive(Debug)]
 struct Listening {
     listener: Listener,
+    /// What it shows to those who connect, where that is TLS.
+    identity: Option<Identity>,
     /// Connections it has open, and may have.
     open: usize,
     limit: usize,
@@ -130,12 +140,15 @@ struct Readiness {
     readable: bool,
     writable: bool,
     read_closed: bool,
+    /// It is dead, which a read would say that is no longer due where the peer's end has come.
+    broken: bool,
 }
 
 const WAKER: Token = Token(usize::MAX);
 const SIGNALS: Token = Token(usize::MAX - 1);
+const HANGUPS: Token = Token(usize::MAX - 2);
 /// Listeners have tokens of their own, beyond the generations of connections.
-const LISTENERS: usize = usize::MAX - 1 - limits::NET_LISTENERS_MAX;
+const LISTENERS: usize = usize::MAX - 2 - limits::NET_LISTENERS_MAX;
 
 impl Reactor {
     /// A reactor without listeners or connections.
@@ -156,7 +169,9 @@ impl Reactor {
             spare: Spare::default(),
             waker,
             signals: None,
+            hangups: None,
             queued_total: 0,
+            shaking: VecDeque::new(),
             flush_until: None,
             reserve: File::open("/dev/null").ok(),
             refused: 0,
@@ -170,9 +185,17 @@ impl Reactor {
 
     /// Has SIGTERM and SIGINT come as events from now on, and no longer end the process.
     pub fn watch_signals(&mut self) -> io::Result<()> {
-        let mut signals = Signals::install()?;
+        let mut signals = Signals::install(&[SIGINT, SIGTERM])?;
         self.poll.registry().register(&mut signals.stream, SIGNALS, Interest::READABLE)?;
         self.signals = Some(signals);
+        Ok(())
+    }
+
+    /// Has SIGHUP come as an event from now on, and no longer end the process.
+    pub fn watch_hangups(&mut self) -> io::Result<()> {
+        let mut hangups = Signals::install(&[SIGHUP])?;
+        self.poll.registry().register(&mut hangups.stream, HANGUPS, Interest::READABLE)?;
+        self.hangups = Some(hangups);
         Ok(())
     }
 
@@ -186,8 +209,17 @@ impl Reactor {
         let id = ListenerId(self.listeners.len() as u32);
         let token = Token(LISTENERS + id.0 as usize);
         self.poll.registry().register(listener.source(), token, Interest::READABLE)?;
-        self.listeners.push(Some(Listening { listener, open: 0, limit, again: false }));
+        self.listeners.push(Some(Listening { listener, identity: None, open: 0, limit, again: false }));
         Ok(id)
+    }
+
+    /// Who connects to a TCP listener from now on must speak TLS, and is shown this. A connection is told of when its
+    /// handshake is done, which has [`NET_HANDSHAKE_TIME`](limits::NET_HANDSHAKE_TIME); of too many that are not, the
+    /// oldest ends.
+    pub fn secure(&mut self, id: ListenerId, identity: Identity) {
+        if let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize) {
+            listening.identity = Some(identity);
+        }
     }
 
     /// Where a TCP listener listens; its port, if 0 was asked for, is the one it was given.
@@ -262,7 +294,7 @@ impl Reactor {
         loop {
             let event = self.events.pop_front()?;
             match event {
-                Event::Woken | Event::Terminate => return Some(event),
+                Event::Woken | Event::Terminate | Event::Hangup => return Some(event),
                 Event::Closed { conn, .. } => {
                     if self.table.remove(conn).is_some() {
                         return Some(event);
@@ -327,7 +359,7 @@ impl Reactor {
                     return Err(SendError::Closed);
                 }
             }
-            connection.blocked = sent < bytes.len();
+            connection.blocked = sent < bytes.len() || !connection.is_flushed();
         }
         self.queue(id, &bytes[sent..]);
         Ok(())
@@ -484,6 +516,7 @@ impl Reactor {
             readable: event.is_readable() || event.is_error(),
             writable: event.is_writable() || event.is_error(),
             read_closed: event.is_read_closed() || event.is_error(),
+            broken: event.is_error(),
         }));
     }
 
@@ -497,14 +530,25 @@ impl Reactor {
                 let count = self.signals.as_mut().map_or(0, Signals::take);
                 self.events.extend(std::iter::repeat_n(Event::Terminate, count));
             }
+            HANGUPS => {
+                if self.hangups.as_mut().is_some_and(|hangups| hangups.take() > 0) {
+                    self.events.push_back(Event::Hangup);
+                }
+            }
             Token(token) if token >= LISTENERS => self.accept(ListenerId((token - LISTENERS) as u32)),
             token => {
                 let id = id_of(token);
+                if self.table.get(id).is_some_and(|connection| connection.state == State::Shaking) {
+                    return self.shake(id);
+                }
                 if readiness.writable {
                     self.write(id);
                 }
                 if readiness.readable || readiness.read_closed {
                     self.read(id, readiness.read_closed);
+                }
+                if readiness.broken && self.owned(id).is_some_and(|connection| connection.eof) {
+                    self.fail(id, CloseReason::Io(ErrorKind::ConnectionReset));
                 }
             }
         }
@@ -512,7 +556,7 @@ impl Reactor {
 
     fn read(&mut self, id: ConnId, to_the_end: bool) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        if connection.eof || matches!(connection.state, State::Connecting | State::Failed) {
+        if connection.eof || matches!(connection.state, State::Connecting | State::Shaking | State::Failed) {
             return;
         }
         self.spare.lend(&mut connection.received);
@@ -547,14 +591,15 @@ impl Reactor {
             self.finish_connect(id);
         }
         let Some(connection) = self.table.get_mut(id) else { return };
-        if !matches!(connection.state, State::Open | State::Flushing) || connection.queued.is_empty() {
+        if !matches!(connection.state, State::Open | State::Flushing) || connection.is_flushed() {
             return;
         }
         match connection.flush() {
             Ok(count) => {
                 self.queued_total -= count;
                 self.spare.take_back(&mut connection.queued);
-                let was_blocked = std::mem::replace(&mut connection.blocked, !connection.queued.is_empty());
+                let is_blocked = !connection.is_flushed();
+                let was_blocked = std::mem::replace(&mut connection.blocked, is_blocked);
                 if was_blocked && !connection.blocked && connection.state == State::Open {
                     self.events.push_back(Event::Drained(id));
                 }
@@ -577,60 +622,6 @@ impl Reactor {
                 self.events.push_back(Event::Connected(id));
             }
             Err(error) => self.fail(id, error.into()),
-        }
-    }
-
-    /// Accepts one turn of connections.
-    fn accept(&mut self, id: ListenerId) {
-        for _ in 0..limits::NET_ACCEPT_TURN {
-            let Some(Some(listening)) = self.listeners.get(id.0 as usize) else { return };
-            match listening.listener.accept() {
-                Ok((stream, peer)) => self.admit(id, stream, peer),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if is_shortage(&error) => {
-                    if !self.shed(id) {
-                        return self.accept_again(id, Instant::now() + limits::NET_ACCEPT_RETRY);
-                    }
-                }
-                // That one connection died in the backlog.
-                Err(_) => {}
-            }
-        }
-        self.accept_again(id, Instant::now());
-    }
-
-    fn admit(&mut self, id: ListenerId, stream: Stream, peer: Option<SocketAddr>) {
-        let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize) else { return };
-        if listening.open == listening.limit || self.table.is_full() {
-            self.refused += 1;
-            return;
-        }
-        listening.open += 1;
-        let conn = self.table.insert(Connection::new(None, State::Open, Some(id.0)));
-        match self.attach(conn, stream) {
-            Ok(()) => self.events.push_back(Event::Accepted { listener: id, conn, peer }),
-            Err(_) => {
-                self.refused += 1;
-                self.release(conn);
-            }
-        }
-    }
-
-    /// Takes one connection out of the backlog and closes it, with the descriptor kept for this.
-    fn shed(&mut self, id: ListenerId) -> bool {
-        self.reserve = None;
-        let Some(Some(listening)) = self.listeners.get(id.0 as usize) else { return false };
-        let shed = listening.listener.accept().is_ok();
-        self.refused += u64::from(shed);
-        self.reserve = File::open("/dev/null").ok();
-        shed
-    }
-
-    fn accept_again(&mut self, id: ListenerId, at: Instant) {
-        if let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize)
-            && !listening.again
-        {
-            listening.again = self.timers.schedule(at, Deadline::Accept(id)).is_ok();
         }
     }
 
@@ -664,11 +655,11 @@ impl Reactor {
 
     fn linger_if_flushed(&mut self, id: ConnId) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        if connection.state != State::Flushing || !connection.queued.is_empty() {
+        if connection.state != State::Flushing || !connection.is_flushed() {
             return;
         }
         connection.state = State::Lingering;
-        let shut = connection.stream.as_ref().map_or(Ok(()), Stream::shutdown_write);
+        let shut = connection.stream.as_mut().map_or(Ok(()), Stream::shutdown_write);
         if connection.eof || shut.is_err() {
             self.release(id);
         } else {
@@ -725,12 +716,6 @@ fn token_of(id: ConnId) -> Token {
 
 fn id_of(token: Token) -> ConnId {
     ConnId { index: token.0 as u32, generation: (token.0 >> 32) as u32 }
-}
-
-/// Whether accepting failed for want of descriptors or memory, which waiting may cure.
-fn is_shortage(error: &io::Error) -> bool {
-    let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-    error.raw_os_error().is_some_and(|code| shortages.contains(&code))
 }
 
 #[cfg(test)]

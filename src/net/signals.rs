@@ -1,11 +1,11 @@
-//! SIGTERM and SIGINT as bytes in a socket that the reactor watches.
+//! Signals as bytes in a socket that the reactor watches.
 //!
 //! Thread: `ctl`. Invariants: the handlers are taken back when the value is dropped.
 
 use mio::net::UnixStream;
 use signal_hook::SigId;
-use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::low_level::{pipe, unregister};
+use std::ffi::c_int;
 use std::io::{self, Read};
 use std::os::unix::net::UnixStream as StdStream;
 
@@ -13,16 +13,18 @@ use std::os::unix::net::UnixStream as StdStream;
 #[derive(Debug)]
 pub(super) struct Signals {
     pub(super) stream: UnixStream,
-    handlers: [SigId; 2],
+    handlers: Vec<SigId>,
 }
 
 impl Signals {
-    pub(super) fn install() -> io::Result<Signals> {
+    pub(super) fn install(signals: &[c_int]) -> io::Result<Signals> {
         let (read, write) = StdStream::pair()?;
         read.set_nonblocking(true)?;
-        let interrupt = pipe::register(SIGINT, write.try_clone()?)?;
-        let terminate = pipe::register(SIGTERM, write)?;
-        Ok(Signals { stream: UnixStream::from_std(read), handlers: [interrupt, terminate] })
+        let mut installed = Signals { stream: UnixStream::from_std(read), handlers: Vec::new() };
+        for &signal in signals {
+            installed.handlers.push(pipe::register(signal, write.try_clone()?)?);
+        }
+        Ok(installed)
     }
 
     /// Signals that have come since the last call.
@@ -38,7 +40,7 @@ impl Signals {
 
 impl Drop for Signals {
     fn drop(&mut self) {
-        self.handlers.into_iter().for_each(|handler| {
+        self.handlers.drain(..).for_each(|handler| {
             unregister(handler);
         });
     }

@@ -1,5 +1,6 @@
-//! TCP and unix sockets behind one face.
+//! TCP, TLS over it, and unix sockets behind one face.
 
+use super::tls::{Identity, Secured};
 use super::{descriptors, silence};
 use crate::limits::NET_HOST_SILENCE_MAX;
 use mio::event::Source;
@@ -78,10 +79,40 @@ pub fn dial(address: SocketAddr) -> io::Result<std::net::TcpStream> {
 #[derive(Debug)]
 pub(super) enum Stream {
     Tcp(TcpStream),
+    Tls(Box<Secured>),
     Unix(UnixStream),
 }
 
 impl Stream {
+    /// TLS over it, as a server; nothing was read yet.
+    pub(super) fn secure(self, identity: &Identity) -> io::Result<Stream> {
+        match self {
+            Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(identity.accept(tcp)?))),
+            Stream::Tls(_) | Stream::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
+    /// Goes on with a handshake, where there is one; whether it is done.
+    pub(super) fn shake(&mut self) -> io::Result<bool> {
+        match self {
+            Stream::Tls(secured) => secured.shake(),
+            Stream::Tcp(_) | Stream::Unix(_) => Ok(true),
+        }
+    }
+
+    /// Sends what a write has taken and not sent; whether that is all of it.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        match self {
+            Stream::Tls(secured) => secured.flush(),
+            Stream::Tcp(_) | Stream::Unix(_) => Ok(true),
+        }
+    }
+
+    /// Whether a write has taken something that is not sent.
+    pub(super) fn is_pending(&self) -> bool {
+        matches!(self, Stream::Tls(secured) if secured.is_pending())
+    }
+
     /// A TCP connection that stands.
     pub(super) fn adopted(stream: std::net::TcpStream) -> Stream {
         Stream::Tcp(TcpStream::from_std(stream))
@@ -101,6 +132,7 @@ impl Stream {
     pub(super) fn finish_connect(&self) -> io::Result<bool> {
         let (error, peer) = match self {
             Stream::Tcp(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
+            Stream::Tls(secured) => (secured.tcp.take_error()?, secured.tcp.peer_addr().map(drop)),
             Stream::Unix(stream) => (stream.take_error()?, stream.peer_addr().map(drop)),
         };
         if let Some(error) = error {
@@ -121,12 +153,13 @@ impl Stream {
     pub(super) fn read(&mut self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read(bytes),
+            Stream::Tls(secured) => secured.read(bytes),
             Stream::Unix(stream) => descriptors::receive(stream.as_fd(), bytes, descriptors),
         }
     }
 
     /// Whether a read shorter than its buffer has emptied the socket. On a unix stream a read ends
-    /// where descriptors change.
+    /// where descriptors change, over TLS where a record does.
     pub(super) fn short_read_empties(&self) -> bool {
         matches!(self, Stream::Tcp(_))
     }
@@ -134,13 +167,15 @@ impl Stream {
     pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Tls(secured) => secured.write(bytes),
             Stream::Unix(stream) => stream.write(bytes),
         }
     }
 
-    pub(super) fn shutdown_write(&self) -> io::Result<()> {
+    pub(super) fn shutdown_write(&mut self) -> io::Result<()> {
         match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Write),
+            Stream::Tls(secured) => secured.shutdown_write(),
             Stream::Unix(stream) => stream.shutdown(Shutdown::Write),
         }
     }
@@ -149,6 +184,7 @@ impl Stream {
         let interest = Interest::READABLE | Interest::WRITABLE;
         match self {
             Stream::Tcp(stream) => registry.register(stream, token, interest),
+            Stream::Tls(secured) => registry.register(&mut secured.tcp, token, interest),
             Stream::Unix(stream) => registry.register(stream, token, interest),
         }
     }

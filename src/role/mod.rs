@@ -14,9 +14,10 @@ mod starting;
 use crate::cluster::registry::{Registration, Registry};
 use crate::cluster::router as cluster;
 use crate::config::resolved::{
-    DataThreads, DecodeConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer, WorkerConfig,
-    WorkerLayout,
+    DataThreads, DecodeConfig, FrontConfig, HandoffConfig, PrefillConfig, ServeConfig, Transfer,
+    WorkerConfig, WorkerLayout,
 };
+use crate::config::secret::Secret;
 use crate::config::values::parse_host;
 use crate::front::bootstrap::Bootstrap;
 use crate::front::directory::Directory;
@@ -27,19 +28,21 @@ use crate::front::lanes::Lanes;
 use crate::front::openai::info::HandoffInfo;
 use crate::front::passing::Passing;
 use crate::front::peers::{self, Patience, Peers};
+use crate::front::reload::{self, Reload};
 use crate::front::resolver::Resolver;
 use crate::front::routes::{About, Mode};
+use crate::front::service::Service;
 use crate::ids::Peer;
 use crate::kv::layout::KvLayout;
 use crate::limits::CONTROL_CONNECTIONS_MAX;
 use crate::model::weights::LoadError;
-use crate::net::{ListenerId, Reactor};
+use crate::net::{Identity, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
 use crate::transfer::aux::AUX_VERSION;
 use crate::transfer::transport::rdma::Nic;
-use crate::wire::auth::{ClusterKey, KeyId, Keyring};
+use crate::wire::auth::{KeyId, Keyring};
 use crate::wire::message::{self as wire, Transport};
 pub use loaded::host_id;
 use loaded::{Loaded, kind};
@@ -48,6 +51,7 @@ use process::Process;
 use sha2::{Digest, Sha256};
 use starting::Starting;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, io};
@@ -114,12 +118,13 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let mut process = Process::new(&loaded, &config.worker, ctl.clone())?;
     let placement = match config.layout {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
-        WorkerLayout::Split { prefill, decode, .. } => Placement::Split {
+        WorkerLayout::Split { prefill, decode, first_token, .. } => Placement::Split {
+            first_token,
             prefill: (0..prefill).map(|_| process.add_prefill(&loaded)).collect::<Result<_, _>>()?,
             decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
         },
     };
-    let running = process.start(
+    let mut running = process.start(
         loaded,
         &config.worker,
         placement,
@@ -127,6 +132,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
         reactor,
         ctl,
     )?;
+    renew(&mut running.service, &config.worker.front, &[])?;
     starting.over();
     running.announce_ready(&config.worker, begun);
     running.run()
@@ -195,6 +201,7 @@ pub fn prefill(config: &PrefillConfig) -> Result<End, RoleError> {
         control_port = control_port,
         bootstrap_port = bootstrap_port
     );
+    renew(&mut running.service, &config.worker.front, &config.handoff.cluster_keys)?;
     starting.over();
     running.announce_ready(&config.worker, begun);
     running.run()
@@ -243,9 +250,23 @@ pub fn decode(config: &DecodeConfig) -> Result<End, RoleError> {
     if let Some(told) = told {
         event!(Info, "ctl", "lanes are taken", data_port = told.port());
     }
+    renew(&mut running.service, &config.worker.front, &config.handoff.cluster_keys)?;
     starting.over();
     running.announce_ready(&config.worker, begun);
     running.run()
+}
+
+/// What the HTTP front shows, where it speaks HTTPS.
+fn identity(front: &FrontConfig) -> Result<Option<Identity>, RoleError> {
+    let read = |(certificates, key): &(PathBuf, PathBuf)| Identity::read(certificates, key);
+    let identity = front.tls.as_ref().map(read).transpose();
+    identity.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))
+}
+
+/// Has the files of keys and certificates read again as they change.
+fn renew(service: &mut Service, front: &FrontConfig, cluster_keys: &[Secret]) -> Result<(), RoleError> {
+    let watched = service.renew_from(Reload::new(front, cluster_keys, Instant::now()));
+    watched.map_err(|error| RoleError::Io("cannot take signals", error))
 }
 
 fn http_port(config: &WorkerConfig) -> Port {
@@ -347,10 +368,8 @@ fn peer_identity(
 
 /// The cluster's keys; their names are in the log, so that a rotation can be followed.
 fn keyring(handoff: &HandoffConfig) -> Result<Keyring, RoleError> {
-    let keys = handoff.cluster_keys.iter().map(|key| ClusterKey::new(key.bytes()));
-    let keys = keys.collect::<Result<Vec<_>, _>>();
-    let keys = keys.map_err(|error| RoleError::Config("--cluster-key-file", error.to_string()))?;
-    let keys = Keyring::new(keys);
+    let keys = reload::keyring(&handoff.cluster_keys);
+    let keys = keys.map_err(|error| RoleError::Config("--cluster-key-file", error))?;
     for id in keys.ids().into_iter().filter(|&id| id != KeyId::NONE) {
         event!(Info, "ctl", "a cluster key is accepted", key = id, proven = id == keys.ids()[0]);
     }
@@ -362,7 +381,6 @@ fn handoff_info(loaded: &Loaded, keys: &Keyring, local_prefill: bool) -> Handoff
     let short = |hash: &[u8; 32]| hash[..8].iter().map(|byte| format!("{byte:02x}")).collect();
     let (own, layout) = (&loaded.fingerprint, &loaded.layout);
     let KvLayout { layers, model_kv_heads: heads, head_dim, .. } = layout;
-    let keys = keys.ids().into_iter().filter(|&id| id != KeyId::NONE);
     HandoffInfo {
         wire: format!("{}.{}", wire::VERSION, wire::MINOR),
         config: short(&own.config),
@@ -371,7 +389,7 @@ fn handoff_info(loaded: &Loaded, keys: &Keyring, local_prefill: bool) -> Handoff
         tokenizer: short(&own.tokenizer),
         template: short(&own.template),
         kv: format!("{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}", layout.dtype.name()),
-        cluster_keys: keys.map(|id| id.to_string()).collect(),
+        cluster_keys: keys.names(),
         local_prefill,
     }
 }

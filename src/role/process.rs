@@ -299,7 +299,8 @@ impl Process {
         let telemetry = Telemetry::new(self.registry, self.watched);
         let routes = Routes::new(about, config.front.api_keys.clone(), telemetry);
         let address = config.front.address();
-        let service = Service::new(
+        let identity = super::identity(&config.front)?;
+        let mut service = Service::new(
             reactor,
             address,
             generations,
@@ -308,7 +309,11 @@ impl Process {
             ctl,
             Instant::now(),
         )
-        .map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
+        .map_err(|error| RoleError::Listen { flag: "--port", address, error })?
+        .within(config.front.body_max);
+        if let Some(identity) = identity {
+            service.secure(identity);
+        }
         let bells = vec![self.engine_bell, mover_bell];
         Ok(Running { service, stop, bells, wait, threads, _data: self.data })
     }

@@ -9,6 +9,7 @@ use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
 use crate::front::drain::End;
 use crate::front::errands::Errands;
+use crate::front::reload::Reload;
 use crate::front::resolver::Resolver;
 use crate::front::router::RouterService;
 use crate::front::router::fleet::Fleet;
@@ -59,7 +60,12 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         now,
     )
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
-    .within(&config.requests);
+    .within(config.front.body_max, &config.requests);
+    if let Some(identity) = super::identity(&config.front)? {
+        service.secure(identity);
+    }
+    let renewed = service.renew_from(Reload::new(&config.front, &config.cluster_keys, now));
+    renewed.map_err(|error| RoleError::Io("cannot take signals", error))?;
     if let Some(address) = config.metrics {
         let listened = service.tell_metrics(address);
         listened.map_err(|error| RoleError::Listen { flag: "--prometheus-port", address, error })?;

@@ -129,6 +129,11 @@ impl fmt::Display for KeyId {
 pub struct Keyring(Vec<(KeyId, ClusterKey)>);
 
 impl Keyring {
+    /// The names of the keys, as others are told them.
+    pub fn names(&self) -> Vec<String> {
+        self.0.iter().map(|(id, _)| id.to_string()).collect()
+    }
+
     /// These keys, at most [`CLUSTER_KEYS_MAX`](limits::CLUSTER_KEYS_MAX): the rest is left out.
     pub fn new(keys: impl IntoIterator<Item = ClusterKey>) -> Keyring {
         Keyring(keys.into_iter().take(limits::CLUSTER_KEYS_MAX).map(|key| (key.id(), key)).collect())

@@ -2,6 +2,7 @@
 //! die at any time without harm to the other.
 
 mod abuse;
+mod ahead;
 mod alone;
 mod attacks;
 mod deaths;
@@ -10,6 +11,7 @@ mod dummy;
 mod etcd;
 mod etcd_server;
 mod fleet;
+mod http;
 mod kept;
 mod keys;
 mod late;
@@ -26,6 +28,7 @@ mod routed;
 mod secrecy;
 mod storm;
 mod stranger;
+mod tls;
 mod unfit;
 
 use baton::limits::DIAL_HOLD_OFF;

@@ -11,10 +11,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// A fleet of a model so slow that a stream can be met in its midst.
-struct Slow {
+pub struct Slow {
     dummy: Dummy,
     transfer: &'static str,
-    fleet: Fleet,
+    pub fleet: Fleet,
 }
 
 const PREFILL: usize = 2;
@@ -22,10 +22,15 @@ const DECODE: usize = 2;
 
 impl Slow {
     fn start(transfer: &'static str) -> Slow {
+        Slow::with(transfer, &[])
+    }
+
+    /// With these flags of the router.
+    pub fn with(transfer: &'static str, flags: &[&str]) -> Slow {
         let dummy = Dummy::slow();
         let prefill = (0..PREFILL).map(|_| Slow::worker(&dummy, transfer, "prefill", 0, 0)).collect();
         let decode = (0..DECODE).map(|_| Slow::worker(&dummy, transfer, "decode", 0, 0)).collect();
-        let fleet = Fleet::new(prefill, decode);
+        let fleet = Fleet::with(prefill, decode, flags);
         Slow { dummy, transfer, fleet }
     }
 
@@ -40,7 +45,7 @@ impl Slow {
 
     /// The decode worker that has something to do.
     #[track_caller]
-    fn busy(&self) -> usize {
+    pub fn busy(&self) -> usize {
         let begun = Instant::now();
         loop {
             let is_busy = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;
@@ -52,12 +57,12 @@ impl Slow {
         }
     }
 
-    fn kill_decode(&mut self, which: usize) {
+    pub fn kill_decode(&mut self, which: usize) {
         self.fleet.decode[which].kill();
     }
 
     /// Another process takes the place of one that died.
-    fn restart_decode(&mut self, which: usize) {
+    pub fn restart_decode(&mut self, which: usize) {
         let port = self.fleet.decode[which].address.port();
         self.fleet.decode[which] = Slow::worker(&self.dummy, self.transfer, "decode", port, 0);
         self.await_all();
@@ -81,7 +86,7 @@ impl Slow {
 
 /// Every form of stream, greedy and seeded; all have what an earlier attempt's tokens count for: penalties, stop
 /// strings, logprobs that are told again, several choices, usage.
-fn cases() -> Vec<(&'static str, Value)> {
+pub fn cases() -> Vec<(&'static str, Value)> {
     let ids =
         |seed: u32, count: u32| (0..count).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>();
     let usage = json!({ "include_usage": true });
@@ -111,7 +116,7 @@ fn cases() -> Vec<(&'static str, Value)> {
     ]
 }
 
-fn open(address: SocketAddr, (path, body): &(&'static str, Value)) -> Leg {
+pub fn open(address: SocketAddr, (path, body): &(&'static str, Value)) -> Leg {
     let mut body = body.clone();
     body["stream"] = json!(true);
     Leg::open(address, path, "x-request-id: one\r\n", &body)
@@ -119,7 +124,7 @@ fn open(address: SocketAddr, (path, body): &(&'static str, Value)) -> Leg {
 
 /// The events of a stream that ended well, without what says when it began.
 #[track_caller]
-fn events(answer: &str) -> Vec<String> {
+pub fn events(answer: &str) -> Vec<String> {
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     let is_event = |line: &&str| line.starts_with("data: ");
     let events: Vec<String> = answer.lines().filter(is_event).map(without_created).collect();
@@ -150,7 +155,7 @@ fn by_choice(events: &[String]) -> Vec<String> {
 }
 
 #[track_caller]
-fn check_same(found: &str, expected: &[String], what: &Value) {
+pub fn check_same(found: &str, expected: &[String], what: &Value) {
     let (found, expected) = (by_choice(&events(found)), by_choice(expected));
     for (at, (found, expected)) in found.iter().zip(&expected).enumerate() {
         assert_eq!(found, expected, "event {at} of {what}");

@@ -201,3 +201,23 @@ fn nft() -> &'static str {
         path.map_or(String::new(), |path| String::from_utf8_lossy(&path).trim().to_owned())
     })
 }
+
+/// How many segments with data have come on a connection.
+pub fn data_segments(stream: &TcpStream) -> u32 {
+    /// Where Linux tells it in what it says of a connection (`tcpi_data_segs_in`).
+    const AT: usize = 152;
+    let mut info = [0u8; 256];
+    let mut length = info.len() as libc::socklen_t;
+    // SAFETY: as many bytes are written as there are; the kernel says how many those were.
+    let got = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            info.as_mut_ptr().cast(),
+            &mut length,
+        )
+    };
+    assert!(got == 0 && length as usize >= AT + 4, "the kernel tells no segments");
+    u32::from_ne_bytes(info[AT..AT + 4].try_into().unwrap())
+}

@@ -151,7 +151,8 @@ impl Process {
         self.signal("CONT");
     }
 
-    fn signal(&self, name: &str) {
+    /// Sends it a signal.
+    pub fn signal(&self, name: &str) {
         let (name, id) = (format!("-{name}"), self.child.id().to_string());
         assert!(Command::new("kill").args([name, id]).status().expect("kill is there").success());
     }

@@ -1,5 +1,6 @@
 //! `baton router` between scripted workers.
 
+mod ahead;
 mod client;
 mod foreign;
 mod joining;

@@ -8,14 +8,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Two workers of each role and a router that takes them in turn.
-struct Quartet {
-    prefill: [Worker; 2],
-    decode: [Worker; 2],
-    router: Router,
+pub struct Quartet {
+    pub prefill: [Worker; 2],
+    pub decode: [Worker; 2],
+    pub router: Router,
 }
 
 impl Quartet {
-    fn start(flags: &[&str]) -> Quartet {
+    pub fn start(flags: &[&str]) -> Quartet {
         let (prefill, decode) = ([(); 2].map(|()| Worker::start()), [(); 2].map(|()| Worker::start()));
         let flags = [&["--policy", "round_robin"], flags].concat();
         let router = Router::ready(&[&prefill[0], &prefill[1]], &[&decode[0], &decode[1]], &flags);
@@ -24,7 +24,7 @@ impl Quartet {
     }
 
     /// The next request at both workers of a pair, and which they are.
-    fn asked(&self) -> ([usize; 2], Asked, Asked) {
+    pub fn asked(&self) -> ([usize; 2], Asked, Asked) {
         let (prefill, at_prefill) = next(&self.prefill);
         let (decode, at_decode) = next(&self.decode);
         ([prefill, decode], at_prefill, at_decode)
@@ -49,7 +49,7 @@ fn room(asked: &Asked) -> u64 {
 }
 
 /// An event of the first choice and what it stands for.
-fn event(ids: &[u32], text: &str) -> String {
+pub fn event(ids: &[u32], text: &str) -> String {
     let mark = json!({ "created": 7, "choice": 0, "ids": ids });
     format!(": {mark}\ndata: {text}\n\n")
 }
@@ -103,7 +103,7 @@ fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
     }
 }
 
-fn rest(client: &mut Client) -> String {
+pub fn rest(client: &mut Client) -> String {
     std::iter::from_fn(|| client.piece()).collect()
 }
 

@@ -32,7 +32,10 @@ enum Stage {
 #[derive(Debug)]
 pub struct EtcdEnrolment {
     key: String,
+    entry: Entry,
     value: Vec<u8>,
+    /// What etcd has is another value.
+    is_stale: bool,
     stage: Stage,
     /// What comes at `due`.
     next: Stage,
@@ -48,6 +51,8 @@ impl EtcdEnrolment {
     pub fn new(entry: &Entry, cluster_key: Option<&Secret>, now: Instant) -> EtcdEnrolment {
         EtcdEnrolment {
             key: key_of(entry),
+            entry: entry.clone(),
+            is_stale: false,
             value: write(entry, cluster_key),
             stage: Stage::Waiting,
             next: Stage::Granting,
@@ -56,6 +61,12 @@ impl EtcdEnrolment {
             withdrawn: false,
             paused: false,
         }
+    }
+
+    /// Proves this key in the value from now on; what etcd has is replaced at the next turn.
+    pub fn set_key(&mut self, cluster_key: Option<&Secret>) {
+        self.value = write(&self.entry, cluster_key);
+        self.is_stale = true;
     }
 
     /// Takes the entry back, and keeps none from now on.
@@ -100,6 +111,7 @@ impl Errand for EtcdEnrolment {
         let (path, body) = match self.next {
             Stage::Putting => {
                 let (key, value) = (encode(&self.key), encode(&self.value));
+                self.is_stale = false;
                 ("/v3/kv/put", json!({ "key": key, "value": value, "lease": lease }))
             }
             Stage::Keeping => ("/v3/lease/keepalive", json!({ "ID": lease })),
@@ -154,6 +166,7 @@ impl Errand for EtcdEnrolment {
             }),
             Stage::Seeking => serde_json::from_slice(body).map(|Found { count }| match count.as_deref() {
                 None | Some("0") => self.go_on(Stage::Putting, now),
+                Some(_) if self.is_stale => self.go_on(Stage::Putting, now),
                 Some(_) => self.go_on(Stage::Keeping, later),
             }),
             Stage::Putting => {

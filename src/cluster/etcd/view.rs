@@ -106,6 +106,11 @@ struct Event {
 }
 
 impl View {
+    /// Entries that come from now on prove one of these.
+    pub fn set_keys(&mut self, cluster_keys: Vec<Secret>) {
+        self.cluster_keys = cluster_keys;
+    }
+
     /// Due at once; where there is a key, entries prove it.
     pub fn new(cluster_keys: Vec<Secret>, now: Instant) -> View {
         View {

@@ -2,8 +2,8 @@
 //! program; where a name means something else here, its help says what.
 
 use super::super::registry::RegistryAddress;
-use super::super::resolved::Policy;
-use super::super::values::{ByteSize, WorkerUrl, parse_header_name, parse_health_path, parse_host};
+use super::super::resolved::{FirstToken, Policy};
+use super::super::values::{WorkerUrl, parse_header_name, parse_health_path, parse_host};
 use crate::limits::{
     BREAKER_FAILURES_MAX, BREAKER_SECONDS_MAX, HEALTH_PROBES_MAX, HEALTH_SECONDS_MAX, HTTP_CONNECTIONS_MAX,
     REQUEST_TIME_MAX, RETRIES_DEFAULT, RETRY_BACKOFF_MS_MAX,
@@ -79,9 +79,10 @@ pub(in crate::config) struct RequestFlags {
     /// Seconds that one may wait there; then the answer is 408
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64))]
     pub(in crate::config) queue_timeout_secs: u32,
-    /// Longest body of a request, in bytes or as 8MiB [default: 32MiB, and no more than that]
-    #[arg(long, value_name = "SIZE")]
-    pub(in crate::config) max_payload_size: Option<ByteSize>,
+    /// Whose token a stream begins with: prefill's comes as soon as it is sampled, before its KV has reached decode, which
+    /// goes on with the second
+    #[arg(long, value_enum, default_value_t)]
+    pub(in crate::config) first_token: FirstToken,
     /// Header fields in which a client may name its request, the first that is there; answers and workers have the name in
     /// x-request-id [default: x-request-id]
     #[arg(long, value_name = "NAME", num_args = 1.., value_parser = parse_header_name)]

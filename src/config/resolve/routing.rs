@@ -9,8 +9,8 @@ use crate::config::registry::RegistryAddress;
 use crate::config::resolved::{
     BreakerTerms, HealthTerms, Policies, PrefillEndpoint, RequestTerms, RetryTerms, RouterConfig,
 };
-use crate::config::values::{ByteSize, WorkerUrl};
-use crate::limits::{HTTP_BODY_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
+use crate::config::values::WorkerUrl;
+use crate::limits::{REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -149,14 +149,6 @@ fn metrics(flags: &ScrapeFlags, front: SocketAddr) -> Result<Option<SocketAddr>,
 
 fn requests(flags: RequestFlags) -> Result<RequestTerms, ConfigError> {
     let defaults = RequestTerms::default();
-    let body_max = match flags.max_payload_size {
-        None => defaults.body_max,
-        Some(size) => {
-            let bytes = usize::try_from(size.0).ok().filter(|bytes| (1..=HTTP_BODY_MAX).contains(bytes));
-            let limit = || format!("must be 1 byte to {}", ByteSize(HTTP_BODY_MAX as u64));
-            bytes.ok_or_else(|| value("--max-payload-size", size, limit()))?
-        }
-    };
     let concurrent = match u32::try_from(flags.max_concurrent_requests) {
         Ok(0) => return Err(value("--max-concurrent-requests", 0, "must be at least 1, or -1 for no limit")),
         limit => limit.ok(),
@@ -167,7 +159,7 @@ fn requests(flags: RequestFlags) -> Result<RequestTerms, ConfigError> {
         concurrent,
         queue: flags.queue_size,
         queue_time: Duration::from_secs(flags.queue_timeout_secs.into()),
-        body_max,
+        first_token: flags.first_token,
         id_headers: match flags.request_id_headers {
             names if names.is_empty() => defaults.id_headers,
             names => names,

@@ -1,7 +1,7 @@
 //! Command lines of `baton router`, those written for sglang-router among them.
 
 use crate::config::resolved::{
-    BreakerTerms, Command, HealthTerms, Policies, Policy, RequestTerms, RetryTerms, RouterConfig,
+    BreakerTerms, Command, FirstToken, HealthTerms, Policies, Policy, RequestTerms, RetryTerms, RouterConfig,
 };
 use crate::config::{Invocation, Surroundings, parse};
 use crate::limits::RETRIES_DEFAULT;
@@ -73,7 +73,7 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
         "--pd-disaggregation --prefill http://a:1 9000 --decode http://b:1 --host 0.0.0.0 --port 30000 \
          --policy round_robin --decode-policy least_loaded --prometheus-port 29000 --prometheus-host 127.0.0.1 \
          --log-level warn --request-timeout-secs 600 --max-concurrent-requests 32 --queue-size 5 \
-         --queue-timeout-secs 7 --max-payload-size 1048576 --request-id-headers X-Trace-Id x-request-id \
+         --queue-timeout-secs 7 --first-token prefill --max-payload-size 1048576 --request-id-headers X-Trace-Id x-request-id \
          --retry-max-retries 2 --retry-initial-backoff-ms 50 --retry-max-backoff-ms 30000 \
          --retry-backoff-multiplier 1.5 --retry-jitter-factor 0.2 --cb-failure-threshold 10 \
          --cb-success-threshold 3 --cb-timeout-duration-secs 60 --cb-window-duration-secs 100 \
@@ -83,6 +83,7 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
     );
     let seconds = Duration::from_secs;
     assert_eq!(config.front.address(), "0.0.0.0:30000".parse().unwrap());
+    assert_eq!(config.front.body_max, 1 << 20);
     assert_eq!(config.metrics, Some("127.0.0.1:29000".parse().unwrap()));
     assert_eq!(config.policies, Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded });
     assert_eq!(
@@ -92,7 +93,7 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
             concurrent: Some(32),
             queue: 5,
             queue_time: seconds(7),
-            body_max: 1 << 20,
+            first_token: FirstToken::Prefill,
             id_headers: vec!["x-trace-id".into(), "x-request-id".into()],
         }
     );
@@ -135,10 +136,14 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
 fn every_flag_of_sglang_router_is_taken_or_refused_by_name() {
     let command = crate::config::command_line();
     let router = command.find_subcommand("router").unwrap();
-    let is_ours = |flag: &str| router.get_arguments().any(|arg| arg.get_long() == flag.strip_prefix("--"));
+    let is_ours = |flag: &str| {
+        let name = flag.strip_prefix("--").unwrap();
+        let is_named = |arg: &clap::Arg| arg.get_all_aliases().is_some_and(|all| all.contains(&name));
+        router.get_arguments().any(|arg| arg.get_long() == Some(name) || is_named(arg))
+    };
     let theirs = include_str!("../../../tests/recordings/sglang-router-0.3.2.flags");
     let (taken, refused): (Vec<&str>, Vec<&str>) = theirs.lines().partition(|flag| is_ours(flag));
-    assert_eq!((taken.len(), refused.len()), (37, 61));
+    assert_eq!((taken.len(), refused.len()), (39, 59));
     for flag in refused {
         let refusal = refusal(flag);
         assert!(refusal.starts_with(&format!("{flag} is not supported by this version: ")), "{refusal}");

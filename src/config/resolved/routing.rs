@@ -1,9 +1,10 @@
 //! What a router does with requests and workers, in terms that its cores take.
 
+use super::FirstToken;
 use super::Policy;
 use crate::limits::{
-    HTTP_BODY_MAX, RETRIES_DEFAULT, RETRY_DELAY, RETRY_DELAY_MAX, ROUTER_PROBE_FAILURES,
-    ROUTER_PROBE_INTERVAL, ROUTER_PROBE_TIME, ROUTER_SUSPECT_TIME,
+    RETRIES_DEFAULT, RETRY_DELAY, RETRY_DELAY_MAX, ROUTER_PROBE_FAILURES, ROUTER_PROBE_INTERVAL,
+    ROUTER_PROBE_TIME, ROUTER_SUSPECT_TIME,
 };
 use serde::Serialize;
 use std::time::Duration;
@@ -122,8 +123,8 @@ pub struct RequestTerms {
     pub queue: u32,
     /// How long one may wait there.
     pub queue_time: Duration,
-    /// Bytes of a body.
-    pub body_max: usize,
+    /// Whose token a stream begins with.
+    pub first_token: FirstToken,
     /// Where their names are looked for, in this order.
     pub id_headers: Vec<String>,
 }
@@ -135,7 +136,7 @@ impl Default for RequestTerms {
             concurrent: None,
             queue: 0,
             queue_time: Duration::ZERO,
-            body_max: HTTP_BODY_MAX,
+            first_token: FirstToken::default(),
             id_headers: vec!["x-request-id".into()],
         }
     }

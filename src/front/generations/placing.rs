@@ -3,7 +3,7 @@
 //! Thread: `ctl`. Takes slots; nothing else is changed before [`Generations::start`].
 
 use super::{Generations, Given, Part};
-use crate::config::resolved::BOOTSTRAP_PORT;
+use crate::config::resolved::{BOOTSTRAP_PORT, FirstToken};
 use crate::front::handoff::{self, Source, prompt_of, room_of};
 use crate::front::openai::{ApiError, Bootstrap, Endpoint, GenerateRequest, KeptKv};
 use crate::ids::{RequestId, Room, WorkerId};
@@ -22,6 +22,8 @@ pub enum Placement {
         prefill: Vec<WorkerId>,
         /// Decode workers.
         decode: Vec<WorkerId>,
+        /// Whose token a stream begins with.
+        first_token: FirstToken,
     },
     /// One worker, no hand-off.
     Mixed(Vec<WorkerId>),
@@ -77,7 +79,12 @@ impl Generations {
                 }
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, false)?;
                 let request = self.request(exchange, sample, worker, room, given, Some(1))?;
-                self.start(exchange, choice, Part::Held, request, Some(&source), None, now);
+                let is_ahead = self
+                    .live
+                    .get(&exchange)
+                    .is_some_and(|live| live.request.stream && live.request.first_token);
+                let part = if is_ahead { Part::Ahead } else { Part::Held };
+                self.start(exchange, choice, part, request, Some(&source), None, now);
             }
             Placement::Decode { worker, reads_alone: true, .. } if self.comes_alone(exchange) => {
                 let mut request = self.request(exchange, sample, worker, Room(0), given, None)?;
@@ -101,7 +108,7 @@ impl Generations {
                 let request = self.request(exchange, sample, worker, Room(0), given, None)?;
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
-            Placement::Split { prefill, decode } => {
+            Placement::Split { prefill, decode, .. } => {
                 let (source, destination) = (self.roomiest(&prefill)?, self.roomiest(&decode)?);
                 let room = room_of(random());
                 let reader = self.request(exchange, sample, source, room, given, Some(1))?;

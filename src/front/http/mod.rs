@@ -36,6 +36,10 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { head: limits::HTTP_HEAD_MAX, headers: limits::HTTP_HEADERS_MAX, body: limits::HTTP_BODY_MAX }
+        Self {
+            head: limits::HTTP_HEAD_MAX,
+            headers: limits::HTTP_HEADERS_MAX,
+            body: limits::HTTP_BODY_DEFAULT,
+        }
     }
 }

@@ -189,6 +189,11 @@ impl Decoder {
         self.head.as_ref()
     }
 
+    /// Bytes of a body that is not whole yet.
+    pub fn held(&self) -> usize {
+        self.body.len()
+    }
+
     /// Whether `100 Continue` is to be sent now; true once per request that asks for it.
     pub fn take_continue(&mut self) -> bool {
         std::mem::take(&mut self.continue_due)

@@ -10,6 +10,9 @@ use std::fmt;
 /// The media type of a stream.
 pub const CONTENT_TYPE: &str = "text/event-stream";
 
+/// What such a stream says when it says nothing: a comment and the end of no event.
+pub const NOTHING: &[u8] = b":\n\n";
+
 /// Appends an event with `data`.
 pub fn write_event(out: &mut Vec<u8>, data: &[u8]) {
     for line in data.split(|&byte| byte == b'\n') {

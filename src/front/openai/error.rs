@@ -94,6 +94,12 @@ impl ApiError {
         Self { retry_after: Some(retry_after), ..error }
     }
 
+    /// There is no memory for it now.
+    pub fn busy(message: impl Into<String>) -> Self {
+        let error = Self::new(429, Cause::Overloaded.name(), message);
+        Self { retry_after: Some(1), ..error }
+    }
+
     /// Nothing new is begun here; somewhere else it may be, or here after a restart.
     pub fn draining(message: impl Into<String>) -> Self {
         let error = Self::new(503, Cause::Draining.name(), message);

@@ -175,6 +175,8 @@ pub struct GenerateRequest {
     pub keeps_kv: bool,
     /// What the client has of the stream already, where a router could have it go on elsewhere.
     pub resume: Option<Resume>,
+    /// Prefill: what it samples is told at once, not when its KV is with decode.
+    pub first_token: bool,
     /// Fields that were ignored, for the log.
     pub unknown: Vec<String>,
 }
@@ -235,6 +237,7 @@ impl GenerateRequest {
             bootstrap: None,
             keeps_kv: false,
             resume: None,
+            first_token: fields.flag(resume::FIRST_TOKEN, false)?,
             unknown: Vec::new(),
         };
         fields.ignore(ADDED);

@@ -21,6 +21,9 @@ use serde::{Deserialize, Serialize};
 /// The field of a body; no client's, but it does no harm there.
 pub const FIELD: &str = "baton_resume";
 
+/// The field by which a router asks a prefill worker for what it samples before the KV has moved.
+pub const FIRST_TOKEN: &str = "baton_first_token";
+
 /// How a choice ended, where its tokens alone do not say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -72,14 +72,23 @@ impl Routed {
     }
 
     /// The body for both workers of an attempt, which says where they meet, or for one that serves it alone. With
-    /// `resume` they mark their events, and begin behind what it says.
-    pub fn address(&self, meeting: Option<Meeting<'_>>, resume: Option<&Resume>) -> Vec<u8> {
+    /// `resume` they mark their events, and begin behind what it says; with `first_token` prefill tells at once what it
+    /// samples.
+    pub fn address(
+        &self,
+        meeting: Option<Meeting<'_>>,
+        resume: Option<&Resume>,
+        first_token: bool,
+    ) -> Vec<u8> {
         let mut body = Vec::with_capacity(self.open.len() + 256);
         body.extend_from_slice(&self.open);
         if let Some(resume) = resume {
             let _ = write!(body, "\"{}\":", resume::FIELD);
             serde_json::to_writer(&mut body, resume).expect("numbers are JSON");
             body.push(b',');
+        }
+        if first_token {
+            let _ = write!(body, "\"{}\":true,", resume::FIRST_TOKEN);
         }
         if let Some(Meeting { host, port, room }) = meeting {
             body.extend_from_slice(b"\"bootstrap_host\":");
@@ -101,7 +110,10 @@ impl Routed {
 }
 
 fn is_ours(name: &str) -> bool {
-    matches!(name, "bootstrap_host" | "bootstrap_port" | "bootstrap_room" | resume::FIELD)
+    matches!(
+        name,
+        "bootstrap_host" | "bootstrap_port" | "bootstrap_room" | resume::FIELD | resume::FIRST_TOKEN
+    )
 }
 
 /// `rid` is a name, or one for each prompt.
@@ -138,7 +150,7 @@ mod tests {
 
     fn addressed(body: &str) -> String {
         let meeting = Meeting { host: "10.0.0.1", port: Some(8998), room: Room(7) };
-        let body = Routed::parse(body.as_bytes()).unwrap().address(Some(meeting), None);
+        let body = Routed::parse(body.as_bytes()).unwrap().address(Some(meeting), None, false);
         String::from_utf8(body).unwrap()
     }
 
@@ -157,7 +169,7 @@ mod tests {
     #[test]
     fn a_port_that_nobody_named_is_null() {
         let meeting = Meeting { host: "h", port: None, room: Room(7) };
-        let body = Routed::parse(b"{}").unwrap().address(Some(meeting), None);
+        let body = Routed::parse(b"{}").unwrap().address(Some(meeting), None, false);
         let expected = r#"{"bootstrap_host":"h","bootstrap_port":null,"bootstrap_room":7}"#;
         assert_eq!(String::from_utf8(body).unwrap(), expected);
     }
@@ -165,7 +177,7 @@ mod tests {
     #[test]
     fn one_that_is_served_alone_meets_nobody() {
         for body in ["{}", r#"{"a":[1,2],"bootstrap_room":1}"#] {
-            let alone = Routed::parse(body.as_bytes()).unwrap().address(None, None);
+            let alone = Routed::parse(body.as_bytes()).unwrap().address(None, None, false);
             assert_eq!(alone, if body == "{}" { &b"{}"[..] } else { br#"{"a":[1,2]}"# });
         }
     }

@@ -320,6 +320,10 @@ impl Call {
             // Passed on turn by turn.
             Owner::Lead(_) => answer.body.extend_from_slice(piece),
             Owner::Nobody => {}
+            // Only a stream may have what is of use before its end; that is taken turn by turn, too.
+            Owner::Prefill(_) if answer.is_success() && answer.is_stream() => {
+                answer.body.extend_from_slice(piece)
+            }
             Owner::Prefill(_) if answer.is_success() => {}
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
             Owner::Introduction | Owner::Probe | Owner::Prefill(_) | Owner::Part(_) => {

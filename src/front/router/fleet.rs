@@ -93,6 +93,11 @@ impl Fleet {
         Fleet { key, ..self }
     }
 
+    /// They ask for this one from now on.
+    pub fn set_key(&mut self, key: Option<Secret>) {
+        self.key = key;
+    }
+
     /// The decisions.
     pub fn router(&mut self) -> &mut Router {
         &mut self.router

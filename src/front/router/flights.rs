@@ -8,7 +8,7 @@ use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News, Next, Terms};
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Booking, Role};
-use crate::config::resolved::{LogLevel, RequestTerms};
+use crate::config::resolved::{FirstToken, LogLevel, RequestTerms};
 use crate::front::connections::Connections;
 use crate::front::http::sse;
 use crate::front::openai::ApiError;
@@ -27,7 +27,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 use std::fmt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// What a step works with.
 #[derive(Debug)]
@@ -116,6 +116,8 @@ pub struct Flights {
     open: HashMap<ConnId, Flight>,
     /// Those that wait for their turn, where there may only be so many at once.
     line: Line<Flight>,
+    /// Whose token a stream begins with.
+    first_token: FirstToken,
     /// Those that are tried again, by time; some may have ended.
     due: BinaryHeap<Reverse<(Instant, ConnId)>>,
     retries: Retries,
@@ -125,12 +127,19 @@ pub struct Flights {
 impl Flights {
     /// None yet.
     pub fn new(retries: Retries, metrics: RouterMetrics) -> Flights {
-        Flights { open: HashMap::new(), line: Line::default(), due: BinaryHeap::new(), retries, metrics }
+        Flights {
+            open: HashMap::new(),
+            line: Line::default(),
+            first_token: FirstToken::default(),
+            due: BinaryHeap::new(),
+            retries,
+            metrics,
+        }
     }
 
-    /// Of which no more run at once, and no more wait, than these terms say.
+    /// Of which no more run at once, and no more wait, than these terms say, and which begin as they say.
     pub fn within(self, terms: &RequestTerms) -> Flights {
-        Flights { line: Line::new(terms), ..self }
+        Flights { line: Line::new(terms), first_token: terms.first_token, ..self }
     }
 
     /// Whether nothing is being served.
@@ -327,10 +336,23 @@ impl Flights {
                 flight.prefill = None;
                 return self.refused(client, flight, Role::Prefill, way);
             }
-            What::Arrived => {}
+            What::Arrived => {
+                let Some(answer) = way.fleet.answer(conn) else { return self.keep(client, flight) };
+                let mut body = std::mem::take(&mut answer.body);
+                let news = self.pass_ahead(client, &mut flight, &mut body, way);
+                if let Some(answer) = way.fleet.answer(conn) {
+                    answer.body = body;
+                }
+                return self.follow(client, flight, news, way);
+            }
+            What::Ended(mut answer) if answer.is_success() => {
+                flight.prefill = None;
+                let news = self.pass_ahead(client, &mut flight, &mut answer.body, way);
+                return self.follow(client, flight, news, way);
+            }
             What::Ended(answer) => {
                 flight.prefill = None;
-                if !answer.is_success() && !flight.has_begun(way) {
+                if !flight.has_begun(way) {
                     let news = Failure::of(&answer).news(Role::Prefill);
                     flight.last = Some(answer);
                     return self.take(client, flight, news, way);
@@ -413,17 +435,7 @@ impl Flights {
         };
         let (bytes, news) = match passed {
             Passed::Bytes(bytes) => (bytes, None),
-            Passed::Failed { bytes, cause, error } => {
-                let media = crate::front::connections::JSON.to_owned();
-                let status = cause.http_status();
-                let told = WorkerAnswer { status, media, retry_after: None, body: error, own: None };
-                let news = match Failure::of(&told).news(Role::Decode) {
-                    News::Failed(role, _) => News::Failed(role, cause),
-                    news => news,
-                };
-                flight.last = Some(told);
-                (bytes, Some(news))
-            }
+            Passed::Failed { bytes, cause, error } => (bytes, Some(flight.told(Role::Decode, cause, error))),
             Passed::Broken => {
                 let why = "the worker's answer is no stream of events".to_owned();
                 flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Internal, why)));
@@ -434,12 +446,7 @@ impl Flights {
             return news;
         }
         if flight.body.is_none() {
-            flight.body = Some(if is_stream { Body::Stream } else { Body::Long });
-            // Only a stream's first byte is its first token.
-            if is_stream && flight.is_counted() {
-                self.metrics.first_byte(way.now.duration_since(flight.begun));
-            }
-            way.connections.open_body(way.reactor, client, 200, media);
+            self.open_body(client, flight, media, is_stream, way);
             flight.acquit(way);
         } else if flight.core.is_retry() {
             self.metrics.resumed.inc();
@@ -454,6 +461,58 @@ impl Flights {
             way.fleet.set_deadline(lead, flight.until());
         }
         news
+    }
+
+    /// Passes on what prefill tells before decode does, where it is asked for that, and says what that means for the
+    /// flight. Whatever else it answers is of no use, but for a failure.
+    fn pass_ahead(
+        &mut self,
+        client: ConnId,
+        flight: &mut Flight,
+        body: &mut Vec<u8>,
+        way: &mut Way<'_>,
+    ) -> Option<News> {
+        if !self.is_ahead(flight) || !(flight.body.is_none() || flight.body == Some(Body::Stream)) {
+            body.clear();
+            return None;
+        }
+        let (bytes, failed) = match flight.relay.take_ahead(body) {
+            Passed::Bytes(bytes) => (bytes, None),
+            Passed::Failed { bytes, cause, error } => (bytes, Some((cause, error))),
+            Passed::Broken => (Vec::new(), None),
+        };
+        if !bytes.is_empty() {
+            if flight.body.is_none() {
+                self.open_body(client, flight, sse::CONTENT_TYPE, true, way);
+            }
+            way.connections.stream(way.reactor, client, &bytes);
+            let terms = &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
+            let _ = flight.core.take(News::Told, terms);
+        }
+        let (cause, error) = failed.filter(|_| !flight.has_begun(way))?;
+        Some(flight.told(Role::Prefill, cause, error))
+    }
+
+    /// Whether prefill is asked to tell what it samples at once.
+    fn is_ahead(&self, flight: &Flight) -> bool {
+        let is_stream = matches!(&flight.request.load, Load::Routed(body) if body.is_stream());
+        self.first_token == FirstToken::Prefill && is_stream
+    }
+
+    fn open_body(
+        &self,
+        client: ConnId,
+        flight: &mut Flight,
+        media: &str,
+        is_stream: bool,
+        way: &mut Way<'_>,
+    ) {
+        flight.body = Some(if is_stream { Body::Stream } else { Body::Long });
+        // Only a stream's first byte is its first token.
+        if is_stream && flight.is_counted() {
+            self.metrics.first_byte(way.now.duration_since(flight.begun));
+        }
+        way.connections.open_body(way.reactor, client, 200, media);
     }
 
     /// Decode's answer has ended.
@@ -539,13 +598,19 @@ impl Flights {
         let source = flight.core.worker(Role::Prefill).and_then(|worker| way.fleet.target(worker));
         let body = match (&flight.request.load, source) {
             (Load::Routed(body), source) => {
-                let resume = (self.retries.most() > 0 && body.is_stream()).then(|| flight.relay.resume());
+                let is_ahead = source.is_some() && self.is_ahead(&flight);
+                let is_marked = is_ahead || (self.retries.most() > 0 && body.is_stream());
+                let mut resume = is_marked.then(|| flight.relay.resume().clone());
+                if let Some(resume) = resume.as_mut().filter(|_| is_ahead) {
+                    // Two workers tell of one answer, which began once.
+                    resume.created.get_or_insert_with(unix);
+                }
                 let meeting = source.map(|source| Meeting {
                     host: &source.url.host,
                     port: source.registry_port(),
                     room,
                 });
-                body.address(meeting, resume)
+                body.address(meeting, resume.as_ref(), is_ahead)
             }
             (Load::Decode(body), _) => body.clone(),
             (Load::Any, _) => Vec::new(),
@@ -612,6 +677,19 @@ impl Flights {
 }
 
 impl Flight {
+    /// A leg has told a failure in its stream.
+    fn told(&mut self, role: Role, cause: Cause, error: Vec<u8>) -> News {
+        let media = crate::front::connections::JSON.to_owned();
+        let status = cause.http_status();
+        let told = WorkerAnswer { status, media, retry_after: None, body: error, own: None };
+        let news = match Failure::of(&told).news(role) {
+            News::Failed(role, _) => News::Failed(role, cause),
+            news => news,
+        };
+        self.last = Some(told);
+        news
+    }
+
     /// When its legs are given up: a worker keeps the client's time itself, unless it stands still.
     fn until(&self) -> Instant {
         self.deadline().map_or(self.begun + REQUEST_TIME_MAX, |deadline| deadline + ROUTER_GRACE)
@@ -702,6 +780,11 @@ fn terms<'a>(retries: &'a mut Retries, deadline: Option<Instant>, way: &Way<'_>)
 pub fn unavailable(why: String) -> ApiError {
     let error = ApiError::new(503, "no_worker", why);
     ApiError { retry_after: Some(ROUTER_PROBE_INTERVAL.as_secs() as u32), ..error }
+}
+
+/// Seconds of Unix time.
+fn unix() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// 64 bits for rooms and delays.

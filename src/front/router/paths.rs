@@ -130,6 +130,11 @@ impl Paths {
         Paths { timeout, ..self }
     }
 
+    /// Clients must show one of these from now on.
+    pub fn set_keys(&mut self, keys: Vec<Secret>) {
+        self.keys = keys;
+    }
+
     /// Who the workers are.
     pub fn workers(&mut self) -> &mut Workers {
         &mut self.workers

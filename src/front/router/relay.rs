@@ -2,13 +2,14 @@
 //!
 //! A worker of this software marks its events (`openai::resume`): the marks are kept here and the events passed on
 //! whole, so that what has left is a number of events and never half of one. A stream without marks, and whatever is
-//! not a stream, passes as it is and cannot go on elsewhere.
+//! not a stream, passes as it is and cannot go on elsewhere. What prefill tells ahead of decode comes on a second side,
+//! whose marks say what of decode's events the client has already.
 //! Thread: `ctl`. Bounded: an event by [`SSE_EVENT_MAX`]; what is kept by the ids of the answer.
 
 use crate::cause::Cause;
-use crate::front::openai::resume::{Mark, Resume};
+use crate::front::openai::resume::{Mark, Resume, Told};
 use crate::front::router::failure;
-use crate::limits::SSE_EVENT_MAX;
+use crate::limits::{CHOICES_MAX, SSE_EVENT_MAX};
 
 /// The end of a stream.
 const DONE: &[u8] = b"data: [DONE]\n\n";
@@ -46,6 +47,66 @@ pub enum Passed {
     Broken,
 }
 
+/// What of this try's answer a leg has told, whoever told it first.
+#[derive(Clone, Default, Debug)]
+struct Side {
+    /// Ids of each choice, those before this try among them.
+    ids: Vec<usize>,
+    /// How far what waits was searched for an event's end.
+    searched: usize,
+}
+
+impl Side {
+    /// A leg of a try that begins behind this.
+    fn behind(has: &Resume) -> Side {
+        let ids = has.choices.iter().map(|told| told.as_ref().map_or(0, |told| told.ids.len()));
+        Side { ids: ids.collect(), searched: 0 }
+    }
+
+    /// Whether a mark of this side is of what the client lacks, or of what it has.
+    ///
+    /// # Errors
+    /// It is of neither: the two legs differ.
+    fn is_new(&self, mark: &Mark, has: &Resume) -> Result<bool, ()> {
+        let from = self.ids.get(mark.choice).copied().unwrap_or(0);
+        let Some(has) = has.told(mark.choice) else { return Ok(true) };
+        let Told { ids, end, .. } = &mark.told;
+        if from == has.ids.len() && (end.is_some() || !ids.is_empty()) {
+            return Ok(true);
+        }
+        match has.ids.get(from..from + ids.len()) {
+            Some(known) if known == ids && end.is_none() => Ok(false),
+            _ => Err(()),
+        }
+    }
+
+    fn advance(&mut self, mark: &Mark) {
+        if self.ids.len() <= mark.choice {
+            self.ids.resize(mark.choice + 1, 0);
+        }
+        self.ids[mark.choice] += mark.told.ids.len();
+    }
+
+    /// The next whole event of what waits, behind the first `used` bytes.
+    fn next<'a>(&mut self, body: &'a [u8], used: usize) -> Option<&'a [u8]> {
+        let from = used.max(self.searched);
+        match body[from..].windows(2).position(|pair| pair == b"\n\n") {
+            Some(len) => Some(&body[used..from + len + 2]),
+            None => {
+                // The first half of an end may be there.
+                self.searched = body.len().saturating_sub(1).max(used);
+                None
+            }
+        }
+    }
+
+    /// So many bytes of what waited are done with.
+    fn used(&mut self, body: &mut Vec<u8>, used: usize) {
+        body.drain(..used);
+        self.searched = self.searched.saturating_sub(used);
+    }
+}
+
 /// One answer on its way.
 #[derive(Clone, Debug)]
 pub struct Relay {
@@ -55,8 +116,9 @@ pub struct Relay {
     must_mark: bool,
     /// An event behind all choices has passed: the usage.
     tail: bool,
-    /// How far what waits was searched for an event's end.
-    searched: usize,
+    /// Whose answer is the client's, and who may tell its first tokens.
+    lead: Side,
+    prefill: Side,
     done: bool,
 }
 
@@ -67,7 +129,8 @@ impl Default for Relay {
             has: Resume::default(),
             must_mark: false,
             tail: false,
-            searched: 0,
+            lead: Side::default(),
+            prefill: Side::default(),
             done: false,
         }
     }
@@ -95,7 +158,8 @@ impl Relay {
         let has_begun = self.has.has_begun();
         self.form = if has_begun { Form::Marked } else { Form::Unknown };
         self.must_mark = has_begun && !self.has.has_ended(choices);
-        self.searched = 0;
+        self.lead = Side::behind(&self.has);
+        self.prefill = self.lead.clone();
     }
 
     /// Takes what can be passed on from what has come.
@@ -111,34 +175,66 @@ impl Relay {
             return Passed::Bytes(std::mem::take(body));
         }
         let mut bytes = Vec::with_capacity(body.len());
-        let (mut used, mut from) = (0, std::mem::take(&mut self.searched));
-        while let Some(len) = body[from..].windows(2).position(|pair| pair == b"\n\n") {
-            let event = &body[used..from + len + 2];
+        let mut used = 0;
+        while let Some(event) = self.lead.next(body, used) {
             used += event.len();
-            from = used;
             match self.event(event, &mut bytes) {
                 Ok(None) => {}
                 Ok(Some(cause)) => {
-                    let error = event[DATA.len()..event.len() - 2].to_vec();
-                    body.drain(..used);
+                    let error = error_in(event);
+                    self.lead.used(body, used);
                     return Passed::Failed { bytes, cause, error };
                 }
                 Err(()) => return Passed::Broken,
             }
         }
-        body.drain(..used);
-        self.searched = body.len().saturating_sub(1);
+        self.lead.used(body, used);
         if body.len() > SSE_EVENT_MAX { Passed::Broken } else { Passed::Bytes(bytes) }
+    }
+
+    /// Takes from what has come of a prefill leg the events that the client lacks; how choices end is decode's to say, and
+    /// whatever is not marked is of no use.
+    pub fn take_ahead(&mut self, body: &mut Vec<u8>) -> Passed {
+        let (mut bytes, mut used) = (Vec::new(), 0);
+        while let Some(event) = self.prefill.next(body, used) {
+            used += event.len();
+            let mark = mark_of(event).filter(|_| self.form != Form::Plain && !self.done);
+            if let Some((mark, event)) = mark.and_then(Result::ok) {
+                if mark.told.end.is_none() && self.prefill.is_new(&mark, &self.has) == Ok(true) {
+                    self.prefill.advance(&mark);
+                    if self.has.note(mark).is_ok() {
+                        bytes.extend_from_slice(event);
+                        if self.form == Form::Unknown {
+                            (self.form, self.must_mark) = (Form::Marked, true);
+                        }
+                    }
+                } else {
+                    self.prefill.advance(&mark);
+                }
+            } else if let Some(cause) = failure::cause_in(event.strip_prefix(DATA).unwrap_or_default()) {
+                let error = error_in(event);
+                self.prefill.used(body, used);
+                return Passed::Failed { bytes, cause, error };
+            }
+        }
+        self.prefill.used(body, used);
+        if body.len() > SSE_EVENT_MAX {
+            self.prefill.used(body, body.len());
+        }
+        Passed::Bytes(bytes)
     }
 
     /// One event: passed on, unless it is a failure.
     fn event(&mut self, event: &[u8], bytes: &mut Vec<u8>) -> Result<Option<Cause>, ()> {
-        if event.starts_with(MARK) {
-            let end = event.iter().position(|&byte| byte == b'\n').ok_or(())?;
-            let mark: Mark = serde_json::from_slice(&event[2..end]).map_err(|_| ())?;
-            self.has.note(mark).map_err(|_| ())?;
+        if let Some(mark) = mark_of(event) {
+            let (mark, event) = mark?;
+            let is_new = self.lead.is_new(&mark, &self.has)?;
+            self.lead.advance(&mark);
             self.must_mark = false;
-            bytes.extend_from_slice(&event[end + 1..]);
+            if is_new {
+                self.has.note(mark).map_err(|_| ())?;
+                bytes.extend_from_slice(event);
+            }
             return Ok(None);
         }
         let data = event.strip_prefix(DATA).unwrap_or_default();
@@ -155,6 +251,20 @@ impl Relay {
         }
         Ok(None)
     }
+}
+
+/// The mark of an event that has one, and the event without.
+fn mark_of(event: &[u8]) -> Option<Result<(Mark, &[u8]), ()>> {
+    let rest = event.starts_with(MARK).then(|| &event[2..])?;
+    let end = rest.iter().position(|&byte| byte == b'\n')?;
+    let mark = serde_json::from_slice(&rest[..end]).map_err(|_| ());
+    let mark = mark.and_then(|mark: Mark| if mark.choice < CHOICES_MAX { Ok(mark) } else { Err(()) });
+    Some(mark.map(|mark| (mark, &rest[end + 1..])))
+}
+
+/// What an event that tells a failure says.
+fn error_in(event: &[u8]) -> Vec<u8> {
+    event[DATA.len()..event.len() - 2].to_vec()
 }
 
 #[cfg(test)]
@@ -252,6 +362,41 @@ mod tests {
                 _ => assert_eq!((passed, relay.is_resumable()), (bytes(piece), false)),
             }
         }
+    }
+
+    #[test]
+    fn what_prefill_told_is_not_told_again() {
+        let (mut relay, mut ahead, mut body) = (Relay::default(), Vec::new(), Vec::new());
+        relay.turn(1);
+        let (opening, end) = (
+            ": {\"created\":7,\"choice\":0}\ndata: {\"role\":1}\n\n",
+            ": {\"created\":7,\"choice\":0,\"end\":\"length\"}\ndata: {\"a\":3}\n\n",
+        );
+        // Bytes that come one by one make no difference.
+        let mut told = Vec::new();
+        for byte in [opening, FIRST, end, "data: [DONE]\n\n"].concat().bytes() {
+            ahead.push(byte);
+            let Passed::Bytes(bytes) = relay.take_ahead(&mut ahead) else { panic!("{ahead:?}") };
+            told.extend(bytes);
+        }
+        assert_eq!(told, b"data: {\"role\":1}\n\ndata: {\"a\":1}\n\n");
+        assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5]);
+        assert_eq!(take(&mut relay, &mut body, &[opening, FIRST].concat()), bytes(""));
+        assert_eq!(take(&mut relay, &mut body, SECOND), bytes("data: {\"a\":2}\n\n"));
+        assert_eq!(relay.take_ahead(&mut SECOND.into()), bytes(""), "decode was first");
+        assert_eq!(take(&mut relay, &mut body, end), bytes("data: {\"a\":3}\n\n"));
+        assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5, 6]);
+    }
+
+    #[test]
+    fn a_plain_stream_has_nothing_told_ahead() {
+        let mut relay = Relay::default();
+        assert_eq!(take(&mut relay, &mut Vec::new(), "data: 1\n\n"), bytes("data: 1\n\n"));
+        assert_eq!(relay.take_ahead(&mut FIRST.into()), bytes(""));
+        let error = "data: {\"error\":{\"code\":\"peer_lost\"}}\n\n";
+        assert!(matches!(relay.take_ahead(&mut error.into()), Passed::Failed { cause: Cause::PeerLost, .. }));
+        let mut endless = "x".repeat(SSE_EVENT_MAX + 1).into_bytes();
+        assert_eq!((relay.take_ahead(&mut endless), endless.len()), (bytes(""), 0));
     }
 
     #[test]

@@ -66,6 +66,11 @@ impl Workers {
         Workers { trust, nonces, members: Membership::default(), numbers: HashMap::new(), is_full: false }
     }
 
+    /// Changes must prove one of these from now on.
+    pub fn set_keys(&mut self, keys: Vec<Secret>) {
+        self.trust.keys = keys;
+    }
+
     /// A worker that the command line names, at an address that its name was found to have.
     ///
     /// # Errors

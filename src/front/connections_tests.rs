@@ -1,0 +1,131 @@
+//! Connections over real sockets.
+
+use super::*;
+use crate::net::Address;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::Duration;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+struct Server {
+    reactor: Reactor,
+    connections: Connections,
+    listener: crate::net::ListenerId,
+}
+
+impl Server {
+    fn new(connections: Connections) -> Server {
+        let mut reactor = Reactor::new().unwrap();
+        let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
+        let listener = reactor.listen(&address, 16).unwrap();
+        Server { reactor, connections, listener }
+    }
+
+    fn client(&self) -> TcpStream {
+        let stream = TcpStream::connect(self.reactor.local_address(self.listener).unwrap()).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream
+    }
+
+    /// Turns until something is asked, or `is_over`.
+    fn turn_until(&mut self, is_over: impl Fn(&Connections) -> bool) -> Option<Incoming> {
+        let begun = Instant::now();
+        while begun.elapsed() < PATIENCE {
+            self.reactor.poll(Some(Instant::now() + Duration::from_millis(5))).unwrap();
+            while let Some(event) = self.reactor.next_event() {
+                self.connections.handle(&mut self.reactor, event, Instant::now());
+            }
+            let incoming = self.connections.poll();
+            if incoming.is_some() || is_over(&self.connections) {
+                return incoming;
+            }
+        }
+        panic!("nothing comes of it");
+    }
+
+    #[track_caller]
+    fn request(&mut self) -> (ConnId, Box<Request>) {
+        match self.turn_until(|_| false) {
+            Some(Incoming::Request(conn, request)) => (conn, request),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn post(client: &mut TcpStream, length: usize, sent: usize) {
+    write!(client, "POST /x HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n\r\n").unwrap();
+    client.write_all(&vec![b'x'; sent]).unwrap();
+}
+
+/// Bodies of requests that are not whole count, and those of requests that are not answered.
+#[test]
+fn bodies_are_bounded_in_total() {
+    let limits = Limits { body: 1 << 20, ..Limits::default() };
+    let mut server = Server::new(Connections::within(limits).holding(512 << 10));
+    let (mut first, mut second, mut third) = (server.client(), server.client(), server.client());
+    post(&mut first, 400 << 10, 400 << 10);
+    let (conn, request) = server.request();
+    assert_eq!((request.body.len(), server.connections.held), (400 << 10, 400 << 10));
+    // What is announced takes nothing.
+    post(&mut second, 300 << 10, 12 << 10);
+    server.turn_until(|connections| connections.held == 412 << 10);
+    // What is usual is taken whatever others hold.
+    post(&mut third, 12 << 10, 12 << 10);
+    let (usual, _) = server.request();
+    second.write_all(&vec![b'x'; 120 << 10]).unwrap();
+    server.turn_until(|connections| connections.count() == 2);
+    let mut answer = [0; 256];
+    let count = second.read(&mut answer).unwrap();
+    let answer = String::from_utf8_lossy(&answer[..count]);
+    assert!(answer.starts_with("HTTP/1.1 429") && answer.contains("retry-after: 1"), "{answer}");
+    for conn in [conn, usual] {
+        server.connections.answer(&mut server.reactor, conn, &Answer::json(b"{}"), Instant::now());
+    }
+    assert_eq!(server.connections.held, 0);
+}
+
+/// Whoever has closed its own end is told apart from who has gone by what it does with a word that means nothing.
+#[test]
+fn who_has_gone_is_not_taken_for_half_closed() {
+    for is_stream in [false, true] {
+        for is_gone in [false, true] {
+            let mut server = Server::new(Connections::default());
+            let mut client = server.client();
+            post(&mut client, 1, 1);
+            let (conn, _) = server.request();
+            if is_stream {
+                server.connections.open_stream(&mut server.reactor, conn);
+            }
+            client.shutdown(std::net::Shutdown::Write).unwrap();
+            if is_gone {
+                drop(client);
+                let incoming = server.turn_until(|_| false);
+                assert!(matches!(incoming, Some(Incoming::Gone(gone)) if gone == conn), "{incoming:?}");
+                continue;
+            }
+            server.turn_until(|connections| connections.clients[&conn].half_closed);
+            match is_stream {
+                false => {
+                    let answer = Answer::json(b"{}");
+                    server.connections.answer(&mut server.reactor, conn, &answer, Instant::now());
+                }
+                true => server.connections.end_stream(&mut server.reactor, conn, Instant::now()),
+            }
+            assert_eq!(server.connections.count(), 0, "nothing more comes of it");
+            let mut answer = String::new();
+            let reader = std::thread::spawn(move || client.read_to_string(&mut answer).map(|_| answer));
+            while !reader.is_finished() {
+                server.reactor.poll(Some(Instant::now() + Duration::from_millis(5))).unwrap();
+                while server.reactor.next_event().is_some() {}
+            }
+            let answer = reader.join().unwrap().unwrap();
+            match is_stream {
+                false => {
+                    assert!(answer.starts_with("HTTP/1.1 100") && answer.ends_with("\r\n\r\n{}"), "{answer}")
+                }
+                true => assert!(answer.ends_with("3\r\n:\n\n\r\n0\r\n\r\n"), "{answer}"),
+            }
+        }
+    }
+}

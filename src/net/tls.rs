@@ -1,0 +1,151 @@
+//! TLS over a TCP stream: bytes in the clear on one side, records on the other.
+//!
+//! Thread: `ctl`. Owns: what a server shows ([`Identity`]) and one session ([`Secured`]).
+//! Invariants: no call waits; what is sealed and not yet sent is bounded by [`TLS_SEALED_MAX`], what was received and not
+//! yet opened by rustls, at one record or one handshake message.
+//! Not here: how long a handshake may take, and how many there are (`reactor`).
+
+use crate::limits::{TLS_FILE_MAX, TLS_SEALED_MAX};
+use mio::net::TcpStream;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ServerConfig, ServerConnection};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read, Write};
+use std::net::Shutdown;
+use std::path::Path;
+use std::sync::Arc;
+
+/// A certificate, those that vouch for it, and its key.
+#[derive(Clone, Debug)]
+pub struct Identity(Arc<ServerConfig>);
+
+impl Identity {
+    /// Reads both files, in PEM: the certificate first, then those that lead to one that clients know.
+    ///
+    /// # Errors
+    /// Which file cannot be read or does not hold what it should, or that the two do not belong together.
+    pub fn read(certificates: &Path, key: &Path) -> Result<Identity, String> {
+        let wrong = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
+        let pem = read(certificates)?;
+        let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem)
+            .collect::<Result<_, _>>()
+            .map_err(|why| wrong(certificates, &why))?;
+        if chain.is_empty() {
+            return Err(wrong(certificates, &"holds no certificate in PEM"));
+        }
+        let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
+            .map_err(|why| wrong(key, &format!("holds no private key in PEM: {why}")))?;
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|why| why.to_string())?
+            .with_no_client_auth()
+            .with_single_cert(chain, secret)
+            .map_err(|why| format!("{} and {}: {why}", certificates.display(), key.display()))?;
+        Ok(Identity(Arc::new(config)))
+    }
+
+    /// A session with who has connected; its handshake is still to come.
+    pub(super) fn accept(&self, tcp: TcpStream) -> io::Result<Secured> {
+        let mut session = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
+        session.set_buffer_limit(Some(TLS_SEALED_MAX));
+        Ok(Secured { tcp, session })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, String> {
+    let wrong = |why: String| format!("{}: {why}", path.display());
+    let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
+    let mut bytes = Vec::new();
+    file.take(TLS_FILE_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
+    if bytes.len() > TLS_FILE_MAX {
+        return Err(wrong(format!("holds more than {TLS_FILE_MAX} bytes")));
+    }
+    Ok(bytes)
+}
+
+/// A TCP stream and the session over it.
+#[derive(Debug)]
+pub(super) struct Secured {
+    pub(super) tcp: TcpStream,
+    session: ServerConnection,
+}
+
+impl Secured {
+    /// Goes on with the handshake as far as the socket lets it; whether it is done.
+    pub(super) fn shake(&mut self) -> io::Result<bool> {
+        while self.session.is_handshaking() {
+            match self.take_in() {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    pub(super) fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        loop {
+            match self.session.reader().read(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                // An end that was not announced may have been cut off; HTTP knows how long its messages are.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
+                other => return other,
+            }
+            self.take_in()?;
+        }
+    }
+
+    /// Seals bytes and sends them; says how many were taken.
+    pub(super) fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if !self.flush()? {
+            return Err(ErrorKind::WouldBlock.into());
+        }
+        let count = self.session.writer().write(bytes)?;
+        self.flush()?;
+        Ok(count)
+    }
+
+    /// Sends what is sealed; whether that is all of it.
+    pub(super) fn flush(&mut self) -> io::Result<bool> {
+        while self.session.wants_write() {
+            match self.session.write_tls(&mut self.tcp) {
+                Ok(_) => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether something is sealed and waits for the socket.
+    pub(super) fn is_pending(&self) -> bool {
+        self.session.wants_write()
+    }
+
+    /// Says that nothing more comes, and sends nothing more.
+    pub(super) fn shutdown_write(&mut self) -> io::Result<()> {
+        self.session.send_close_notify();
+        // Where the socket takes no more, the peer sees the end without its announcement.
+        let _ = self.flush();
+        self.tcp.shutdown(Shutdown::Write)
+    }
+
+    /// Reads records from the socket and opens them; how many bytes those were.
+    fn take_in(&mut self) -> io::Result<usize> {
+        let count = match self.session.read_tls(&mut self.tcp) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => return self.take_in(),
+            other => other?,
+        };
+        if let Err(error) = self.session.process_new_packets() {
+            // Why is said to the peer, if it listens.
+            let _ = self.flush();
+            return Err(io::Error::new(ErrorKind::InvalidData, error));
+        }
+        self.flush()?;
+        Ok(count)
+    }
+}

@@ -1,0 +1,262 @@
+//! HTTPS, and secrets that are exchanged while the process runs.
+
+use crate::process::{PATIENCE, Process, get, post_with};
+use crate::{MODEL, body, choices, dual, prefill, start, with_room};
+use baton::limits::NET_HANDSHAKES_MAX;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use serde_json::json;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tls");
+
+type Secured = StreamOwned<ClientConnection, TcpStream>;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(FIXTURES).join(name)
+}
+
+fn certificate(name: &str) -> CertificateDer<'static> {
+    CertificateDer::from_pem_file(fixture(name)).unwrap()
+}
+
+/// A client that takes nobody's word but the test authority's.
+fn connect(address: SocketAddr) -> Secured {
+    let mut roots = RootCertStore::empty();
+    roots.add(certificate("ca.pem")).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = ServerName::try_from("localhost").unwrap();
+    let tcp = TcpStream::connect(address).unwrap();
+    tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
+}
+
+fn ask(stream: &mut Secured, fields: &str, body: &str) {
+    let head =
+        format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\n{fields}content-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
+}
+
+fn rest(mut stream: Secured) -> String {
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+/// What a server shows to who connects now.
+fn shown(address: SocketAddr) -> CertificateDer<'static> {
+    let mut stream = connect(address);
+    stream.flush().unwrap();
+    ask(&mut stream, "connection: close\r\n", "{}");
+    let shown = stream.conn.peer_certificates().expect("a handshake")[0].clone().into_owned();
+    assert!(rest(stream).starts_with("HTTP/1.1 "));
+    shown
+}
+
+/// Files that can be replaced, in a directory that ends with the value.
+struct Files(PathBuf);
+
+impl Files {
+    fn new(name: &str) -> Files {
+        let path = std::env::temp_dir().join(format!("baton-tls-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Files(path)
+    }
+
+    /// Puts a whole file in the place of another.
+    fn put(&self, name: &str, bytes: &[u8]) -> String {
+        let (path, new) = (self.0.join(name), self.0.join("new"));
+        fs::write(&new, bytes).unwrap();
+        fs::rename(&new, &path).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn put_identity(&self, of: &str) -> [String; 2] {
+        ["pem", "key"].map(|kind| {
+            self.put(&format!("server.{kind}"), &fs::read(fixture(&format!("{of}.{kind}"))).unwrap())
+        })
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn hang_up(process: &Process) {
+    process.signal("HUP");
+}
+
+#[track_caller]
+fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is_so() {
+        assert!(begun.elapsed() < PATIENCE, "never {what}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Both servers that clients come to.
+fn servers(files: &Files, with: impl Fn(&[&str])) {
+    let [cert, key] = files.put_identity("one");
+    with(&["--tls-cert-file", &cert, "--tls-key-file", &key]);
+    with(&["--ssl-certfile", &cert, "--ssl-keyfile", &key]);
+}
+
+#[test]
+fn clients_are_served_over_tls() {
+    let files = Files::new("served");
+    servers(&files, |flags| {
+        let mut server = start("serve", flags);
+        let address = server.address;
+        // A body of many records, a stream of many events, and a second request on the connection.
+        let asked = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true, "stream": true,
+            "return_token_ids": true, "note": "x".repeat(1 << 20)});
+        let mut stream = connect(address);
+        ask(&mut stream, "", &asked.to_string());
+        ask(&mut stream, "connection: close\r\n", &json!({"prompt": [5], "max_tokens": 2}).to_string());
+        let answer = rest(stream);
+        assert_eq!(answer.matches("HTTP/1.1 200").count(), 2, "{answer}");
+        assert!(answer.matches("data: ").count() >= 200 && answer.contains("data: [DONE]"), "{answer}");
+        // An end that is announced is one of requests, not of answers.
+        let mut stream = connect(address);
+        ask(&mut stream, "", &asked.to_string());
+        stream.conn.send_close_notify();
+        stream.flush().unwrap();
+        assert!(rest(stream).contains("data: [DONE]"));
+        // Who speaks in the clear gets no answer that it could take for one.
+        let mut plain = TcpStream::connect(address).unwrap();
+        plain.set_read_timeout(Some(PATIENCE)).unwrap();
+        plain.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
+        let mut got = Vec::new();
+        let _ = plain.read_to_end(&mut got);
+        assert!(!got.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&got));
+        server.check_alive();
+    });
+}
+
+/// Connections that never finish their handshake keep nobody else out.
+#[test]
+fn handshakes_are_bounded_in_number() {
+    let files = Files::new("bounded");
+    let [cert, key] = files.put_identity("one");
+    let mut router =
+        Process::start(&["router", "--port", "0", "--tls-cert-file", &cert, "--tls-key-file", &key]);
+    let idle: Vec<TcpStream> =
+        (0..NET_HANDSHAKES_MAX + 20).map(|_| TcpStream::connect(router.address).unwrap()).collect();
+    assert_eq!(shown(router.address), certificate("one.pem"));
+    let mut oldest = &idle[0];
+    oldest.set_read_timeout(Some(PATIENCE)).unwrap();
+    assert!(matches!(oldest.read(&mut [0]), Ok(0) | Err(_)), "it had to give way");
+    router.check_alive();
+}
+
+#[test]
+fn a_certificate_is_exchanged_while_streams_run() {
+    let files = Files::new("exchanged");
+    let [cert, key] = files.put_identity("one");
+    let server = start("serve", &["--tls-cert-file", &cert, "--tls-key-file", &key]);
+    let address = server.address;
+    assert_eq!(shown(address), certificate("one.pem"));
+    let mut stream = connect(address);
+    let asked = json!({"prompt": [5], "max_tokens": 400, "ignore_eos": true, "stream": true});
+    ask(&mut stream, "connection: close\r\n", &asked.to_string());
+    stream.flush().unwrap();
+    files.put_identity("two");
+    hang_up(&server);
+    wait_until("the other certificate", || shown(address) == certificate("two.pem"));
+    assert!(rest(stream).contains("data: [DONE]"), "who was there stays");
+    // One that does not belong to its key: what there was stays.
+    files.put("server.pem", &fs::read(fixture("one.pem")).unwrap());
+    hang_up(&server);
+    server.await_said("what there was stays");
+    assert_eq!(shown(address), certificate("two.pem"));
+    // A change is found without being told of.
+    files.put_identity("one");
+    wait_until("the first certificate again", || shown(address) == certificate("one.pem"));
+}
+
+#[test]
+fn keys_of_clients_are_exchanged() {
+    let files = Files::new("clients");
+    let keys = files.put("keys", b"first\n");
+    let server = start("serve", &["--api-key-file", &keys]);
+    let router = Process::start(&["router", "--port", "0", "--api-key-file", &keys]);
+    let status = |process: &Process, key: &str| {
+        let fields = format!("authorization: Bearer {key}\r\n");
+        post_with(process.address, "/v1/completions", &fields, "{}").0
+    };
+    for process in [&server, &router] {
+        files.put("keys", b"first\n");
+        wait_until("the first key", || status(process, "first") != 401);
+        files.put("keys", b"second\n");
+        hang_up(process);
+        wait_until("the second key", || status(process, "second") != 401);
+        assert_eq!(status(process, "first"), 401);
+        files.put("keys", b"\n");
+        hang_up(process);
+        process.await_said("what there was stays");
+        assert_ne!(status(process, "second"), 401);
+    }
+}
+
+/// Links that stand stay; new ones are made under the new key.
+#[test]
+fn the_key_of_the_cluster_is_exchanged() {
+    let files = Files::new("cluster");
+    let key = files.put("key", &[1; 40]);
+    let flags = ["--cluster-key-file", key.as_str()];
+    let (reader, writer) = (prefill(&flags), start("decode", &flags));
+    let hand_over = |reader: &Process, writer: &Process, room: u64| {
+        let asked = with_room(body(room as u32, 40, 4), reader, room);
+        let (_, answer) = dual(reader.address, writer.address, asked);
+        answer
+    };
+    choices(&hand_over(&reader, &writer, 1));
+    files.put("key", &[2; 40]);
+    hang_up(&reader);
+    reader.await_said("read again");
+    choices(&hand_over(&reader, &writer, 2));
+    let newcomer = start("decode", &flags);
+    choices(&hand_over(&reader, &newcomer, 3));
+    let old = files.put("old", &[1; 40]);
+    let late = start("decode", &["--cluster-key-file", &old]);
+    let asked = with_room(body(4, 40, 4), &reader, 4);
+    let (status, _) = post_with(late.address, "/v1/completions", "x-request-timeout-ms: 2000\r\n", &asked);
+    assert_ne!(status, 200, "the old key is no longer taken");
+    let told = |process: &Process| get(process.address, "/server_info").1;
+    let ids = |text: &str| text.split_once("\"cluster_keys\":").map(|(_, rest)| rest[..12].to_owned());
+    assert_eq!(ids(&told(&reader)), ids(&told(&newcomer)), "routers are told so");
+    assert_ne!(ids(&told(&reader)), ids(&told(&late)));
+}
+
+#[test]
+fn files_that_do_not_hold_what_they_should_end_the_start() {
+    let path = |name| fixture(name).to_str().unwrap().to_owned();
+    for (cert, key, why) in [
+        (path("one.pem"), path("two.key"), "one.pem"),
+        (path("one.key"), path("one.key"), "holds no certificate"),
+        (path("one.pem"), path("one.pem"), "holds no private key"),
+        (path("none.pem"), path("one.key"), "none.pem"),
+    ] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_baton"))
+            .args(["serve", MODEL, "--port", "0", "--tls-cert-file", &cert, "--tls-key-file", &key])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{said}");
+    }
+}

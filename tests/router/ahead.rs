@@ -1,0 +1,159 @@
+//! Streams that begin with what prefill has sampled (`--first-token prefill`): told once and in order, whoever fails then.
+
+use crate::STREAM;
+use crate::client::Client;
+use crate::retries::{Quartet, event, rest};
+use crate::worker::Asked;
+
+const AHEAD: [&str; 2] = ["--first-token", "prefill"];
+const DONE: &str = "data: [DONE]\n\n";
+
+/// A stream of which prefill has told the first token, and its two legs.
+fn begun(quartet: &Quartet) -> (Client, Asked, Asked) {
+    let mut client = quartet.router.post("/v1/completions", STREAM);
+    let (_, mut at_prefill, at_decode) = quartet.asked();
+    assert_eq!(at_prefill.json()["baton_first_token"], true);
+    at_prefill.open_stream();
+    at_prefill.chunk(&event(&[4], "four"));
+    assert_eq!(client.piece().as_deref(), Some("data: four\n\n"));
+    (client, at_prefill, at_decode)
+}
+
+#[track_caller]
+fn is_resumed_at(asked: &Asked, ids: &[u32]) {
+    let resume = &asked.json()["baton_resume"];
+    assert_eq!(resume["choices"][0]["ids"], serde_json::json!(ids), "{resume}");
+}
+
+#[test]
+fn the_first_token_is_prefills_and_comes_once() {
+    let quartet = Quartet::start(&AHEAD);
+    let (mut client, mut at_prefill, mut at_decode) = begun(&quartet);
+    // How the answer ends is decode's to say.
+    at_prefill.chunk(": {\"created\":7,\"choice\":0,\"end\":\"length\"}\ndata: the end\n\n");
+    at_prefill.chunk(DONE);
+    at_prefill.end_stream();
+    at_decode.open_stream();
+    at_decode.chunk(&[event(&[4], "four"), event(&[5], "five")].concat());
+    assert_eq!(client.piece().as_deref(), Some("data: five\n\n"));
+    at_decode.chunk(DONE);
+    at_decode.end_stream();
+    assert_eq!(rest(&mut client), DONE);
+    let created = |asked: &Asked| asked.json()["baton_resume"]["created"].as_u64();
+    assert!(created(&at_prefill).is_some() && created(&at_prefill) == created(&at_decode), "one answer");
+}
+
+#[test]
+fn what_prefill_tells_behind_decode_is_dropped() {
+    let quartet = Quartet::start(&AHEAD);
+    let mut client = quartet.router.post("/v1/completions", STREAM);
+    let (_, mut at_prefill, mut at_decode) = quartet.asked();
+    at_prefill.open_stream();
+    at_decode.open_stream();
+    at_decode.chunk(&event(&[4], "four"));
+    assert_eq!(client.piece().as_deref(), Some("data: four\n\n"));
+    at_prefill.chunk(&event(&[4], "four"));
+    at_prefill.end_stream();
+    assert!(at_prefill.is_open(), "it is heard to the end");
+    at_decode.chunk(&[&event(&[5], "five"), DONE].concat());
+    at_decode.end_stream();
+    assert_eq!(rest(&mut client), ["data: five\n\n", DONE].concat());
+}
+
+#[test]
+fn only_streams_and_only_with_the_flag() {
+    let quartet = Quartet::start(&[]);
+    let mut client = quartet.router.post("/v1/completions", STREAM);
+    let (_, mut at_prefill, mut at_decode) = quartet.asked();
+    assert!(at_prefill.json().get("baton_first_token").is_none());
+    at_prefill.open_stream();
+    at_prefill.chunk(&event(&[4], "four"));
+    at_prefill.end_stream();
+    assert!(at_prefill.is_open(), "it is heard to the end");
+    at_decode.open_stream();
+    at_decode.chunk(&[&event(&[4], "vier"), DONE].concat());
+    at_decode.end_stream();
+    assert_eq!(rest(&mut client), ["data: vier\n\n", DONE].concat());
+    let quartet = Quartet::start(&AHEAD);
+    let mut client = quartet.router.post("/v1/completions", crate::PROMPT);
+    let (_, mut at_prefill, mut at_decode) = quartet.asked();
+    assert!(at_prefill.json().get("baton_first_token").is_none());
+    at_prefill.answer("200 OK", "{}");
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer(), (200, "{}".into()));
+}
+
+/// Decode dies with the client's first token told by prefill: the next pair goes on behind it, and prefill there tells the
+/// second one ahead.
+#[test]
+fn it_goes_on_behind_it_at_another_pair() {
+    let quartet = Quartet::start(&AHEAD);
+    let (mut client, _at_prefill, at_decode) = begun(&quartet);
+    at_decode.hang_up();
+    let (_, mut at_prefill, mut at_decode) = quartet.asked();
+    for leg in [&at_prefill, &at_decode] {
+        is_resumed_at(leg, &[4]);
+    }
+    at_prefill.open_stream();
+    at_prefill.chunk(&event(&[5], "five"));
+    assert_eq!(client.piece().as_deref(), Some("data: five\n\n"));
+    at_decode.open_stream();
+    at_decode.chunk(&[&event(&[5], "five"), &event(&[6], "six"), DONE].concat());
+    at_decode.end_stream();
+    assert_eq!(rest(&mut client), ["data: six\n\n", DONE].concat());
+}
+
+/// Prefill fails when it has told, by an event or by its end: as before it told.
+#[test]
+fn it_goes_on_elsewhere_where_prefill_fails() {
+    for is_told in [true, false] {
+        let quartet = Quartet::start(&AHEAD);
+        let (mut client, mut at_prefill, at_decode) = begun(&quartet);
+        if is_told {
+            at_prefill.chunk("data: {\"error\":{\"code\":\"internal\"}}\n\n");
+            at_prefill.end_stream();
+            assert!(at_decode.is_closed());
+        } else {
+            at_prefill.hang_up();
+            // Decode is given a moment, and says that its source is lost.
+            let mut at_decode = at_decode;
+            at_decode.answer("502 Bad Gateway", "{\"error\":{\"code\":\"peer_lost\"}}");
+        }
+        let (_, mut at_prefill, mut at_decode) = quartet.asked();
+        is_resumed_at(&at_decode, &[4]);
+        at_prefill.answer("200 OK", "{}");
+        at_decode.open_stream();
+        at_decode.chunk(&[&event(&[5], "five"), DONE].concat());
+        at_decode.end_stream();
+        assert_eq!(rest(&mut client), ["data: five\n\n", DONE].concat(), "told: {is_told}");
+    }
+}
+
+#[test]
+fn where_nobody_can_go_on_it_ends_with_an_error_event() {
+    let quartet = Quartet::start(&[&AHEAD[..], &["--disable-retries"]].concat());
+    let (mut client, _at_prefill, at_decode) = begun(&quartet);
+    at_decode.hang_up();
+    let told = rest(&mut client);
+    assert!(told.starts_with("data: {\"error\"") && told.contains("\"code\":\"peer_lost\""), "{told}");
+    let (mut client, _at_prefill, mut at_decode) = begun(&quartet);
+    at_decode.answer("429 Too Many Requests", "{\"error\":{\"code\":\"overloaded\",\"message\":\"full\"}}");
+    assert_eq!(rest(&mut client), "data: {\"error\":{\"code\":\"overloaded\",\"message\":\"full\"}}\n\n");
+}
+
+/// The two legs of a request that differ are a failure, and neither's tokens are mixed with the other's.
+#[test]
+fn a_decode_worker_that_says_otherwise_is_not_believed() {
+    for other in [event(&[9], "nine"), event(&[4, 5], "four five"), "data: four\n\n".into()] {
+        let quartet = Quartet::start(&AHEAD);
+        let (mut client, _at_prefill, mut at_decode) = begun(&quartet);
+        at_decode.open_stream();
+        at_decode.chunk(&other);
+        let (_, _, mut at_decode) = quartet.asked();
+        is_resumed_at(&at_decode, &[4]);
+        at_decode.open_stream();
+        at_decode.chunk(&[&event(&[5], "five"), DONE].concat());
+        at_decode.end_stream();
+        assert_eq!(rest(&mut client), ["data: five\n\n", DONE].concat(), "{other}");
+    }
+}

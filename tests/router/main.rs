@@ -1,5 +1,6 @@
 //! `baton router` between scripted workers.
 
+mod choosing;
 mod client;
 mod foreign;
 mod joining;

@@ -214,6 +214,14 @@ pub const API_KEYS_FILE_MAX: usize = 1 << 20;
 pub const LOAD_REQUESTS_MAX: usize = 4 << 20;
 /// Most workers of one role behind a router.
 pub const ROUTER_WORKERS_MAX: usize = 1024;
+/// Most blocks of prompts that a router keeps in mind over all workers of a role: some 100 bytes each.
+pub const ROUTER_PREFIX_BLOCKS_MAX: usize = 1 << 18;
+/// Bytes of a prompt's text that a router compares at once: some pages.
+pub const PROMPT_BLOCK_BYTES: usize = 256;
+/// Most of these that it compares: 1 MiB of text, beyond which beginnings that differ are rare.
+pub const PROMPT_BLOCKS_MAX: usize = 4096;
+/// Bytes of text to a token, about, in most languages and vocabularies.
+pub const BYTES_PER_TOKEN: usize = 4;
 
 // front
 /// How long a connection may stand without a request: longer than the keep-alive of common clients and

@@ -196,6 +196,11 @@ impl Flight {
         }
     }
 
+    /// All who can be chosen are foretold to be too late: it ends, before anybody has worked for it.
+    pub fn late(&mut self) -> Next {
+        self.end(Next::Fail(Cause::Overloaded))
+    }
+
     /// What follows from what happened.
     pub fn take(&mut self, news: News, terms: &mut Terms<'_>) -> Next {
         match (self.stage, news) {

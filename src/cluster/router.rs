@@ -2,18 +2,23 @@
 //!
 //! Owns: which workers there are, their loads and health. Invariants: a worker's load is the sum of its open
 //! bookings; one that leaves is chosen and probed no more, and is known until its last booking is released;
-//! its number never becomes another's.
+//! its number never becomes another's. Not here: choices (`router/choosing.rs`).
+
+mod choosing;
 
 use super::breaker::Breaker;
 use super::flight::Avoid;
+use super::forecast::Forecast;
 use super::health::{Change, Health};
 use super::kinds::{Difference, Kind, KindDigest, Kinds};
 use super::loads::{Load, WorkerNumber};
-use super::policy;
-use crate::config::resolved::{BreakerTerms, HealthTerms, Policies, Policy};
+use super::prefixes::Prefixes;
+use crate::config::resolved::{BreakerTerms, HealthTerms, Policies};
+use crate::limits::ROUTER_PREFIX_BLOCKS_MAX;
 use crate::stdx::planted::is_planted;
+use choosing::Scratch;
 use std::fmt;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a worker does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -54,6 +59,11 @@ impl fmt::Display for Role {
 pub struct Booking {
     worker: WorkerNumber,
     weight: u32,
+    /// Tokens it is to read, and how long that takes; nothing once it has.
+    unread: u32,
+    reading: Duration,
+    /// Tokens of the prompts that it generates behind.
+    context: u64,
 }
 
 impl Booking {
@@ -82,6 +92,8 @@ pub enum NoWorker {
         /// Whether one that cannot be reached now would do.
         may_come: bool,
     },
+    /// Whoever can be used is foretold to take longer than is allowed.
+    Late,
     /// No two that can be used fit each other.
     Fitting {
         /// Whether one that cannot be reached now would do.
@@ -94,6 +106,7 @@ impl NoWorker {
     pub fn may_come(self) -> bool {
         match self {
             NoWorker::Of { may_come, .. } | NoWorker::Fitting { may_come } => may_come,
+            NoWorker::Late => false,
         }
     }
 }
@@ -104,6 +117,7 @@ impl NoWorker {
         match self {
             NoWorker::Of { role, may_come } => NoWorker::Of { role, may_come: may_come || other },
             NoWorker::Fitting { may_come } => NoWorker::Fitting { may_come: may_come || other },
+            NoWorker::Late => NoWorker::Late,
         }
     }
 }
@@ -112,6 +126,7 @@ impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
+            NoWorker::Late => f.write_str("no worker is foretold to answer in the time that is allowed"),
             NoWorker::Fitting { .. } => {
                 f.write_str("no decode worker that can be reached fits a prefill worker that can be reached")
             }
@@ -154,6 +169,14 @@ pub struct Router {
     next: usize,
     /// Chosen last, by role.
     last: [Option<WorkerNumber>; 2],
+    /// Who has the KV of which prompts, by role.
+    prefixes: [Prefixes; 2],
+    forecast: Forecast,
+    /// Of all chance, and how often it was asked.
+    seed: u64,
+    drawn: u64,
+    /// Kept for the next choice.
+    scratch: Scratch,
 }
 
 impl Router {
@@ -167,7 +190,33 @@ impl Router {
             kinds: Kinds::default(),
             next: 0,
             last: [None; 2],
+            prefixes: [(); 2].map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, ROUTER_PREFIX_BLOCKS_MAX)),
+            forecast: Forecast::default(),
+            seed: 0,
+            drawn: 0,
+            scratch: Scratch::default(),
         }
+    }
+
+    /// With this to foretell by.
+    pub fn foretelling(self, forecast: Forecast) -> Router {
+        Router { forecast, ..self }
+    }
+
+    /// With chance that follows from `seed`.
+    pub fn seeded(self, seed: u64) -> Router {
+        Router { seed, ..self }
+    }
+
+    /// Over workers whose caches hold so many blocks of prompts.
+    pub fn over_caches(self, blocks: usize) -> Router {
+        let prefixes = [(); 2].map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, blocks));
+        Router { prefixes, ..self }
+    }
+
+    /// Whether a choice asks what prompts begin with.
+    pub fn reads_prompts(&self) -> bool {
+        self.policies.prefill.reads_prompts() || self.policies.decode.reads_prompts()
     }
 
     /// On other terms than the usual ones.
@@ -179,6 +228,7 @@ impl Router {
     pub fn join(&mut self, role: Role, now: Instant) -> WorkerNumber {
         let number = WorkerNumber(self.next);
         self.next += 1;
+        self.prefixes[role as usize].join(number);
         let (load, health) = (Load::default(), Health::new(self.health, now));
         self.members.push(Member {
             number,
@@ -253,6 +303,7 @@ impl Router {
         let Some(place) = self.place(worker) else { return };
         let member = &mut self.members[place];
         (member.is_leaving, member.load.usable) = (true, false);
+        self.prefixes[member.role as usize].forget(worker);
         if member.bookings == 0 {
             self.members.remove(place);
         }
@@ -268,85 +319,12 @@ impl Router {
         self.member(worker).is_some_and(|member| !member.is_leaving)
     }
 
-    /// Chooses a pair for `weight` sequences and books them on both.
-    ///
-    /// # Errors
-    /// One of the roles has no usable worker, or none fits; nothing is booked then.
-    pub fn choose(&mut self, weight: u32, avoid: &Avoid, now: Instant) -> Result<Pair, NoWorker> {
-        // Who is missing altogether is named first.
-        for role in [Role::Prefill, Role::Decode] {
-            self.pick(role, avoid, now, |_| true)?;
-        }
-        // Once: as a rule each prefill worker fits the first of them.
-        let decode = self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number));
-        let decode: Vec<&Member> = decode.collect();
-        let can_pair = |prefill: &Member| decode.iter().any(|decode| self.fit(prefill, decode));
-        let unfit = |_| {
-            let willing = |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
-            let fits = |one: &Member| willing(Role::Decode).any(|other| self.fit(one, other));
-            NoWorker::Fitting { may_come: willing(Role::Prefill).any(fits) }
-        };
-        let prefill = self.pick(Role::Prefill, avoid, now, can_pair).map_err(unfit)?;
-        let fits = |decode: &Member| self.fit(&self.members[prefill], decode);
-        let decode = self.pick(Role::Decode, avoid, now, fits).map_err(unfit)?;
-        Ok(Pair { prefill: self.book(prefill, weight), decode: self.book(decode, weight) })
-    }
-
-    /// Chooses who serves `weight` sequences: a pair, or, where no pair is left, or none but one whose prefill worker has
-    /// failed the request, a decode worker that reads prompts itself. A prefill worker that is there and says no is no
-    /// reason to load decode with its work.
-    ///
-    /// # Errors
-    /// As [`Router::choose`].
-    pub fn choose_serving(
-        &mut self,
-        weight: u32,
-        avoid: &Avoid,
-        now: Instant,
-    ) -> Result<(Option<Booking>, Booking), NoWorker> {
-        let pair = self.choose(weight, avoid, now);
-        let is_wanted = match &pair {
-            Ok(pair) => avoid.failed.contains(&pair.prefill.worker),
-            Err(_) => !self.has_pair() && !is_planted("nobody reads alone"),
-        };
-        let alone = is_wanted.then(|| self.pick(Role::Decode, avoid, now, |decode| decode.reads_alone));
-        match (pair, alone) {
-            (pair, Some(Ok(place))) => {
-                if let Ok(Pair { prefill, decode }) = pair {
-                    self.release(prefill);
-                    self.release(decode);
-                }
-                Ok((None, self.book(place, weight)))
-            }
-            (Ok(Pair { prefill, decode }), _) => Ok((Some(prefill), decode)),
-            (Err(none), _) => {
-                let reads = |decode: &Member| decode.reads_alone && !avoid.unwilling.contains(&decode.number);
-                Err(none.or_may_come(is_wanted && self.here(Role::Decode).any(reads)))
-            }
-        }
-    }
-
-    /// Chooses a worker of one role.
-    ///
-    /// # Errors
-    /// None is usable.
-    pub fn choose_one(
-        &mut self,
-        role: Role,
-        weight: u32,
-        avoid: &Avoid,
-        now: Instant,
-    ) -> Result<Booking, NoWorker> {
-        let place = self.pick(role, avoid, now, |_| true)?;
-        Ok(self.book(place, weight))
-    }
-
     /// A booking of no weight, for what is asked of this very worker.
     pub fn visit(&mut self, worker: WorkerNumber) -> Booking {
         if let Some(place) = self.place(worker) {
             self.members[place].bookings += 1;
         }
-        Booking { worker, weight: 0 }
+        Booking { worker, weight: 0, unread: 0, reading: Duration::ZERO, context: 0 }
     }
 
     /// A usable worker, whatever its role: of prefill workers, where there are any, the one that is here longest; one
@@ -361,11 +339,23 @@ impl Router {
         first.map(|member| member.number).ok_or(NoWorker::Of { role: Role::Prefill, may_come: true })
     }
 
+    /// A worker has read what it was to: it generates.
+    pub fn has_read(&mut self, booking: &mut Booking, now: Instant) {
+        let (unread, reading) = (std::mem::take(&mut booking.unread), std::mem::take(&mut booking.reading));
+        if let Some(place) = self.place(booking.worker).filter(|_| unread > 0) {
+            self.members[place].load.has_read(unread, reading, now);
+        }
+    }
+
     /// Ends a booking.
-    pub fn release(&mut self, booking: Booking) {
+    pub fn release(&mut self, booking: Booking, now: Instant) {
         let Some(place) = self.place(booking.worker) else { return };
         let member = &mut self.members[place];
         member.load.booked -= booking.weight;
+        member.load.context -= booking.context;
+        if booking.unread > 0 {
+            member.load.has_read(booking.unread, booking.reading, now);
+        }
         member.bookings -= 1;
         if member.is_leaving && member.bookings == 0 {
             self.members.remove(place);
@@ -474,58 +464,6 @@ impl Router {
         self.members.iter().filter(move |member| member.role == role && member.load.usable)
     }
 
-    /// The place among all members of the one that the policy names, of those of a role that suit: one at which nothing
-    /// fails, rather than one where another request just did, rather than one where this one did; and never one that
-    /// will not serve it.
-    fn pick(
-        &self,
-        role: Role,
-        avoid: &Avoid,
-        now: Instant,
-        suits: impl Fn(&Member) -> bool,
-    ) -> Result<usize, NoWorker> {
-        let here = |(_, member): &(usize, &Member)| member.role == role && !member.is_leaving;
-        let places: Vec<usize> =
-            self.members.iter().enumerate().filter(here).map(|(place, _)| place).collect();
-        // The first turn is the first worker's; behind one that has left it is its neighbour's.
-        let last = self.last[role as usize];
-        let passed = places.iter().filter(|&&place| Some(self.members[place].number) <= last).count();
-        let last = passed.checked_sub(1).unwrap_or(places.len().saturating_sub(1));
-        let is_unwilling = |member: &Member| avoid.unwilling.contains(&member.number);
-        let has_failed = |member: &Member| avoid.failed.contains(&member.number);
-        let is_suspect = |member: &Member| member.load.suspect.is_some_and(|until| now < until);
-        let among = |shunned: &dyn Fn(&Member) -> bool| {
-            let load = |&place: &usize| {
-                let member = &self.members[place];
-                let usable = member.load.usable && suits(member) && !is_unwilling(member) && !shunned(member);
-                Load { usable, ..member.load }
-            };
-            policy::pick(self.policy(role), &places.iter().map(load).collect::<Vec<_>>(), last)
-        };
-        let may_come =
-            || !places.iter().all(|&place| is_unwilling(&self.members[place])) || places.is_empty();
-        among(&|member| has_failed(member) || is_suspect(member))
-            .or_else(|| among(&has_failed))
-            .or_else(|| among(&|_| false))
-            .map(|picked| places[picked])
-            .ok_or_else(|| NoWorker::Of { role, may_come: may_come() })
-    }
-
-    fn policy(&self, role: Role) -> Policy {
-        match role {
-            Role::Prefill => self.policies.prefill,
-            Role::Decode => self.policies.decode,
-        }
-    }
-
-    fn book(&mut self, place: usize, weight: u32) -> Booking {
-        let member = &mut self.members[place];
-        self.last[member.role as usize] = Some(member.number);
-        member.load.booked += weight;
-        member.bookings += 1;
-        Booking { worker: member.number, weight }
-    }
-
     fn turn(
         &mut self,
         worker: WorkerNumber,
@@ -543,309 +481,4 @@ impl Router {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::limits::ROUTER_SUSPECT_TIME;
-
-    fn router(policy: impl Into<Policies>, prefill: usize, decode: usize) -> Router {
-        let mut router = Router::new(policy);
-        for (role, count) in [(Role::Prefill, prefill), (Role::Decode, decode)] {
-            for _ in 0..count {
-                join(&mut router, role);
-            }
-        }
-        router
-    }
-
-    /// A worker that is up.
-    fn join(router: &mut Router, role: Role) -> WorkerNumber {
-        let now = Instant::now();
-        let worker = router.join(role, now);
-        assert_eq!(router.probed(worker, true, now), Some(Change::Up));
-        worker
-    }
-
-    fn numbers(pair: &Pair) -> (usize, usize) {
-        (pair.prefill.worker().0, pair.decode.worker().0)
-    }
-
-    fn booked(router: &Router) -> Vec<u32> {
-        router.workers().map(|(_, _, load)| load.booked).collect()
-    }
-
-    #[test]
-    fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
-        let now = Instant::now();
-        let mut router = router(Policy::RoundRobin, 1, 2);
-        let [prefill, first, second] = [0, 1, 2].map(WorkerNumber);
-        router.set_reads_alone(second, true);
-        router.set_reads_alone(prefill, true);
-        let serving = |router: &mut Router, avoid: &Avoid| {
-            let (prefill, decode) = router.choose_serving(3, avoid, now)?;
-            let chosen = (prefill.as_ref().map(Booking::worker), decode.worker());
-            prefill.into_iter().chain([decode]).for_each(|booking| router.release(booking));
-            Ok::<_, NoWorker>(chosen)
-        };
-        let none = Avoid::default();
-        assert_eq!(serving(&mut router, &none), Ok((Some(prefill), first)));
-        let failed = Avoid { failed: vec![prefill], ..Avoid::default() };
-        assert_eq!(serving(&mut router, &failed), Ok((None, second)));
-        // It is there and said no, which is its client's answer.
-        let unwilling = Avoid { unwilling: vec![prefill], ..Avoid::default() };
-        let no = NoWorker::Of { role: Role::Prefill, may_come: false };
-        assert_eq!(serving(&mut router, &unwilling), Err(no));
-        assert!(router.is_ready());
-        assert_eq!(router.refused(prefill), Some(Change::Down));
-        assert_eq!(serving(&mut router, &unwilling), Ok((None, second)));
-        assert!(router.is_ready());
-        assert_eq!(router.refused(second), Some(Change::Down));
-        assert!(!router.is_ready());
-        assert_eq!(
-            serving(&mut router, &unwilling).map_err(NoWorker::may_come),
-            Err(true),
-            "it may come back"
-        );
-        assert_eq!(booked(&router), [0, 0, 0]);
-    }
-
-    #[test]
-    fn legs_are_chosen_apart_and_numbered_together() {
-        let mut router = router(Policy::RoundRobin, 2, 3);
-        let chosen: Vec<_> =
-            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
-        assert_eq!(chosen, [(0, 2), (1, 3), (0, 4), (1, 2)]);
-        assert_eq!(
-            (router.role(WorkerNumber(1)), router.role(WorkerNumber(2))),
-            (Some(Role::Prefill), Some(Role::Decode))
-        );
-    }
-
-    #[test]
-    fn a_burst_spreads_by_what_is_booked_and_a_release_makes_room() {
-        let mut router = router(Policy::LeastLoaded, 1, 2);
-        let heavy = router.choose(5, &Avoid::default(), Instant::now()).unwrap();
-        let light: Vec<Pair> =
-            (0..3).map(|_| router.choose(1, &Avoid::default(), Instant::now()).unwrap()).collect();
-        assert!(light.iter().all(|pair| numbers(pair) == (0, 2)));
-        router.release(heavy.decode);
-        assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (0, 1));
-        router.release(heavy.prefill);
-        for pair in light {
-            router.release(pair.prefill);
-            router.release(pair.decode);
-        }
-        assert_eq!(booked(&router), [1, 1, 0]);
-    }
-
-    #[test]
-    fn nothing_is_booked_without_a_pair() {
-        let mut router = router(Policy::LeastLoaded, 1, 1);
-        assert!(router.is_ready());
-        assert_eq!(router.refused(WorkerNumber(1)), Some(Change::Down));
-        assert!(!router.is_ready());
-        assert_eq!(
-            router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker::Of { role: Role::Decode, may_come: true })
-        );
-        assert_eq!(booked(&router), [0, 0]);
-        assert_eq!(router.first(&Avoid::default()), Ok(WorkerNumber(0)));
-        router.refused(WorkerNumber(0));
-        assert_eq!(
-            router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker::Of { role: Role::Prefill, may_come: true })
-        );
-        assert_eq!(
-            router.first(&Avoid::default()),
-            Err(NoWorker::Of { role: Role::Prefill, may_come: true })
-        );
-    }
-
-    #[test]
-    fn every_worker_is_probed_once_and_unusable_until_then() {
-        let now = Instant::now();
-        let mut router = Router::new(Policy::RoundRobin);
-        assert!(!router.is_ready() && router.begin_probe(now).is_none());
-        router.join(Role::Prefill, now);
-        router.join(Role::Decode, now);
-        assert!(!router.is_ready());
-        let mut probed =
-            || std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect::<Vec<_>>();
-        assert_eq!(probed(), [0, 1]);
-        assert_eq!(probed(), [0_usize; 0]);
-    }
-
-    #[test]
-    fn who_leaves_is_not_chosen_again_and_is_known_to_its_last_booking() {
-        let (mut router, now) = (router(Policy::RoundRobin, 1, 2), Instant::now());
-        let running = router.choose(2, &Avoid::default(), Instant::now()).unwrap();
-        assert_eq!(numbers(&running), (0, 1));
-        router.leave(WorkerNumber(1));
-        assert!(router.knows(WorkerNumber(1)) && !router.has(WorkerNumber(1)));
-        assert_eq!(router.load(WorkerNumber(1)), Some(Load { usable: false, booked: 2, suspect: None }));
-        for _ in 0..3 {
-            assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (0, 2));
-        }
-        assert_eq!(router.probed(WorkerNumber(1), true, now), None, "it does not come up again");
-        assert_eq!(
-            router.choose_one(Role::Decode, 0, &Avoid::default(), Instant::now()).unwrap().worker(),
-            WorkerNumber(2)
-        );
-        router.release(running.decode);
-        assert!(!router.knows(WorkerNumber(1)));
-        let visit = router.visit(WorkerNumber(0));
-        router.leave(WorkerNumber(2));
-        router.leave(WorkerNumber(0));
-        router.release(visit);
-        assert!(router.knows(WorkerNumber(0)), "sequences are booked on it");
-        assert_eq!(
-            router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker::Of { role: Role::Prefill, may_come: true })
-        );
-    }
-
-    #[test]
-    fn a_number_never_becomes_anothers_and_turns_go_on_where_one_is_missing() {
-        let mut router = router(Policy::RoundRobin, 1, 3);
-        let chosen =
-            |router: &mut Router| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()).1;
-        assert_eq!((chosen(&mut router), chosen(&mut router)), (1, 2));
-        router.leave(WorkerNumber(2));
-        assert_eq!(join(&mut router, Role::Decode), WorkerNumber(4));
-        assert_eq!(std::array::from_fn(|_| chosen(&mut router)), [3, 4, 1, 3]);
-        for number in 1..=4 {
-            router.leave(WorkerNumber(number));
-        }
-        assert_eq!(join(&mut router, Role::Decode), WorkerNumber(5));
-        assert_eq!(chosen(&mut router), 5);
-    }
-
-    #[test]
-    fn each_role_has_a_policy_of_its_own() {
-        let mut router = router(Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded }, 2, 2);
-        // What the first of each role has does not end.
-        let first = router.choose(1, &Avoid::default(), Instant::now()).unwrap();
-        let chosen: Vec<_> = (0..3)
-            .map(|_| {
-                let pair = router.choose(1, &Avoid::default(), Instant::now()).unwrap();
-                let chosen = numbers(&pair);
-                router.release(pair.prefill);
-                router.release(pair.decode);
-                chosen
-            })
-            .collect();
-        assert_eq!((numbers(&first), &chosen[..]), ((0, 2), &[(1, 3), (0, 3), (1, 3)][..]));
-    }
-
-    #[test]
-    fn misfits_are_never_paired_and_who_says_nothing_may_fit() {
-        let mut router = router(Policy::RoundRobin, 2, 2);
-        let (a, b) = (KindDigest([1; 32]), KindDigest([2; 32]));
-        router.entered(WorkerNumber(0), a);
-        router.entered(WorkerNumber(2), a);
-        router.entered(WorkerNumber(3), b);
-        for _ in 0..4 {
-            let (prefill, decode) = numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap());
-            assert!((prefill, decode) != (0, 3));
-        }
-        router.entered(WorkerNumber(1), b);
-        let mut pairs: Vec<_> =
-            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
-        pairs.sort_unstable();
-        assert_eq!(pairs, [(0, 2), (0, 2), (1, 3), (1, 3)]);
-        router.refused(WorkerNumber(2));
-        assert_eq!(
-            numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()),
-            (1, 3),
-            "the other has nobody left"
-        );
-        router.refused(WorkerNumber(1));
-        assert_eq!(
-            router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker::Fitting { may_come: true })
-        );
-        assert!(!router.is_ready());
-    }
-
-    #[test]
-    fn who_failed_a_request_is_asked_last_and_who_refused_it_never() {
-        let mut router = router(Policy::RoundRobin, 1, 3);
-        let mut avoid =
-            Avoid { failed: vec![WorkerNumber(0), WorkerNumber(1)], unwilling: vec![WorkerNumber(2)] };
-        for _ in 0..3 {
-            assert_eq!(
-                numbers(&router.choose(1, &avoid, Instant::now()).unwrap()),
-                (0, 3),
-                "there is one prefill worker"
-            );
-        }
-        avoid.unwilling.push(WorkerNumber(3));
-        assert_eq!(numbers(&router.choose(1, &avoid, Instant::now()).unwrap()), (0, 1));
-        router.refused(WorkerNumber(1));
-        assert_eq!(
-            router.choose(1, &avoid, Instant::now()),
-            Err(NoWorker::Of { role: Role::Decode, may_come: true })
-        );
-        avoid.unwilling.push(WorkerNumber(1));
-        assert_eq!(
-            router.choose(1, &avoid, Instant::now()),
-            Err(NoWorker::Of { role: Role::Decode, may_come: false })
-        );
-    }
-
-    #[test]
-    fn who_fails_at_once_does_not_draw_all_requests() {
-        let mut router = router(Policy::LeastLoaded, 1, 2);
-        let now = Instant::now();
-        let chosen = |router: &mut Router, now| {
-            let pair = router.choose(1, &Avoid::default(), now).unwrap();
-            let decode = pair.decode.worker();
-            router.release(pair.prefill);
-            if decode == WorkerNumber(1) {
-                // It fails.
-                router.release(pair.decode);
-                router.accuse(decode, now);
-            }
-            decode.0
-        };
-        let first: Vec<usize> = (0..6).map(|_| chosen(&mut router, now)).collect();
-        assert_eq!(first, [1, 2, 2, 2, 2, 2]);
-        let later = now + ROUTER_SUSPECT_TIME;
-        assert_eq!((chosen(&mut router, later), chosen(&mut router, later)), (1, 2), "tried once more");
-        router.acquit(WorkerNumber(1));
-        assert_eq!(chosen(&mut router, later), 1);
-    }
-
-    /// A change that rolls through: two of the old kind, then one of each, then the new alone.
-    #[test]
-    fn those_that_do_not_fit_are_never_paired() {
-        let kind = |weights: &str| Kind::told(&serde_json::json!({ "weights": weights }));
-        let mut router = router(Policy::RoundRobin, 2, 2);
-        let [old, new, other_new, other_old] = [0, 1, 2, 3].map(WorkerNumber);
-        for worker in [old, new, other_new, other_old] {
-            assert_eq!(router.introduced(worker, kind("old")), None);
-        }
-        assert_eq!(router.introduced(new, kind("new")).map(|(worker, _)| worker), Some(other_new));
-        let misfit =
-            |router: &Router, worker| router.misfit(worker).map(|(other, why)| (other, why.to_string()));
-        let why = "weights differs: new and old".to_owned();
-        assert_eq!(misfit(&router, new), Some((other_new, why)), "it fits nobody");
-        assert_eq!(misfit(&router, old), None);
-        let chosen: Vec<_> =
-            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
-        assert_eq!(chosen, [(0, 2), (0, 3), (0, 2), (0, 3)], "none for the new one yet");
-        router.introduced(other_new, kind("new"));
-        assert_eq!([new, other_new, old].map(|worker| router.misfit(worker)), [None, None, None]);
-        let chosen: Vec<_> =
-            (0..4).map(|_| numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap())).collect();
-        assert_eq!(chosen, [(1, 2), (0, 3), (1, 2), (0, 3)]);
-        router.refused(other_old);
-        assert!(router.is_ready());
-        assert_eq!(numbers(&router.choose(1, &Avoid::default(), Instant::now()).unwrap()), (1, 2));
-        router.refused(new);
-        assert!(!router.is_ready());
-        assert_eq!(
-            router.choose(1, &Avoid::default(), Instant::now()),
-            Err(NoWorker::Fitting { may_come: true })
-        );
-    }
-}
+mod tests;

@@ -6,8 +6,10 @@
 mod routing;
 mod sim;
 
-pub(super) use routing::{BreakerFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags};
-pub use sim::{LoadFlags, SimFlags, SimTransfer};
+pub(super) use routing::{
+    BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags,
+};
+pub use sim::{Engine, LoadFlags, SimFlags, SimTransfer};
 
 use super::registry::RegistryAddress;
 use super::resolved::{
@@ -136,6 +138,8 @@ pub struct RouterFlags {
     pub(super) scrape: ScrapeFlags,
     #[command(flatten)]
     pub(super) workers: RoutingFlags,
+    #[command(flatten)]
+    pub(super) forecast: ForecastFlags,
     #[command(flatten)]
     pub(super) requests: RequestFlags,
     #[command(flatten)]

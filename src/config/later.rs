@@ -8,7 +8,8 @@ const ONE_RANK: &str = "a worker is one rank; run more workers instead";
 const CPU_ONLY: &str = "models run on CPUs only";
 const CACHES: &str = "all workers cache prefixes unless told --disable-radix-cache";
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
-const POLICIES: &str = "the policies are round_robin and least_loaded";
+const POLICIES: &str = "the policies are least_loaded, round_robin, random, power_of_two, cache_aware, lmetric, slo and conditional";
+const THRESHOLDS: &str = "cache_aware has the thresholds that sglang-router has by default, and forgets by what was asked for last";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
 const PLAIN_WORKERS: &str = "workers are asked by plain HTTP; only clients come by HTTPS (--tls-cert-file)";
 const WORKERS_TOKENISE: &str = "the workers tokenise";
@@ -85,12 +86,12 @@ const NAMES: &[(&str, &str)] = &[
     ("--selector", "workers enter themselves with --registry"),
     ("--service-discovery-port", "workers enter themselves with --registry"),
     ("--service-discovery-namespace", "workers enter themselves with --registry"),
-    ("--cache-threshold", POLICIES),
-    ("--balance-abs-threshold", POLICIES),
-    ("--balance-rel-threshold", POLICIES),
+    ("--cache-threshold", THRESHOLDS),
+    ("--balance-abs-threshold", THRESHOLDS),
+    ("--balance-rel-threshold", THRESHOLDS),
     ("--bucket-adjust-interval-secs", POLICIES),
-    ("--eviction-interval-secs", POLICIES),
-    ("--max-tree-size", POLICIES),
+    ("--eviction-interval-secs", THRESHOLDS),
+    ("--max-tree-size", THRESHOLDS),
     ("--max-idle-secs", POLICIES),
     ("--assignment-mode", POLICIES),
     ("--enable-igw", "one router serves one model"),
@@ -152,8 +153,7 @@ const ROUTERS: &[(&str, &str)] = &[
 const VALUES: &[(&str, &str, &str)] = &[("--transfer", "cuda_ipc", CPU_ONLY)];
 
 /// Policies of others, which any flag for one may be given.
-const LATER_POLICIES: &[&str] =
-    &["random", "power_of_two", "cache_aware", "manual", "bucket", "lmetric", "slo", "conditional"];
+const LATER_POLICIES: &[&str] = &["manual", "bucket", "prefix_hash", "consistent_hashing"];
 
 /// What to say instead of clap's error, if the name is known.
 pub fn explain(error: &clap::Error) -> Option<ConfigError> {
@@ -210,7 +210,7 @@ mod tests {
         let said = |line: &[&str]| parse(line, &here).unwrap_err().to_string();
         assert_eq!(
             said(&["baton", "serve", "m", "--local-prefill"]),
-            "--local-prefill is no flag of baton serve, but of baton decode"
+            "--local-prefill is no flag of baton serve, but of baton decode and baton sim"
         );
         assert_eq!(
             said(&["baton", "prefill", "m", "--policy", "round_robin"]),

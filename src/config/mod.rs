@@ -8,6 +8,7 @@
 pub mod error;
 pub mod flags;
 mod later;
+pub mod quantities;
 pub mod registry;
 mod resolve;
 pub mod resolved;

@@ -215,7 +215,7 @@ fn what_comes_later_is_refused_by_name() {
         ("decode m --swap-space 4", "--swap-space"),
         ("decode m --transfer cuda_ipc", "--transfer cuda_ipc"),
         ("serve m --transfer=cuda_ipc", "--transfer cuda_ipc"),
-        ("router --prefill http://a:1 --decode http://b:1 --policy cache_aware", "--policy cache_aware"),
+        ("router --prefill http://a:1 --decode http://b:1 --policy bucket", "--policy bucket"),
     ] {
         let message = refusal(line);
         assert!(

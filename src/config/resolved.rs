@@ -2,8 +2,10 @@
 //!
 //! An `Option` here means that the answer lies in the model file or with the peer, and says so.
 
+mod forecast;
 mod routing;
 
+pub use forecast::{COST_DEFAULT, Cost, Forecast};
 pub use routing::{BreakerTerms, HealthTerms, Policies, RequestTerms, RetryTerms};
 
 use super::registry::RegistryAddress;
@@ -116,8 +118,10 @@ pub struct RouterConfig {
     pub prefill: Vec<PrefillEndpoint>,
     /// Decode workers, likewise.
     pub decode: Vec<WorkerUrl>,
-    /// How a pair is chosen.
+    /// How a pair is chosen,
     pub policies: Policies,
+    /// and by what it is foretold how long workers take.
+    pub forecast: Forecast,
     /// What is taken from clients.
     pub requests: RequestTerms,
     /// When a request is tried again.
@@ -425,6 +429,30 @@ pub enum Policy {
     LeastLoaded,
     /// One after the other.
     RoundRobin,
+    /// Anyone.
+    Random,
+    /// The better of two that are drawn.
+    PowerOfTwo,
+    /// The one with most of the prompt in its cache, as long as loads are in balance.
+    CacheAware,
+    /// The one with the least product of tokens to read and sequences.
+    Lmetric,
+    /// The one that is foretold to be soonest; nobody, where the targets are foretold to be missed.
+    Slo,
+    /// As slo; a decode worker that may read prompts does, where little is missing there.
+    Conditional,
+}
+
+impl Policy {
+    /// Whether it asks who has which beginning.
+    pub fn reads_prompts(self) -> bool {
+        matches!(self, Policy::CacheAware | Policy::Lmetric | Policy::Slo | Policy::Conditional)
+    }
+
+    /// Whether it lets nobody in whom the forecast gives no chance.
+    pub fn forecasts(self) -> bool {
+        matches!(self, Policy::Slo | Policy::Conditional)
+    }
 }
 
 /// Weight of an event, heaviest first.

@@ -36,7 +36,11 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let waker = reactor.waker();
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
-    let decisions = Router::new(config.policies).on(config.health, config.breaker);
+    let seed = random();
+    let decisions = Router::new(config.policies)
+        .on(config.health, config.breaker)
+        .foretelling(config.forecast)
+        .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])));
     let mut fleet = Fleet::new(decisions, names)
         .with_health(config.health_path.clone(), config.health.time)
         .with_key(config.front.api_keys.first().cloned());

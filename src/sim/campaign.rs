@@ -50,7 +50,7 @@ impl Campaign {
             ("--decode", decode, WORKERS_MAX),
             ("--requests", requests, REQUESTS_MAX),
         ] {
-            if value > most {
+            if !(1..=most).contains(&value) {
                 let limit = format!("1 to {most} without --load");
                 return Err(ConfigError::Value { flag, value: value.to_string(), limit });
             }

@@ -15,6 +15,7 @@ use crate::cluster::flight::{Avoid, Flight as Core, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Booking, Role, Router};
+use crate::cluster::work::Work;
 use crate::config::resolved::RetryTerms;
 use crate::front::router::call::Lost;
 use crate::ids::Room;
@@ -309,15 +310,16 @@ impl Flights {
         let instant = self.instant(now);
         let deadline = Some(self.deadline(id));
         let flight = &mut self.flights[id];
-        let (prefill, decode) = match self.fleet.router().choose_serving(1, flight.core.avoid(), instant) {
-            Ok(chosen) => chosen,
-            Err(none) => {
-                let chance = self.dice.draw();
-                let terms = Terms { now: instant, chance, deadline, retries: &mut self.retries };
-                let next = flight.core.nobody(none.may_come(), &terms);
-                return self.carry_out(id, next, now);
-            }
-        };
+        let (prefill, decode) =
+            match self.fleet.router().choose_serving(&Work::of(1), flight.core.avoid(), instant) {
+                Ok(chosen) => chosen,
+                Err(none) => {
+                    let chance = self.dice.draw();
+                    let terms = Terms { now: instant, chance, deadline, retries: &mut self.retries };
+                    let next = flight.core.nobody(none.may_come(), &terms);
+                    return self.carry_out(id, next, now);
+                }
+            };
         let first = prefill.as_ref().map(Booking::worker);
         flight.core.choose(first, Some(decode.worker()));
         flight.pair = [first.unwrap_or(decode.worker()).0, decode.worker().0];

@@ -1,6 +1,7 @@
 //! `baton router` between scripted workers.
 
 mod ahead;
+mod choosing;
 mod client;
 mod foreign;
 mod joining;

@@ -175,6 +175,61 @@ fn a_policy_that_sees_less_is_worse_and_more_workers_are_not() {
 }
 
 #[test]
+fn who_has_no_prefill_worker_reads_itself() {
+    let path = trace("whole", &[(0, 12_000, 5, "1,2"), (5000, 1024, 1, "1,2")]);
+    let alone = PLAIN.replace("--prefill 1", "--prefill 0");
+    let summary = simulate(&format!("{alone} --trace-file {}", path.display()));
+    let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-5, "{a} is not {b}");
+    // Two chunks and a message; what the first left in the cache is not computed again.
+    let first = (10.0 + 0.05 * 8192.0) + (10.0 + 0.05 * 3808.0) + 0.1;
+    // Told with the step behind the pass.
+    close(summary.ttft_ms.max, first + 10.0);
+    close(summary.ttft_ms.p50, 10.0 + 0.05 * 16.0 + 0.1);
+    close(summary.e2e_ms.max, first + 4.0 * 10.0);
+    assert_eq!((summary.kv_bytes, summary.prefill.workers, summary.wasted_tokens), (0, 0, 0));
+    close(summary.prefix_reuse, 1008.0 / 13_024.0);
+}
+
+#[test]
+fn packed_traces_of_both_kinds_are_read() {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/data");
+    let arrivals = |file: &str| plan(&format!("--trace-file {data}/{file}")).unwrap().arrivals().unwrap();
+    let conversation = arrivals("mooncake/conversation_trace.jsonl.zst");
+    let input = |list: &[baton::sim::load::arrivals::Arrival]| {
+        list.iter().map(|request| u64::from(request.input)).sum::<u64>()
+    };
+    assert_eq!((conversation.list().len(), input(conversation.list())), (12_031, 144_793_823));
+    let (code, chat) =
+        ("azure/AzureLLMInferenceTrace_code.csv.zst", "azure/AzureLLMInferenceTrace_conv.csv.zst");
+    assert_eq!((arrivals(code).list().len(), arrivals(chat).list().len()), (8819, 19_366));
+    let last = arrivals(code).list().last().unwrap().at;
+    assert_eq!(last / 1_000_000_000, 3435, "they come for so many seconds");
+}
+
+#[test]
+fn recorded_runs_are_run_again_beside_theirs() {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/data/baselines/dynamo_replay_1.6.1.jsonl.zst");
+    let words = format!("--against {data} --rows poly_4P4D --requests 100 --policies round_robin,slo");
+    assert!(baton::sim::load::run(&plan(&words).unwrap()).unwrap());
+    let none = plan(&format!("--against {data} --rows none")).unwrap();
+    assert!(baton::sim::load::run(&none).unwrap_err().to_string().contains("none of its runs"));
+    assert!(plan(&format!("--against {data} --policy slo")).unwrap_err().contains("--policy"));
+}
+
+#[test]
+fn who_foretells_turns_away_whom_nobody_would_serve_in_time() {
+    let words =
+        format!("--prefill 3 --decode 3 --page-size 64 --kv-tokens 524288 --speed 20 --trace-file {TRACE}");
+    let [turns, foretells] =
+        ["round_robin", "slo"].map(|policy| simulate(&format!("{words} --policy {policy}")));
+    assert!(turns.early == 0 && foretells.early > 0);
+    assert_eq!(foretells.refused["overloaded"], foretells.early);
+    assert!(foretells.goodput > turns.goodput && foretells.ttft_ms.p99 < turns.ttft_ms.p99);
+    let all = simulate(&format!("{words} --policy slo --admit-late"));
+    assert_eq!((all.early, all.completed), (0, 100));
+}
+
+#[test]
 fn what_makes_no_sense_is_refused_by_name() {
     let refused = |words: &str, what: &str| {
         let plan = plan(words);

@@ -1,24 +1,21 @@
 //! The one with the least work that the router knows of.
 
-use super::places_after;
-use crate::cluster::loads::Load;
+use super::Question;
 
-/// The usable worker with the least booked; those with equal loads take turns.
-pub fn pick(loads: &[Load], last: usize) -> Option<usize> {
-    // `min_by_key` keeps the first of equals.
-    places_after(last, loads.len())
-        .filter(|&place| loads[place].usable)
-        .min_by_key(|&place| loads[place].booked)
+/// The usable worker with the fewest sequences; those with equally many take turns.
+pub fn pick(question: &Question<'_>) -> Option<usize> {
+    question.cheapest(|worker| worker.load.booked)
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::asked::{ask, load};
     use super::*;
 
     #[test]
     fn the_least_booked_is_chosen_and_equals_take_turns() {
-        let load = |usable, booked| Load { usable, booked, ..Load::default() };
         let loads = [load(true, 2), load(false, 0), load(true, 1), load(true, 1)];
+        let pick = |loads: &[_], last| ask(loads, last, |_| {}, pick);
         assert_eq!(pick(&loads, 0), Some(2));
         assert_eq!(pick(&loads, 2), Some(3));
         assert_eq!(pick(&loads, 3), Some(2));

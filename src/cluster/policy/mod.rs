@@ -1,22 +1,130 @@
 //! How a worker is chosen among those of one role: pure functions over their loads, one file each.
 //!
-//! `last` is the place of the worker chosen before; a policy names a usable worker whenever there is one.
+//! `last` is the place of the worker chosen before; a policy names a usable worker whenever there is one, but where it
+//! lets nobody in that the forecast says comes to nothing ([`slo`]). Legs are chosen one after the other: what a pair
+//! costs is the sum of what its workers and the link of its decode worker cost, so that the cheapest of each make the
+//! cheapest pair.
 
+pub mod cache_aware;
+pub mod conditional;
 pub mod least_loaded;
+pub mod lmetric;
+pub mod power_of_two;
+pub mod random;
 pub mod round_robin;
+pub mod slo;
 
+use super::forecast::Forecast;
 use super::loads::Load;
+use super::work::Work;
 use crate::config::resolved::Policy;
+use std::time::Instant;
 
-/// The place in `loads` of the worker to choose.
-pub fn pick(policy: Policy, loads: &[Load], last: usize) -> Option<usize> {
+/// What is chosen for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Leg {
+    /// To read the prompt for another worker.
+    Prefill,
+    /// To generate behind a prompt that another reads.
+    Decode,
+    /// Both.
+    Whole,
+}
+
+/// One worker.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Candidate {
+    /// Its row of the table.
+    pub load: Load,
+    /// Blocks of the prompt that it is thought to have.
+    pub cached: u32,
+    /// Blocks that it is thought to have in all.
+    pub held: u32,
+}
+
+/// A choice to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// Of a leg
+    pub leg: Leg,
+    /// of this,
+    pub work: &'a Work,
+    /// among these.
+    pub workers: &'a [Candidate],
+    /// The place of who was chosen before.
+    pub last: usize,
+    /// Drawn for this choice.
+    pub chance: u64,
+    /// The time.
+    pub now: Instant,
+    /// How long things take.
+    pub forecast: &'a Forecast,
+}
+
+/// The place of the worker to choose.
+pub fn pick(policy: Policy, question: &Question<'_>) -> Option<usize> {
     match policy {
-        Policy::LeastLoaded => least_loaded::pick(loads, last),
-        Policy::RoundRobin => round_robin::pick(loads, last),
+        Policy::LeastLoaded => least_loaded::pick(question),
+        Policy::RoundRobin => round_robin::pick(question),
+        Policy::Random => random::pick(question),
+        Policy::PowerOfTwo => power_of_two::pick(question),
+        Policy::CacheAware => cache_aware::pick(question),
+        Policy::Lmetric => lmetric::pick(question),
+        Policy::Slo | Policy::Conditional => slo::pick(question),
     }
 }
 
-/// All places, beginning with the one after `last`.
-fn places_after(last: usize, count: usize) -> impl Iterator<Item = usize> {
-    (1..=count).map(move |step| (last + step) % count)
+impl Question<'_> {
+    /// All places, beginning with the one after the last, of workers that may be chosen.
+    fn usable(&self) -> impl Iterator<Item = usize> {
+        let (last, count) = (self.last, self.workers.len());
+        let after = (last + 1).min(count);
+        (after..count).chain(0..after).filter(|&place| self.workers[place].load.usable)
+    }
+
+    /// The usable one of the least cost, the first of equals after the last.
+    fn cheapest<K: PartialOrd>(&self, cost: impl Fn(&Candidate) -> K) -> Option<usize> {
+        let mut best: Option<(usize, K)> = None;
+        for place in self.usable() {
+            let cost = cost(&self.workers[place]);
+            if best.as_ref().is_none_or(|(_, least)| cost < *least) {
+                best = Some((place, cost));
+            }
+        }
+        best.map(|(place, _)| place)
+    }
+
+    /// Tokens of the prompt that a worker would have to compute.
+    fn missing(&self, worker: &Candidate) -> u32 {
+        self.work.missing(worker.cached)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod asked {
+    //! Questions for the tests of policies.
+
+    use super::*;
+
+    pub fn load(usable: bool, booked: u32) -> Candidate {
+        Candidate { load: Load { usable, booked, ..Load::default() }, ..Candidate::default() }
+    }
+
+    /// For 1000 tokens in ten blocks.
+    pub fn work() -> Work {
+        Work { sequences: 1, tokens: 1000, block: 100, blocks: (0..10).collect() }
+    }
+
+    pub fn ask<R>(
+        workers: &[Candidate],
+        last: usize,
+        change: impl FnOnce(&mut Question<'_>),
+        pick: impl FnOnce(&Question<'_>) -> R,
+    ) -> R {
+        let (work, forecast) = (work(), Forecast::default());
+        let (leg, now) = (Leg::Prefill, Instant::now());
+        let mut question = Question { leg, work: &work, workers, last, chance: 0, now, forecast: &forecast };
+        change(&mut question);
+        pick(&question)
+    }
 }

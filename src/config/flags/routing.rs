@@ -65,6 +65,31 @@ pub(in crate::config) struct RoutingFlags {
 }
 
 #[derive(Args, Debug)]
+#[command(next_help_heading = "Forecast (of the policies slo and conditional)")]
+pub(in crate::config) struct ForecastFlags {
+    /// Turn a request away with 429 whose first token is foretold to take longer [default: any time is well]
+    #[arg(long, value_name = "MS")]
+    pub(in crate::config) slo_ttft_ms: Option<f64>,
+    /// and one whose other tokens are foretold to take longer each [default: likewise]
+    #[arg(long, value_name = "MS")]
+    pub(in crate::config) slo_tpot_ms: Option<f64>,
+    /// A step over prompts takes A + sum of (B*new + C*new*(prefix + new/2)) + D*(sum of new)^2 ms; D may be left away
+    /// [default: 8.322,0.033051,1.7068e-6,0: Qwen3-32B-FP8 on two H200]
+    #[arg(long, value_name = "A,B,C[,D]", value_delimiter = ',', allow_hyphen_values = true)]
+    pub(in crate::config) prefill_ms: Vec<f64>,
+    /// A step that generates takes A + B*context + C*sequences + D*context^2 ms, context being the sum over all; D may be
+    /// left away [default: 9.7902,2.0797e-5,0.028017,0: likewise]
+    #[arg(long, value_name = "A,B,C[,D]", value_delimiter = ',', allow_hyphen_values = true)]
+    pub(in crate::config) decode_ms: Vec<f64>,
+    /// Bytes of KV that one NIC of a worker carries for a token [default: 131072]
+    #[arg(long, value_name = "BYTES", value_parser = value_parser!(u64).range(1..=1 << 30))]
+    pub(in crate::config) kv_bytes_per_token: Option<u64>,
+    /// Gigabytes that a NIC carries in a second [default: 25]
+    #[arg(long, value_name = "GB")]
+    pub(in crate::config) nic_gigabytes: Option<f64>,
+}
+
+#[derive(Args, Debug)]
 #[command(next_help_heading = "Requests")]
 pub(in crate::config) struct RequestFlags {
     /// Seconds after which a request is given up, tries and waits included; a client may ask for less

@@ -31,6 +31,23 @@ impl fmt::Display for SimTransfer {
     }
 }
 
+/// Whose engine the load mode is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum Engine {
+    /// That of the recorded runs: KV leaves when all is computed, in one piece that shares no NIC; the first token is what
+    /// the first step of decode generates.
+    #[default]
+    Recorded,
+    /// Ours: chunks leave while others are computed, and the first token is the one that prefill samples.
+    Own,
+}
+
+impl fmt::Display for Engine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if *self == Engine::Own { "own" } else { "recorded" })
+    }
+}
+
 /// `baton sim`.
 #[derive(Args, Clone, PartialEq, Debug)]
 pub struct SimFlags {
@@ -40,8 +57,8 @@ pub struct SimFlags {
     /// Seeds to run, one after the other; the first that fails ends it, with the command that repeats it
     #[arg(long, value_name = "K", default_value_t = 1, conflicts_with = "load", value_parser = value_parser!(u64).range(1..))]
     pub seeds: u64,
-    /// Prefill workers, 1 to 16; with --load to 1024
-    #[arg(long, value_name = "P", default_value_t = 3, value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64))]
+    /// Prefill workers, 1 to 16; with --load 0 to 1024, with 0 decode workers read all prompts
+    #[arg(long, value_name = "P", default_value_t = 3, value_parser = value_parser!(u32).range(0..=ROUTER_WORKERS_MAX as i64))]
     pub prefill: u32,
     /// Decode workers, 1 to 16; with --load to 1024
     #[arg(long, value_name = "D", default_value_t = 5, value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64))]
@@ -96,6 +113,18 @@ pub struct LoadFlags {
     /// How the workers of a request are chosen [default: least_loaded]
     #[arg(long, value_enum)]
     pub policy: Option<Policy>,
+    /// How its prefill worker is [default: --policy]
+    #[arg(long, value_enum)]
+    pub prefill_policy: Option<Policy>,
+    /// How its decode worker is [default: --policy]
+    #[arg(long, value_enum)]
+    pub decode_policy: Option<Policy>,
+    /// Have decode workers read prompts, too, where the policy says so or there is no prefill worker
+    #[arg(long)]
+    pub local_prefill: bool,
+    /// Let those in as well that slo and conditional foretell to miss --slo-ttft-ms or --slo-itl-ms
+    #[arg(long)]
+    pub admit_late: bool,
     /// When a decode worker takes pages for a prompt [default: early]
     #[arg(long, value_enum)]
     pub decode_allocation: Option<DecodeAllocation>,
@@ -144,6 +173,19 @@ pub struct LoadFlags {
     /// and its others so soon one after the other, on average [default: 25]
     #[arg(long, value_name = "MS")]
     pub slo_itl_ms: Option<f64>,
+    /// Run what is recorded of another simulator in this file, and print both: fleets, traces (beside it, in ../mooncake)
+    /// and cost models are as recorded, each run with each of --policies
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace_file", "policy", "speed"])]
+    pub against: Option<PathBuf>,
+    /// Whether workers take their time as those of the recorded runs do
+    #[arg(long, value_enum, requires = "against", default_value_t)]
+    pub engine: Engine,
+    /// Of these runs those of this name; may be repeated [default: all]
+    #[arg(long, value_name = "NAME", requires = "against")]
+    pub rows: Vec<String>,
+    /// Policies to run [default: round_robin,slo]
+    #[arg(long, value_enum, value_delimiter = ',', requires = "against")]
+    pub policies: Vec<Policy>,
     /// One JSON object instead of words
     #[arg(long)]
     pub json: bool,
@@ -160,6 +202,10 @@ impl LoadFlags {
             ("--input-len", self.input_len.is_some()),
             ("--output-len", self.output_len.is_some()),
             ("--policy", self.policy.is_some()),
+            ("--prefill-policy", self.prefill_policy.is_some()),
+            ("--decode-policy", self.decode_policy.is_some()),
+            ("--local-prefill", self.local_prefill),
+            ("--admit-late", self.admit_late),
             ("--decode-allocation", self.decode_allocation.is_some()),
             ("--page-size", self.page_size.is_some()),
             ("--kv-tokens", self.kv_tokens.is_some()),
@@ -175,6 +221,9 @@ impl LoadFlags {
             ("--latency-us", self.latency_us.is_some()),
             ("--slo-ttft-ms", self.slo_ttft_ms.is_some()),
             ("--slo-itl-ms", self.slo_itl_ms.is_some()),
+            ("--against", self.against.is_some()),
+            ("--rows", !self.rows.is_empty()),
+            ("--policies", !self.policies.is_empty()),
             ("--json", self.json),
         ];
         typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag)

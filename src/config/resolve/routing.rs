@@ -3,14 +3,17 @@
 use super::{FRONT_PORT, Resolver, value};
 use crate::config::error::ConfigError;
 use crate::config::flags::{
-    BreakerFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags, RoutingFlags, ScrapeFlags,
+    BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags, RoutingFlags,
+    ScrapeFlags,
 };
+use crate::config::quantities::{coefficients, positive};
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::{
-    BreakerTerms, HealthTerms, Policies, PrefillEndpoint, RequestTerms, RetryTerms, RouterConfig,
+    BreakerTerms, Cost, Forecast, HealthTerms, Policies, Policy, PrefillEndpoint, RequestTerms, RetryTerms,
+    RouterConfig,
 };
 use crate::config::values::WorkerUrl;
-use crate::limits::{REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
+use crate::limits::{CONTEXT_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -58,6 +61,8 @@ impl Resolver<'_> {
         let takes_anybody = insecure || flags.front.host.is_loopback();
         let front = self.front(flags.front, FRONT_PORT)?;
         let metrics = metrics(&flags.scrape, front.address())?;
+        let policies =
+            Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };
         Ok(RouterConfig {
             etcd,
             cluster_keys,
@@ -68,10 +73,8 @@ impl Resolver<'_> {
             metrics,
             prefill,
             decode,
-            policies: Policies {
-                prefill: prefill_policy.unwrap_or(policy),
-                decode: decode_policy.unwrap_or(policy),
-            },
+            policies,
+            forecast: forecast(&flags.forecast, policies)?,
             requests: requests(flags.requests)?,
             retries: retries(&flags.retries)?,
             breaker: breaker(&flags.breaker),
@@ -136,6 +139,44 @@ fn distinct_workers<'a>(
         }
     }
     Ok(())
+}
+
+fn forecast(flags: &ForecastFlags, policies: Policies) -> Result<Forecast, ConfigError> {
+    let typed = [
+        ("--slo-ttft-ms", flags.slo_ttft_ms.is_some()),
+        ("--slo-tpot-ms", flags.slo_tpot_ms.is_some()),
+        ("--prefill-ms", !flags.prefill_ms.is_empty()),
+        ("--decode-ms", !flags.decode_ms.is_empty()),
+        ("--kv-bytes-per-token", flags.kv_bytes_per_token.is_some()),
+        ("--nic-gigabytes", flags.nic_gigabytes.is_some()),
+    ];
+    if let Some((flag, _)) = typed.into_iter().find(|(_, typed)| *typed)
+        && ![policies.prefill, policies.decode].into_iter().any(Policy::forecasts)
+    {
+        let why = format!("{flag} has no meaning for a policy that foretells nothing");
+        return Err(ConfigError::Missing { flag: "--policy slo or conditional", why });
+    }
+    let time = |flag, ms: Option<f64>| match ms {
+        None => Ok(None),
+        // Beyond a day there is no request.
+        Some(ms) if ms > 0.0 && ms <= 86_400e3 => Ok(Some(Duration::from_secs_f64(ms / 1e3))),
+        Some(ms) => Err(value(flag, ms, "above 0, and not beyond a day")),
+    };
+    let default = Forecast::default();
+    Ok(Forecast {
+        cost: Cost {
+            prefill: coefficients("--prefill-ms", &flags.prefill_ms, default.cost.prefill, default.chunk)?,
+            decode: coefficients("--decode-ms", &flags.decode_ms, default.cost.decode, CONTEXT_MAX)?,
+        },
+        bytes_per_token: flags.kv_bytes_per_token.unwrap_or(default.bytes_per_token),
+        bytes_per_second: match flags.nic_gigabytes {
+            Some(gigabytes) => positive("--nic-gigabytes", gigabytes)? * 1e9,
+            None => default.bytes_per_second,
+        },
+        ttft: time("--slo-ttft-ms", flags.slo_ttft_ms)?,
+        tpot: time("--slo-tpot-ms", flags.slo_tpot_ms)?,
+        ..default
+    })
 }
 
 fn metrics(flags: &ScrapeFlags, front: SocketAddr) -> Result<Option<SocketAddr>, ConfigError> {

@@ -8,8 +8,9 @@
 use super::error::ApiError;
 use super::fields::{Entries, first_item};
 use super::resume::{self, Resume};
+use crate::cluster::work::{Work, chained};
 use crate::ids::Room;
-use crate::limits::CHOICES_MAX;
+use crate::limits::{BYTES_PER_TOKEN, CHOICES_MAX, PROMPT_BLOCK_BYTES, PROMPT_BLOCKS_MAX};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
@@ -24,6 +25,8 @@ pub struct Routed {
     stream: bool,
     /// Names that the client gave it, which it may be aborted by.
     rids: Vec<String>,
+    /// What it asks of workers, as far as its text tells.
+    work: Work,
 }
 
 /// Where the workers of a pair meet: at the prefill worker's registry. They derive further rooms where there are several
@@ -53,7 +56,9 @@ impl Routed {
             let _ = write!(open, ":{},", value.get());
         }
         let stream = entries.iter().any(|(name, value)| name == "stream" && value.get() == "true");
-        Ok(Routed { open, choices: choices(&entries), stream, rids: rids(&entries) })
+        let choices = choices(&entries);
+        let work = work(&entries, choices);
+        Ok(Routed { open, choices, stream, rids: rids(&entries), work })
     }
 
     /// Whether the answer is to come as events.
@@ -69,6 +74,11 @@ impl Routed {
     /// How many sequences it asks for, as far as can be told: prompts times samples.
     pub fn choices(&self) -> u32 {
         self.choices
+    }
+
+    /// What it asks of workers, as far as its text tells.
+    pub fn work(&self) -> &Work {
+        &self.work
     }
 
     /// The body for both workers of an attempt, which says where they meet, or for one that serves it alone. With
@@ -123,6 +133,29 @@ fn rids(entries: &[(String, &RawValue)]) -> Vec<String> {
     rid.and_then(|raw| one(raw).or_else(|_| serde_json::from_str(raw)).ok()).unwrap_or_default()
 }
 
+/// The prompt as it stands in the body: texts that begin alike have prompts that do, under one salt. Escapes and the names
+/// of fields count as text; so about four bytes are a token.
+fn work(entries: &[(String, &RawValue)], choices: u32) -> Work {
+    let field =
+        |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get().as_bytes());
+    let Some(text) = ["messages", "prompt", "text", "input_ids"].into_iter().find_map(field) else {
+        return Work::of(choices);
+    };
+    let salt = ["model", "cache_salt", "tools"].into_iter().filter_map(field);
+    let salt = salt.fold(0, chained);
+    let blocks = text.chunks_exact(PROMPT_BLOCK_BYTES).take(PROMPT_BLOCKS_MAX);
+    let blocks = blocks.scan(salt, |before, block| {
+        *before = chained(*before, block);
+        Some(*before)
+    });
+    Work {
+        sequences: choices,
+        tokens: u32::try_from(text.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
+        block: (PROMPT_BLOCK_BYTES / BYTES_PER_TOKEN) as u32,
+        blocks: blocks.collect(),
+    }
+}
+
 fn choices(entries: &[(String, &RawValue)]) -> u32 {
     #[derive(Deserialize)]
     struct Sampling {
@@ -147,6 +180,24 @@ fn prompts(json: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn prompts_that_begin_alike_have_the_same_blocks() {
+        let turn = |text: &str| format!(r#"{{"role":"user","content":"{}"}}"#, text.repeat(100));
+        let work = |turns: &[String], more: &str| {
+            let body = format!(r#"{{"messages":[{}]{more}}}"#, turns.join(","));
+            Routed::parse(body.as_bytes()).unwrap().work().clone()
+        };
+        let [a, b, c] = ["alpha ", "beta ", "gamma "].map(turn);
+        let (one, two) = (work(&[a.clone()], ""), work(&[a.clone(), b.clone()], ""));
+        assert_eq!((one.sequences, one.block, one.tokens, one.blocks.len()), (1, 64, 157, 2));
+        assert_eq!(two.blocks[..2], one.blocks[..]);
+        assert_eq!(work(&[a.clone(), c], "").blocks[..2], one.blocks[..]);
+        assert_ne!(work(&[b], "").blocks[0], one.blocks[0]);
+        assert_ne!(work(&[a.clone()], r#","cache_salt":"x""#).blocks[0], one.blocks[0]);
+        assert_eq!(work(&[a], r#","temperature":0"#).blocks, one.blocks);
+        assert_eq!(*Routed::parse(b"{}").unwrap().work(), Work::of(1));
+    }
 
     fn addressed(body: &str) -> String {
         let meeting = Meeting { host: "10.0.0.1", port: Some(8998), room: Room(7) };

@@ -149,7 +149,7 @@ impl Fleet {
                 Ok((conn, false))
             }
             Err(reason) => {
-                self.release(booking);
+                self.release(booking, now);
                 Err(reason)
             }
         }
@@ -433,7 +433,7 @@ impl Fleet {
 
     fn settle(&mut self, reactor: &mut Reactor, conn: ConnId, call: Call, is_reusable: bool, now: Instant) {
         let worker = call.booking.worker();
-        self.release(call.booking);
+        self.release(call.booking, now);
         let stays = is_reusable && self.router.has(worker) && self.kept.len() < ROUTER_IDLE_MAX;
         match self.targets.get_mut(&worker).filter(|_| stays) {
             Some(target) => {
@@ -445,9 +445,9 @@ impl Fleet {
     }
 
     /// Ends a booking, and with the last one of a worker that has left what was known of it.
-    fn release(&mut self, booking: Booking) {
+    fn release(&mut self, booking: Booking, now: Instant) {
         let worker = booking.worker();
-        self.router.release(booking);
+        self.router.release(booking, now);
         if !self.router.knows(worker) {
             self.targets.remove(&worker);
         }

@@ -7,7 +7,7 @@
 use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News, Next, Terms};
 use crate::cluster::retries::Retries;
-use crate::cluster::router::{Booking, Role};
+use crate::cluster::router::{Booking, NoWorker, Role};
 use crate::config::resolved::{FirstToken, LogLevel, RequestTerms};
 use crate::front::connections::Connections;
 use crate::front::http::sse;
@@ -378,9 +378,9 @@ impl Flights {
         flight.due = None;
         let (router, avoid) = (way.fleet.router(), flight.core.avoid());
         let booked = match &flight.request.load {
-            Load::Routed(body) => router
-                .choose_serving(body.choices(), avoid, way.now)
-                .map(|(prefill, decode)| (decode, prefill)),
+            Load::Routed(body) => {
+                router.choose_serving(body.work(), avoid, way.now).map(|(prefill, decode)| (decode, prefill))
+            }
             Load::Decode(_) => {
                 router.choose_one(Role::Decode, 0, avoid, way.now).map(|decode| (decode, None))
             }
@@ -388,6 +388,12 @@ impl Flights {
         };
         let (lead, prefill) = match booked {
             Ok(booked) => booked,
+            Err(NoWorker::Late) => {
+                let late = ApiError { message: NoWorker::Late.to_string(), ..ApiError::overloaded(1) };
+                flight.last = Some(WorkerAnswer::error(&late));
+                let next = flight.core.late();
+                return self.carry_out(client, flight, next, way);
+            }
             Err(none) => {
                 flight.last.get_or_insert_with(|| WorkerAnswer::error(&unavailable(none.to_string())));
                 let deadline = flight.deadline();
@@ -718,7 +724,7 @@ impl Flight {
         let mut result = Ok(0);
         for (owner, booking) in prefill.into_iter().chain([(Owner::Lead(client), lead)]) {
             let Ok(awaited) = &mut result else {
-                way.fleet.router().release(booking);
+                way.fleet.router().release(booking, way.now);
                 continue;
             };
             match way.fleet.open(way.reactor, owner, booking, until, way.now) {

@@ -20,9 +20,10 @@ use crate::cause::Cause;
 use crate::cluster::flight::{Flight, News, Next, Terms};
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
-use crate::cluster::router::{Booking, Role, Router};
+use crate::cluster::router::{Booking, NoWorker, Role, Router};
+use crate::config::flags::Engine;
 use crate::config::resolved::{DecodeAllocation, RetryTerms};
-use crate::ids::{RequestId, Room, SlotId};
+use crate::ids::{RequestId, Room};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
 use crate::sched::mailbox::{Command, Event, Outcome};
@@ -69,12 +70,14 @@ struct Open {
     core: Flight,
     /// By role.
     booked: [Option<Booking>; 2],
-    /// By role, since it was sent: host and slot.
-    legs: [(usize, Use); 2],
+    /// By role, since it was sent: host and slot. Who reads the prompt itself has no other leg.
+    legs: [Option<(usize, Use)>; 2],
     /// Of its tokens, when the first and the last were told.
     first: Nanos,
     last: Nanos,
     tokens: u32,
+    /// The same, with the one that prefill samples, which not every engine tells.
+    sampled: u32,
     cached: u32,
     /// Slots that are not back.
     held: u32,
@@ -117,6 +120,8 @@ pub struct Cluster<'a> {
     samples: Samples,
     flows: Vec<Flow>,
     moved: u64,
+    /// Requests that were foretold to come too late.
+    late: usize,
     happenings: u64,
     hash: u64,
     last_token: Nanos,
@@ -133,11 +138,13 @@ impl<'a> Cluster<'a> {
         let bench = Bench::new(&size, plan.cost).expect("memory for a page and the page lists");
         let roles = std::iter::repeat_n(Role::Prefill, plan.prefill)
             .chain(std::iter::repeat_n(Role::Decode, plan.decode));
-        let mut router = Router::new(plan.policy);
+        let router = Router::new(plan.policies).foretelling(plan.forecast()).seeded(plan.seed);
+        let mut router = router.over_caches(plan.blocks());
         let base = bench.instant(0);
         for role in roles.clone() {
             let worker = router.join(role, base);
             router.probed(worker, true, base);
+            router.set_reads_alone(worker, plan.local_prefill);
         }
         let hosts = roles.map(|role| Host::new(role, &size, &bench)).collect();
         let mut agenda = Agenda::new(dice.fork("order"));
@@ -157,6 +164,7 @@ impl<'a> Cluster<'a> {
             samples: Samples::new(plan.objective),
             flows: Vec::new(),
             moved: 0,
+            late: 0,
             happenings: 0,
             hash: 0,
             last_token: 0,
@@ -176,6 +184,7 @@ impl<'a> Cluster<'a> {
             seed: self.plan.seed,
             makespan: self.last_token - first.min(self.last_token),
             kv_bytes: self.moved * self.plan.fabric.bytes_per_token,
+            early: self.late,
             happenings: self.happenings,
             hash: self.hash,
             wall: begun.elapsed(),
@@ -289,14 +298,14 @@ impl<'a> Cluster<'a> {
     }
 
     fn begin(&mut self, id: usize) {
-        let nowhere = (0, Use { slot: SlotId(0), generation: crate::ids::Generation(0) });
         let open = Open {
             core: Flight::default(),
             booked: [None, None],
-            legs: [nowhere; 2],
+            legs: [None; 2],
             first: 0,
             last: 0,
             tokens: 0,
+            sampled: 0,
             cached: 0,
             held: 0,
             refused: None,
@@ -312,15 +321,21 @@ impl<'a> Cluster<'a> {
         let chance = self.dice.draw();
         let mut terms = Terms { now, chance, deadline: None, retries: &mut self.retries };
         let open = self.open.get_mut(&id).expect("it is open");
-        let next = match self.router.choose(1, open.core.avoid(), now) {
+        let work = self.arrivals.work(id);
+        let next = match self.router.choose_serving(&work, open.core.avoid(), now) {
+            Err(NoWorker::Late) => {
+                self.late += 1;
+                open.core.late()
+            }
             Err(nobody) => open.core.nobody(nobody.may_come(), &terms),
-            Ok(pair) => {
-                let workers = [pair.prefill.worker(), pair.decode.worker()];
-                open.core.choose(Some(workers[0]), Some(workers[1]));
-                open.booked = [Some(pair.prefill), Some(pair.decode)];
-                let has_room = |WorkerNumber(host): WorkerNumber| self.hosts[host].has_room();
-                let full =
-                    [Role::Prefill, Role::Decode].into_iter().find(|&role| !has_room(workers[role as usize]));
+            Ok((prefill, decode)) => {
+                let workers = [prefill.as_ref().map(Booking::worker), Some(decode.worker())];
+                open.core.choose(workers[0], workers[1]);
+                open.booked = [prefill, Some(decode)];
+                let is_full = |&role: &Role| {
+                    workers[role as usize].is_some_and(|WorkerNumber(host)| !self.hosts[host].has_room())
+                };
+                let full = [Role::Prefill, Role::Decode].into_iter().find(is_full);
                 match (open.core.take(News::Opened(0), &mut terms), full) {
                     (_, Some(role)) => open.core.take(News::Failed(role, Cause::Overloaded), &mut terms),
                     (next, None) => next,
@@ -351,57 +366,58 @@ impl<'a> Cluster<'a> {
 
     fn release(&mut self, id: usize) {
         let open = self.open.get_mut(&id).expect("it is open");
-        open.booked.iter_mut().filter_map(Option::take).for_each(|booking| self.router.release(booking));
+        let now = self.bench.instant(self.agenda.now());
+        open.booked.iter_mut().filter_map(Option::take).for_each(|booking| self.router.release(booking, now));
     }
 
     /// Both legs leave; each has its slot from now on.
     fn send(&mut self, id: usize) {
         let open = self.open.get_mut(&id).expect("it is open");
         for role in [Role::Prefill, Role::Decode] {
-            let WorkerNumber(host) = open.core.worker(role).expect("a pair was chosen");
-            open.legs[role as usize] = (host, self.hosts[host].open());
-            open.held += 1;
+            let leg = open.booked[role as usize].as_ref().map(Booking::worker);
+            open.legs[role as usize] = leg.map(|WorkerNumber(host)| (host, self.hosts[host].open()));
+            open.held += u32::from(leg.is_some());
         }
-        let [(prefill, _), (decode, _)] = open.legs;
+        let [prefill, decode] = open.legs.map(|leg| leg.map_or(u32::MAX as usize, |(host, _)| host));
         self.note([self.agenda.now(), id as u64, (prefill as u64) << 32 | decode as u64]);
         let at = self.agenda.now() + self.plan.fabric.latency;
         self.agenda.put(at, Happening::Submit(id));
     }
 
-    /// Both workers have the request; decode has a session to prefill.
+    /// All workers have the request; decode has a session to prefill.
     fn submit(&mut self, id: usize) {
         let now = self.agenda.now();
-        let prompt = self.arrivals.prompt(id);
         let legs = self.open[&id].legs;
-        let [(source, reads), (host, _)] = legs;
-        for ((host, used), prompt) in legs.into_iter().zip([prompt.clone(), prompt]) {
-            let request = self.request(id, used, prompt, now);
+        let alone = legs[Role::Prefill as usize].is_none();
+        for (host, used) in legs.into_iter().flatten() {
+            let mut request = self.request(id, used, self.arrivals.prompt(id), now);
+            request.alone = alone;
             self.hosts[host].inbox.push_back(Command::Submit(Box::new(request)));
+            self.wake(host, now);
         }
+        let [Some((source, Use { slot, generation })), Some((host, _))] = legs else { return };
         match self.plan.allocation {
             DecodeAllocation::Early => {
-                let ready = self.session_ready(id);
+                let ready = self.session_ready(id, source);
                 self.hosts[host].inbox.push_back(ready);
             }
             DecodeAllocation::Late => {
-                let Use { slot, generation } = reads;
                 let command = Command::Awaited { worker: WORKER, slot, generation };
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Tell { host: source, command });
             }
         }
-        self.wake(source, now);
-        self.wake(host, now);
     }
 
     /// That the decode leg may take pages.
-    fn session_ready(&self, id: usize) -> Command {
-        let [(source, _), (_, Use { slot, generation })] = self.open[&id].legs;
+    fn session_ready(&self, id: usize, source: usize) -> Command {
+        let (_, Use { slot, generation }) = self.open[&id].legs[Role::Decode as usize].expect("it was sent");
         Command::SessionReady { worker: WORKER, slot, generation, session: SessionId(source as u32) }
     }
 
     fn request(&self, id: usize, used: Use, prompt: Vec<u32>, now: Nanos) -> Request {
-        let (now, max_new) = (self.bench.instant(now), self.arrivals.list()[id].output);
+        let untold = u32::from(self.plan.engine == Engine::Recorded);
+        let (now, max_new) = (self.bench.instant(now), self.arrivals.list()[id].output + untold);
         let pages = (prompt.len() as u32 + max_new).div_ceil(self.size.config.page_size);
         Request {
             id: RequestId(id as u64),
@@ -465,11 +481,21 @@ impl<'a> Cluster<'a> {
         let role = self.hosts[index].role;
         match event {
             Event::Token { request, .. } if role == Role::Decode => {
+                let is_sampled_before = self.plan.engine == Engine::Recorded;
                 let open = self.named(request)?;
+                open.sampled += 1;
+                if is_sampled_before && open.sampled == 1 {
+                    return Ok(());
+                }
                 let last = mem::replace(&mut open.last, now);
                 open.tokens += 1;
                 if open.tokens == 1 {
                     open.first = now;
+                    if let Some(Open { booked: [None, Some(booking)], .. }) =
+                        self.open.get_mut(&(request.0 as usize))
+                    {
+                        self.router.has_read(booking, self.bench.instant(now));
+                    }
                 } else {
                     self.samples.gap(now - last);
                 }
@@ -477,7 +503,8 @@ impl<'a> Cluster<'a> {
             }
             Event::Token { .. } => {}
             Event::Expecting { slot, generation, session, room, tokens, .. } => {
-                let (host, source) = self.named(RequestId(room.0))?.legs[Role::Prefill as usize];
+                let leg = self.named(RequestId(room.0))?.legs[Role::Prefill as usize];
+                let (host, source) = leg.expect("it comes from somewhere");
                 debug_assert_eq!(host, session.0 as usize);
                 let session = SessionId(index as u32);
                 let target = Target { session, slot, generation, room, prefix: tokens.start };
@@ -485,8 +512,8 @@ impl<'a> Cluster<'a> {
                 self.agenda.put(at, Happening::Grant { host, source, target });
             }
             Event::Computed { request, .. } => {
-                let (host, _) = self.named(request)?.legs[Role::Decode as usize];
-                let command = self.session_ready(request.0 as usize);
+                let (host, _) = self.named(request)?.legs[Role::Decode as usize].expect("it goes somewhere");
+                let command = self.session_ready(request.0 as usize, index);
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Tell { host, command });
             }
@@ -529,8 +556,12 @@ impl<'a> Cluster<'a> {
             return Err(Finding::about(Checker::Ends, id, format!("its {role} leg ends with {outcome:?}")));
         }
         let booking = open.booked[role as usize].take();
-        if role == Role::Prefill {
+        let is_alone = open.legs[Role::Prefill as usize].is_none();
+        if role == Role::Prefill || is_alone {
             open.cached = cached;
+        }
+        if role == Role::Prefill {
+            // Its tokens are decode's to tell.
         } else if open.tokens != arrival.output {
             let what = format!("{} tokens of {} were told", open.tokens, arrival.output);
             return Err(Finding::about(Checker::Tokens, id, what));
@@ -545,7 +576,7 @@ impl<'a> Cluster<'a> {
             let next = open.core.take(News::Landed, terms);
             debug_assert_eq!(next, Next::Land);
         }
-        booking.into_iter().for_each(|booking| self.router.release(booking));
+        booking.into_iter().for_each(|booking| self.router.release(booking, now));
         if is_served {
             self.samples.served(Served {
                 ttft: first - arrival.at,
@@ -568,8 +599,7 @@ impl<'a> Cluster<'a> {
             (None, Cause::Overloaded) => {
                 open.refused = Some(role);
                 let other = role.other() as usize;
-                if !open.ended[other] {
-                    let (host, leg) = open.legs[other];
+                if let Some((host, leg)) = open.legs[other].filter(|_| !open.ended[other]) {
                     // The refusal goes to the router, which tells the other worker.
                     self.agenda.put(now + 2 * latency, Happening::Abort { host, leg });
                 }
@@ -603,6 +633,15 @@ impl<'a> Cluster<'a> {
         let now = self.agenda.now();
         for flow in mem::take(&mut self.flows) {
             self.moved += u64::from(flow.tokens);
+            if self.plan.engine == Engine::Recorded {
+                // All of it, when all is computed, and as if nobody else used the link.
+                if let Some(last) = &flow.last {
+                    let tokens = self.arrivals.list()[last.room as usize].input;
+                    let at = now + self.plan.fabric.time_of(tokens);
+                    self.agenda.put(at, Happening::Land(Box::new(flow)));
+                }
+                continue;
+            }
             let takes = self.plan.fabric.time_of(flow.tokens);
             let first = self.hosts[flow.from].nic.send(now, takes);
             self.agenda.put(first, Happening::Come(Box::new(flow)));

@@ -5,7 +5,8 @@
 
 use super::super::model::mix;
 use crate::cluster::router::Role;
-use crate::model::forward::batch::{Batch, Logits};
+pub use crate::config::resolved::{COST_DEFAULT as DEFAULT, Cost};
+use crate::model::forward::batch::{Batch, Logits, Row};
 use crate::model::forward::{Forward, KvPool, StepEnd};
 use crate::transfer::command::SourceCommand;
 use crossbeam_channel::Receiver;
@@ -17,40 +18,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// enough that choosing one costs nothing beside a turn.
 pub const VOCAB: u32 = 64;
 
-/// Coefficients, in milliseconds.
-#[derive(Clone, Copy, PartialEq, Debug)]
-pub struct Cost {
-    /// `a + Σ (b·new + c·new·(prefix + new/2)) + d·(Σ new)²` over the prompts of a step.
-    pub prefill: [f64; 4],
-    /// `a + b·Σ context + c·batch + d·(Σ context)²` over its sequences.
-    pub decode: [f64; 4],
-}
-
-/// Qwen3-32B-FP8 on two H200 under vLLM 0.24, fitted to an estimator's table (mean error 2.4 % and 1.7 %).
-pub const DEFAULT: Cost =
-    Cost { prefill: [8.322, 0.033051, 1.7068e-6, 0.0], decode: [9.7902, 2.0797e-5, 0.028017, 0.0] };
-
-impl Cost {
-    /// Of a step that reads so many new tokens behind so many, prompt by prompt.
-    pub fn prefill_ms(&self, prompts: impl Iterator<Item = (u32, u32)>) -> f64 {
-        let [a, b, c, d] = self.prefill;
-        let (mut ms, mut sum) = (a, 0.0);
-        for (new, prefix) in prompts {
-            let (new, prefix) = (f64::from(new), f64::from(prefix));
-            ms += b * new + c * new * (prefix + new / 2.0);
-            sum += new;
-        }
-        ms + d * sum * sum
-    }
-
-    /// Of a step that generates a token for each of `batch` sequences of `context` tokens in all.
-    pub fn decode_ms(&self, context: u64, batch: usize) -> f64 {
-        let [a, b, c, d] = self.decode;
-        let context = context as f64;
-        a + b * context + c * batch as f64 + d * context * context
-    }
-}
-
 /// The model of all workers, which take their turns one at a time.
 pub struct CostModel {
     cost: Cost,
@@ -60,6 +27,8 @@ pub struct CostModel {
     pub told: Option<Receiver<SourceCommand>>,
     /// and how much of it was told before the pass.
     pub told_before: usize,
+    /// Passes of the turn so far.
+    pub passes: u32,
     clock: Arc<AtomicU64>,
     tokens: Vec<u32>,
     /// One that is likelier than `VOCAB - 1` others before and behind it.
@@ -72,7 +41,7 @@ impl CostModel {
         let mut peak = [0.0; 2 * VOCAB as usize];
         peak[VOCAB as usize] = 10.0;
         let tokens = Vec::with_capacity(rows);
-        CostModel { cost, role: Role::Prefill, told: None, told_before: 0, clock, tokens, peak }
+        CostModel { cost, role: Role::Prefill, told: None, told_before: 0, passes: 0, clock, tokens, peak }
     }
 }
 
@@ -83,10 +52,15 @@ impl Forward for CostModel {
         _kv: KvPool<'_>,
         on_layer: &mut dyn FnMut(u32) -> ControlFlow<()>,
     ) -> StepEnd {
+        self.passes += 1;
         self.told_before = self.told.as_ref().map_or(0, Receiver::len);
         let rows = || batch.rows().iter().map(|row| (batch.token_range(row).len() as u32, row.start));
         let ms = match self.role {
             Role::Prefill => self.cost.prefill_ms(rows()),
+            // A decode worker reads prompts, too, in passes of their own.
+            Role::Decode if batch.rows().iter().any(|row| is_chunk(batch, row)) => {
+                self.cost.prefill_ms(rows())
+            }
             Role::Decode => {
                 let context = rows().map(|(new, start)| u64::from(start + new)).sum();
                 self.cost.decode_ms(context, batch.rows().len())
@@ -110,25 +84,15 @@ impl Forward for CostModel {
     }
 }
 
+/// Whether it is part of a prompt: a step that generates takes one token of each sequence. A prompt of which all but one
+/// token is in the cache looks like that, and costs what it costs.
+fn is_chunk(batch: &Batch, row: &Row) -> bool {
+    batch.token_range(row).len() > 1 || row.logits == Logits::None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_step_costs_what_its_polynomial_says() {
-        let cost = Cost { prefill: [10.0, 0.5, 0.01, 0.25], decode: [5.0, 0.1, 2.0, 0.001] };
-        assert_eq!(cost.prefill_ms([(4, 0)].into_iter()), 10.0 + 2.0 + 0.04 * 2.0 + 4.0);
-        assert_eq!(cost.prefill_ms([(4, 6), (2, 0)].into_iter()), 10.0 + 3.0 + 0.04 * 8.0 + 0.02 + 9.0);
-        assert_eq!(cost.decode_ms(100, 3), 5.0 + 10.0 + 6.0 + 10.0);
-    }
-
-    #[test]
-    fn a_prompt_in_two_chunks_costs_its_start_once_more() {
-        let whole = DEFAULT.prefill_ms([(8192, 0)].into_iter());
-        let parts =
-            DEFAULT.prefill_ms([(4096, 0)].into_iter()) + DEFAULT.prefill_ms([(4096, 4096)].into_iter());
-        assert!((parts - whole - DEFAULT.prefill[0]).abs() < 1e-9);
-    }
 
     #[test]
     fn the_chosen_token_is_the_likeliest() {

@@ -211,6 +211,7 @@ impl Host {
             Half::Destination(_) => None,
         };
         bench.model.told_before = 0;
+        bench.model.passes = 0;
         bench.heard.store(0, Ordering::Relaxed);
         bench.ctl.announce();
         let (base, clock) = (bench.base, &bench.clock);
@@ -229,7 +230,8 @@ impl Host {
         let took = bench.clock.load(Ordering::Relaxed) - now;
         self.computes_until = now + took;
         self.computed += took;
-        let events_before = bench.heard.load(Ordering::Relaxed);
+        // What a pass over prompts brought is known only when it is over; then it is told with what the step behind it brings.
+        let events_before = if bench.model.passes > 1 { 0 } else { bench.heard.load(Ordering::Relaxed) };
         Turned { activity, took, commands_before: bench.model.told_before, events_before }
     }
 

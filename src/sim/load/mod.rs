@@ -12,12 +12,14 @@
 //! Invariant: a seed repeats itself, to the last happening.
 
 pub mod arrivals;
+pub mod baselines;
 pub mod cluster;
 pub mod cost;
 pub mod host;
 pub mod nic;
 pub mod plan;
 pub mod report;
+pub mod trace;
 pub mod transfers;
 
 use crate::config::error::ConfigError;
@@ -29,6 +31,9 @@ use plan::Plan;
 /// # Errors
 /// The trace cannot be used.
 pub fn run(plan: &Plan) -> Result<bool, ConfigError> {
+    if let Some(against) = &plan.against {
+        return baselines::run(plan, against);
+    }
     let arrivals = plan.arrivals()?;
     let summary = match cluster::Cluster::new(plan, &arrivals).run() {
         Ok(summary) => summary,

@@ -2,13 +2,18 @@
 
 use super::super::agenda::{MICRO, MILLI, Nanos, SECOND};
 use super::super::dice::Dice;
-use super::arrivals::{Arrivals, Drawn, File};
+use super::arrivals::{Arrivals, BLOCK, Drawn};
 use super::cost::{self, Cost};
+use super::trace::File;
+use crate::cluster::forecast::Forecast;
 use crate::config::error::ConfigError;
-use crate::config::flags::SimFlags;
-use crate::config::resolved::{DecodeAllocation, Policy};
+use crate::config::flags::{Engine, SimFlags};
+use crate::config::quantities::{coefficients, positive, value};
+use crate::config::resolved::{DecodeAllocation, Policies, Policy};
 use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
 use crate::sched::config::SchedConfig;
+use std::path::PathBuf;
+use std::time::Duration;
 
 /// Requests that are drawn where `--requests` says nothing.
 const REQUESTS: u32 = 10_000;
@@ -52,6 +57,19 @@ pub struct Objective {
     pub itl: Nanos,
 }
 
+/// Runs of another simulator that are recorded.
+#[derive(Clone, PartialEq, Debug)]
+pub struct Against {
+    /// Where.
+    pub path: PathBuf,
+    /// Their names; none: all.
+    pub rows: Vec<String>,
+    /// The first requests of each.
+    pub most: Option<usize>,
+    /// Policies of ours to run beside each.
+    pub policies: Vec<Policy>,
+}
+
 /// Where requests come from.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Traffic {
@@ -70,8 +88,10 @@ pub struct Plan {
     pub prefill: usize,
     /// Decode workers.
     pub decode: usize,
-    /// How pairs are chosen.
-    pub policy: Policy,
+    /// How workers are chosen.
+    pub policies: Policies,
+    /// Whether decode workers read prompts, too.
+    pub local_prefill: bool,
     /// When decode workers take pages.
     pub allocation: DecodeAllocation,
     /// How often a request that no worker takes is tried again.
@@ -84,10 +104,18 @@ pub struct Plan {
     pub fabric: Fabric,
     /// What is good.
     pub objective: Objective,
+    /// Whether who is foretold to miss that is turned away, where the policy foretells.
+    pub early_reject: bool,
     /// The summary as JSON.
     pub json: bool,
-    kv_tokens: u32,
-    config: SchedConfig,
+    /// Recorded runs that this is to be compared with.
+    pub against: Option<Against>,
+    /// Whose time workers take.
+    pub engine: Engine,
+    /// Tokens of KV that a worker holds.
+    pub kv_tokens: u32,
+    /// Bounds of workers' turns; their context is set when it is known what comes.
+    pub config: SchedConfig,
 }
 
 impl Plan {
@@ -139,7 +167,11 @@ impl Plan {
             seed: flags.seed,
             prefill: flags.prefill as usize,
             decode: flags.decode as usize,
-            policy: load.policy.unwrap_or_default(),
+            policies: Policies {
+                prefill: load.prefill_policy.or(load.policy).unwrap_or_default(),
+                decode: load.decode_policy.or(load.policy).unwrap_or_default(),
+            },
+            local_prefill: load.local_prefill || flags.prefill == 0,
             allocation: load.decode_allocation.unwrap_or_default(),
             retries: RETRIES_DEFAULT,
             traffic,
@@ -156,7 +188,18 @@ impl Plan {
                 ttft: time("--slo-ttft-ms", load.slo_ttft_ms.unwrap_or(2000.0), MILLI)?,
                 itl: time("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0), MILLI)?,
             },
+            early_reject: !load.admit_late,
+            engine: if load.against.is_some() { load.engine } else { Engine::Own },
             json: load.json,
+            against: load.against.clone().map(|path| Against {
+                path,
+                rows: load.rows.clone(),
+                most: flags.requests.map(|most| most as usize),
+                policies: match &load.policies[..] {
+                    [] => vec![Policy::RoundRobin, Policy::Slo],
+                    given => given.to_vec(),
+                },
+            }),
             kv_tokens,
             config: SchedConfig {
                 max_running: load.max_running_requests.unwrap_or(256) as usize,
@@ -193,24 +236,39 @@ impl Plan {
         Ok(arrivals)
     }
 
+    /// The same with pages of so many tokens.
+    pub fn with_page_size(self, page_size: u32) -> Plan {
+        Plan { config: SchedConfig { page_size, ..self.config }, ..self }
+    }
+
+    /// What the router foretells by: what is so here.
+    pub fn forecast(&self) -> Forecast {
+        let limit = |limit: Nanos| self.early_reject.then(|| Duration::from_nanos(limit));
+        Forecast {
+            cost: self.cost,
+            chunk: self.config.chunked_prefill_size,
+            bytes_per_token: self.fabric.bytes_per_token,
+            bytes_per_second: self.fabric.bytes_per_second,
+            ttft: limit(self.objective.ttft),
+            tpot: limit(self.objective.itl),
+            ..Forecast::default()
+        }
+    }
+
+    /// Blocks of prompts that a worker's pool holds.
+    pub fn blocks(&self) -> usize {
+        (self.kv_tokens / BLOCK).max(1) as usize
+    }
+
     /// A worker that is asked for sequences of at most so many tokens.
     pub fn size(&self, context: u32) -> Size {
+        // The recorded engine's first token is one more here.
+        let context = context + u32::from(self.engine == Engine::Recorded);
         Size {
             config: SchedConfig { context, ..self.config },
             pages: self.kv_tokens / self.config.page_size,
             slots: self.config.slots(),
         }
-    }
-}
-
-fn value(flag: &'static str, value: impl ToString, limit: String) -> ConfigError {
-    ConfigError::Value { flag, value: value.to_string(), limit }
-}
-
-fn positive(flag: &'static str, number: f64) -> Result<f64, ConfigError> {
-    match number {
-        number if number.is_finite() && number > 0.0 => Ok(number),
-        number => Err(value(flag, number, "a number above 0".into())),
     }
 }
 
@@ -220,33 +278,5 @@ fn time(flag: &'static str, number: f64, unit: Nanos) -> Result<Nanos, ConfigErr
     match (0.0..=86_400.0 * SECOND as f64).contains(&nanos) {
         true => Ok(nanos.round() as Nanos),
         false => Err(value(flag, number, "0 or more, and not beyond a day".into())),
-    }
-}
-
-/// The numbers of a polynomial, the last of which may be left away or below 0, as long as no step of up to `most` tokens
-/// takes less than no time.
-fn coefficients(
-    flag: &'static str,
-    given: &[f64],
-    default: [f64; 4],
-    most: u32,
-) -> Result<[f64; 4], ConfigError> {
-    let typed = || given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
-    let numbers = match *given {
-        [] => return Ok(default),
-        [a, b, c] => [a, b, c, 0.0],
-        [a, b, c, d] => [a, b, c, d],
-        _ => return Err(value(flag, typed(), "three or four numbers".into())),
-    };
-    let [a, b, _, d] = numbers;
-    let most = f64::from(most);
-    let are_times = numbers[..3].iter().all(|&number| number >= 0.0) && a + b * most + d * most * most >= 0.0;
-    match are_times && numbers.iter().all(|number| number.is_finite()) {
-        true => Ok(numbers),
-        false => {
-            let limit =
-                format!("a step of up to {most} tokens must not take less than 0 ms, by A, B, C or D");
-            Err(value(flag, typed(), limit))
-        }
     }
 }

@@ -13,6 +13,11 @@ use std::time::Duration;
 /// Longest time between two tokens that is told apart, in microseconds: an hour.
 const ITL_MAX_US: u64 = 3_600_000_000;
 
+/// Times as long as the objective, for which goodput is told as well: an objective may lie at the edge of a cliff.
+pub const SCALES: [f64; 6] = [0.5, 0.75, 1.0, 1.5, 2.0, 2.5];
+/// Which of them it is itself.
+const UNSCALED: usize = 2;
+
 /// Gathered while it runs.
 #[derive(Debug)]
 pub struct Samples {
@@ -22,7 +27,8 @@ pub struct Samples {
     e2e: Vec<Nanos>,
     /// Microseconds, three digits: one for each token is too many to keep.
     itl: Histogram<u64>,
-    good: usize,
+    /// By scale of the objective.
+    good: [usize; SCALES.len()],
     input: u64,
     output: u64,
     cached: u64,
@@ -53,7 +59,7 @@ impl Samples {
             tpot: Vec::new(),
             e2e: Vec::new(),
             itl: Histogram::new_with_bounds(1, ITL_MAX_US, 3).expect("bounds that make sense"),
-            good: 0,
+            good: [0; SCALES.len()],
             input: 0,
             output: 0,
             cached: 0,
@@ -73,8 +79,12 @@ impl Samples {
         self.e2e.push(e2e);
         let tpot = (e2e - ttft).checked_div(u64::from(output) - 1);
         self.tpot.extend(tpot);
-        let is_good = ttft <= self.objective.ttft && tpot.is_none_or(|tpot| tpot <= self.objective.itl);
-        self.good += usize::from(is_good);
+        for (good, scale) in self.good.iter_mut().zip(SCALES) {
+            let keeps = |time: Nanos, limit: Nanos| time as f64 <= limit as f64 * scale;
+            let is_good =
+                keeps(ttft, self.objective.ttft) && tpot.is_none_or(|tpot| keeps(tpot, self.objective.itl));
+            *good += usize::from(is_good);
+        }
         self.input += u64::from(input);
         self.cached += u64::from(cached);
         self.output += u64::from(output);
@@ -148,6 +158,9 @@ impl Balance {
             Role::Decode => host.tokens_generated() as f64,
         };
         let workers = of_role().count();
+        if workers == 0 {
+            return Balance::default();
+        }
         let sum = of_role().map(tokens).sum::<f64>();
         let most = of_role().map(tokens).fold(0.0, f64::max);
         Balance {
@@ -192,7 +205,13 @@ pub struct Summary {
     pub good: usize,
     /// Of all that came.
     pub goodput: f64,
-    /// Of prompts, the share that prefill workers had.
+    /// The same with both limits so many times as long.
+    pub goodput_at: [(f64, f64); SCALES.len()],
+    /// Requests that were turned away at arrival, foretold to be late.
+    pub early: usize,
+    /// Tokens of prompts that were computed and of no use: of requests that were not served, or twice.
+    pub wasted_tokens: u64,
+    /// Of prompts, the share that who read them had.
     pub prefix_reuse: f64,
     /// KV that was moved, in bytes.
     pub kv_bytes: u64,
@@ -221,6 +240,8 @@ pub struct Totals {
     pub makespan: Nanos,
     /// Bytes moved.
     pub kv_bytes: u64,
+    /// Requests that were foretold to be late.
+    pub early: usize,
     /// Things that happened.
     pub happenings: u64,
     /// Over all of them.
@@ -234,7 +255,8 @@ impl Summary {
     pub fn new(samples: Samples, hosts: &[Host], totals: Totals) -> Summary {
         let requests = samples.ended();
         let completed = samples.ttft.len();
-        let Totals { seed, makespan, kv_bytes, happenings, hash, wall } = totals;
+        let Totals { seed, makespan, kv_bytes, early, happenings, hash, wall } = totals;
+        let computed = hosts.iter().map(Host::tokens_computed).sum::<u64>();
         let (seconds, wall_s) = (makespan as f64 / SECOND as f64, wall.as_secs_f64());
         let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
         Summary {
@@ -251,8 +273,13 @@ impl Summary {
             tpot_ms: Spread::of(samples.tpot),
             itl_ms: Spread::of_micros(&samples.itl),
             e2e_ms: Spread::of(samples.e2e),
-            good: samples.good,
-            goodput: share(samples.good as f64, requests as f64),
+            good: samples.good[UNSCALED],
+            goodput: share(samples.good[UNSCALED] as f64, requests as f64),
+            goodput_at: std::array::from_fn(|at| {
+                (SCALES[at], share(samples.good[at] as f64, requests as f64))
+            }),
+            early,
+            wasted_tokens: computed.saturating_sub(samples.input - samples.cached),
             prefix_reuse: share(samples.cached as f64, samples.input as f64),
             kv_bytes,
             prefill: Balance::of(Role::Prefill, hosts, makespan),
@@ -292,6 +319,13 @@ impl fmt::Display for Summary {
             self.prefix_reuse * 100.0,
             self.input_tokens,
             self.kv_bytes as f64 / 1e9
+        )?;
+        let scales = self.goodput_at.map(|(scale, good)| format!("{:.1} % at {scale}", good * 100.0));
+        writeln!(f, "goodput by scale of the limits: {}", scales.join(", "))?;
+        writeln!(
+            f,
+            "{} turned away early, {} prompt tokens computed in vain",
+            self.early, self.wasted_tokens
         )?;
         for (name, balance) in [("prefill", self.prefill), ("decode", self.decode)] {
             writeln!(
@@ -334,7 +368,8 @@ mod tests {
         samples.served(served(10, 19, 5));
         samples.served(served(3, 3, 1));
         samples.refused("overloaded");
-        assert_eq!((samples.good, samples.ended(), samples.tpot.len()), (2, 5, 3));
+        assert_eq!((samples.good[UNSCALED], samples.ended(), samples.tpot.len()), (2, 5, 3));
+        assert_eq!(samples.good, [1, 1, 2, 4, 4, 4]);
     }
 
     #[test]

@@ -297,7 +297,8 @@ impl Fleet {
 
     fn settle(&mut self, name: CallName, call: Call, is_reusable: bool, now: Nanos) {
         let worker = call.booking.worker().0;
-        self.router.release(call.booking);
+        let instant = self.instant(now);
+        self.router.release(call.booking, instant);
         match call.line {
             Line::Stands(life) if is_reusable => {
                 self.kept[worker].push(Kept { life, since: now });

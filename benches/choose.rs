@@ -1,0 +1,90 @@
+//! What a router's decision costs among a thousand workers of each role, by policy, beside the bare limit: one pass over
+//! the same table. `cargo bench --bench choose`.
+
+use baton::cluster::flight::Avoid;
+use baton::cluster::loads::Load;
+use baton::cluster::router::{Role, Router};
+use baton::cluster::work::{Work, mix};
+use baton::config::resolved::Policy;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+/// Of each role.
+const WORKERS: usize = 1000;
+/// Requests that are open at a time.
+const OPEN: usize = 4000;
+const DECISIONS: usize = 20_000;
+
+fn main() {
+    println!(
+        "{WORKERS} prefill and {WORKERS} decode workers, {OPEN} requests open; a decision is a pair, booked"
+    );
+    println!("{:<14} {:>9} {:>9} {:>9}", "us", "p50", "p99", "max");
+    let table: Vec<Load> =
+        (0..2 * WORKERS).map(|at| Load { usable: true, booked: at as u32, ..Load::default() }).collect();
+    let scan = |_: usize| {
+        let least = black_box(&table).iter().filter(|load| load.usable).min_by_key(|load| load.booked);
+        black_box(least);
+    };
+    told("bare scan", (0..DECISIONS).map(|at| timed(|| scan(at)).0).collect());
+    for (name, policy) in [
+        ("round_robin", Policy::RoundRobin),
+        ("random", Policy::Random),
+        ("power_of_two", Policy::PowerOfTwo),
+        ("least_loaded", Policy::LeastLoaded),
+        ("cache_aware", Policy::CacheAware),
+        ("lmetric", Policy::Lmetric),
+        ("slo", Policy::Slo),
+        ("conditional", Policy::Conditional),
+    ] {
+        told(name, decisions(policy));
+    }
+}
+
+/// Prompts of 4 to 63 blocks: the first is everybody's, a chat's are its own.
+fn work(at: usize) -> Work {
+    let chat = mix(at as u64) % 3000;
+    let blocks = 4 + mix(chat) % 60;
+    let blocks =
+        (0..blocks).map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) }).collect::<Box<[u64]>>();
+    Work { sequences: 1, tokens: blocks.len() as u32 * 512 + 100, block: 512, blocks }
+}
+
+fn decisions(policy: Policy) -> Vec<Duration> {
+    let base = Instant::now();
+    let mut router = Router::new(policy);
+    for role in [Role::Prefill, Role::Decode] {
+        for _ in 0..WORKERS {
+            let worker = router.join(role, base);
+            router.probed(worker, true, base);
+        }
+    }
+    let mut open = std::collections::VecDeque::new();
+    let mut times = Vec::with_capacity(DECISIONS);
+    for at in 0..OPEN + DECISIONS {
+        let (work, now) = (work(at), base + Duration::from_millis(at as u64));
+        let (time, pair) =
+            timed(|| router.choose_serving(&work, &Avoid::default(), now).expect("all are well"));
+        open.push_back(pair);
+        if at < OPEN {
+            continue;
+        }
+        times.push(time);
+        if let Some((prefill, decode)) = open.pop_front() {
+            prefill.into_iter().chain([decode]).for_each(|booking| router.release(booking, now));
+        }
+    }
+    times
+}
+
+fn timed<R>(what: impl FnOnce() -> R) -> (Duration, R) {
+    let begun = Instant::now();
+    let result = what();
+    (begun.elapsed(), result)
+}
+
+fn told(name: &str, mut times: Vec<Duration>) {
+    times.sort_unstable();
+    let us = |share: f64| times[((times.len() - 1) as f64 * share) as usize].as_nanos() as f64 / 1e3;
+    println!("{name:<14} {:>9.2} {:>9.2} {:>9.2}", us(0.5), us(0.99), us(1.0));
+}

@@ -1,0 +1,46 @@
+//! Who has most of the prompt, as long as nobody has too much to do: the rule of SGLang's router, with its thresholds.
+
+use super::Question;
+
+/// Share of a prompt that is worth going where it is.
+const MATCH: f64 = 0.3;
+/// Sequences by which the busiest may be ahead of the idlest, and
+const AHEAD: u32 = 64;
+/// how many times as many it may have; beyond both who has fewest is chosen.
+const RATIO: f64 = 1.5;
+
+/// The usable worker with the longest match, if that is long enough, else the one with least in its cache; where loads
+/// are out of balance, the one with the fewest sequences.
+pub fn pick(question: &Question<'_>) -> Option<usize> {
+    let booked = || question.usable().map(|place| question.workers[place].load.booked);
+    let (least, most) = (booked().min()?, booked().max()?);
+    if most - least > AHEAD && f64::from(most) > RATIO * f64::from(least) {
+        return question.cheapest(|worker| worker.load.booked);
+    }
+    let best = question.cheapest(|worker| (u32::MAX - worker.cached, worker.load.booked))?;
+    let matched = question.workers[best].cached.saturating_mul(question.work.block);
+    if f64::from(matched) > MATCH * f64::from(question.work.tokens) {
+        return Some(best);
+    }
+    question.cheapest(|worker| (worker.held, worker.load.booked))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Candidate;
+    use super::super::asked::{ask, load};
+    use super::*;
+
+    #[test]
+    fn a_long_match_is_followed_and_an_overload_is_not() {
+        let has = |cached, held, booked| Candidate { cached, held, ..load(true, booked) };
+        let pick = |loads: &[_]| ask(loads, 0, |_| {}, pick);
+        assert_eq!(pick(&[has(2, 2, 0), has(4, 90, 30), has(0, 0, 9)]), Some(1), "four of ten blocks");
+        assert_eq!(pick(&[has(2, 2, 0), has(3, 90, 30), has(0, 1, 9)]), Some(2), "three are not worth it");
+        assert_eq!(pick(&[has(2, 2, 0), has(4, 90, 65), has(0, 1, 9)]), Some(0), "it has too much to do");
+        assert_eq!(pick(&[has(2, 2, 200), has(4, 90, 280), has(0, 1, 250)]), Some(1), "all have much to do");
+        let gone = Candidate { load: Default::default(), ..has(9, 9, 0) };
+        assert_eq!(pick(&[gone, has(4, 90, 30)]), Some(1));
+        assert_eq!(pick(&[gone]), None);
+    }
+}

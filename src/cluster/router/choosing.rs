@@ -1,0 +1,340 @@
+//! Which workers serve a request: who may, as the policy has it, and what is booked on them.
+//!
+//! Invariants: who suits comes before who fails, and whoever says no is never asked; a choice costs one pass over the
+//! members of a role and what the policy takes.
+
+use super::{Booking, Member, NoWorker, Pair, Role, Router};
+use crate::cluster::flight::Avoid;
+use crate::cluster::loads::WorkerNumber;
+use crate::cluster::policy::slo::{Foretold, foretell};
+use crate::cluster::policy::{self, Candidate, Leg, Question, conditional};
+use crate::cluster::work::{Work, mix};
+use crate::config::resolved::Policy;
+use crate::stdx::planted::is_planted;
+use std::time::{Duration, Instant};
+
+/// What a choice goes through, kept so that the next one need not ask for memory.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Of a role: places among all members.
+    places: Vec<usize>,
+    workers: Vec<Candidate>,
+    /// Whether those are usable for the request, and how much is against them.
+    standing: Vec<Option<Against>>,
+    /// By class, whether a decode worker of it can be had.
+    classes: Vec<usize>,
+}
+
+/// Least first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Against {
+    Nothing,
+    /// Another request just failed there.
+    Suspect,
+    /// This one did.
+    Failed,
+}
+
+/// Who is chosen, and what it comes to where that is foretold.
+#[derive(Clone, Copy, Debug)]
+struct Picked {
+    place: usize,
+    /// Tokens it would have to read, and how long that takes.
+    missing: u32,
+    reading: Duration,
+    foretold: Foretold,
+}
+
+impl Router {
+    /// Chooses a pair and books the work on both.
+    ///
+    /// # Errors
+    /// One of the roles has no usable worker, or none fits, or all are foretold to be too late; nothing is booked then.
+    pub fn choose(&mut self, work: &Work, avoid: &Avoid, now: Instant) -> Result<Pair, NoWorker> {
+        let (prefill, decode) = self.find(work, avoid, now)?;
+        self.check(self.policies.prefill, prefill.foretold, Duration::ZERO)?;
+        self.check(self.policies.decode, decode.foretold, prefill.foretold.ttft)?;
+        Ok(self.book_pair(prefill, decode, work, now))
+    }
+
+    /// Chooses who serves the work: a pair, or, where no pair is left, or none but one whose prefill worker has
+    /// failed the request, a decode worker that reads prompts itself. A prefill worker that is there and says no is no
+    /// reason to load decode with its work; that little is to be read is one, if the policy says so.
+    ///
+    /// # Errors
+    /// As [`Router::choose`].
+    pub fn choose_serving(
+        &mut self,
+        work: &Work,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Result<(Option<Booking>, Booking), NoWorker> {
+        let found = self.find(work, avoid, now);
+        let is_wanted = match &found {
+            Ok((prefill, _)) => avoid.failed.contains(&self.members[prefill.place].number),
+            Err(_) => !self.has_pair() && !is_planted("nobody reads alone"),
+        };
+        let alone = match &found {
+            Ok((prefill, decode)) if !is_wanted => self.stays(prefill, decode, work, avoid, now),
+            _ => None,
+        };
+        let alone = alone.or_else(|| {
+            is_wanted
+                .then(|| self.pick(Leg::Whole, work, avoid, now, |decode| decode.reads_alone).ok())
+                .flatten()
+        });
+        match (found, alone) {
+            (_, Some(alone)) => {
+                self.check(self.policies.decode, alone.foretold, Duration::ZERO)?;
+                Ok((None, self.book(alone, Leg::Whole, work, now)))
+            }
+            (Ok((prefill, decode)), None) => {
+                self.check(self.policies.prefill, prefill.foretold, Duration::ZERO)?;
+                self.check(self.policies.decode, decode.foretold, prefill.foretold.ttft)?;
+                let Pair { prefill, decode } = self.book_pair(prefill, decode, work, now);
+                Ok((Some(prefill), decode))
+            }
+            (Err(none), None) => {
+                let reads = |decode: &Member| decode.reads_alone && !avoid.unwilling.contains(&decode.number);
+                Err(none.or_may_come(is_wanted && self.here(Role::Decode).any(reads)))
+            }
+        }
+    }
+
+    /// Chooses a worker of one role.
+    ///
+    /// # Errors
+    /// None is usable.
+    pub fn choose_one(
+        &mut self,
+        role: Role,
+        weight: u32,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Result<Booking, NoWorker> {
+        let work = Work::of(weight);
+        let leg = leg_of(role);
+        let picked = self.pick(leg, &work, avoid, now, |_| true)?;
+        Ok(self.book(picked, leg, &work, now))
+    }
+
+    /// A pair.
+    fn find(&mut self, work: &Work, avoid: &Avoid, now: Instant) -> Result<(Picked, Picked), NoWorker> {
+        // Who is missing altogether is named first.
+        for role in [Role::Prefill, Role::Decode] {
+            self.is_there(role, avoid)?;
+        }
+        // Once: as a rule all decode workers are of one class.
+        let mut classes = std::mem::take(&mut self.scratch.classes);
+        classes.clear();
+        for decode in self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number)) {
+            if !classes.contains(&decode.class) {
+                classes.push(decode.class);
+            }
+        }
+        let kinds = std::mem::take(&mut self.kinds);
+        let can_pair = |prefill: &Member| classes.iter().any(|&class| kinds.fit(prefill.class, class));
+        let found = self.pick(Leg::Prefill, work, avoid, now, can_pair).and_then(|prefill| {
+            let class = self.members[prefill.place].class;
+            let decode = self.pick(Leg::Decode, work, avoid, now, |decode| kinds.fit(class, decode.class))?;
+            Ok((prefill, decode))
+        });
+        (self.kinds, self.scratch.classes) = (kinds, classes);
+        found.map_err(|_| {
+            let willing = |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
+            let fits = |one: &Member| willing(Role::Decode).any(|other| self.fit(one, other));
+            NoWorker::Fitting { may_come: willing(Role::Prefill).any(fits) }
+        })
+    }
+
+    /// Whether anybody of a role can be used.
+    fn is_there(&self, role: Role, avoid: &Avoid) -> Result<(), NoWorker> {
+        let is_unwilling = |member: &Member| avoid.unwilling.contains(&member.number);
+        match self.usable(role).any(|member| !is_unwilling(member)) {
+            true => Ok(()),
+            false => Err(self.nobody(role, avoid)),
+        }
+    }
+
+    fn nobody(&self, role: Role, avoid: &Avoid) -> NoWorker {
+        let mut here = self.here(role).peekable();
+        let may_come = here.peek().is_none() || !here.all(|member| avoid.unwilling.contains(&member.number));
+        NoWorker::Of { role, may_come }
+    }
+
+    /// The one that the policy names, of those of a role that suit: one at which nothing fails, rather than one where
+    /// another request just did, rather than one where this one did; and never one that will not serve it.
+    fn pick(
+        &mut self,
+        leg: Leg,
+        work: &Work,
+        avoid: &Avoid,
+        now: Instant,
+        suits: impl Fn(&Member) -> bool,
+    ) -> Result<Picked, NoWorker> {
+        let role = role_of(leg);
+        let policy = self.policy(role);
+        self.drawn += 1;
+        let chance = mix(self.seed ^ mix(self.drawn));
+        let Scratch { mut places, mut workers, mut standing, classes } = std::mem::take(&mut self.scratch);
+        places.clear();
+        workers.clear();
+        standing.clear();
+        // The first turn is the first worker's; behind one that has left it is its neighbour's.
+        let mut passed = 0;
+        for (place, member) in self.members.iter().enumerate() {
+            if member.role != role || member.is_leaving {
+                continue;
+            }
+            passed += usize::from(Some(member.number) <= self.last[role as usize]);
+            places.push(place);
+            let held = if policy == Policy::CacheAware {
+                self.prefixes[role as usize].held(member.number)
+            } else {
+                0
+            };
+            workers.push(Candidate { load: member.load, cached: 0, held: held as u32 });
+            standing.push(self.standing(member, avoid, now, &suits));
+        }
+        let last = passed.checked_sub(1).unwrap_or(places.len().saturating_sub(1));
+        if policy.reads_prompts() {
+            let members = &self.members;
+            self.prefixes[role as usize].matches(&work.blocks, |worker, blocks| {
+                if let Ok(row) = places.binary_search_by_key(&worker, |&place| members[place].number) {
+                    workers[row].cached = workers[row].cached.max(blocks);
+                }
+            });
+        }
+        let mut picked = None;
+        for worst in [Against::Nothing, Against::Suspect, Against::Failed] {
+            for (worker, standing) in workers.iter_mut().zip(&standing) {
+                worker.load.usable = standing.is_some_and(|against| against <= worst);
+            }
+            let question =
+                Question { leg, work, workers: &workers, last, chance, now, forecast: &self.forecast };
+            picked =
+                policy::pick(policy, &question).map(|row| self.picked(policy, &question, row, places[row]));
+            if picked.is_some() {
+                break;
+            }
+        }
+        self.scratch = Scratch { places, workers, standing, classes };
+        picked.ok_or_else(|| self.nobody(role, avoid))
+    }
+
+    fn picked(&self, policy: Policy, question: &Question<'_>, row: usize, place: usize) -> Picked {
+        let worker = &question.workers[row];
+        let missing = question.work.missing(worker.cached);
+        let foretold = if policy.forecasts() { foretell(question, worker) } else { Foretold::default() };
+        let reading = self.forecast.reading(missing, question.work.tokens.saturating_sub(missing));
+        Picked { place, missing, reading, foretold }
+    }
+
+    fn standing(
+        &self,
+        member: &Member,
+        avoid: &Avoid,
+        now: Instant,
+        suits: &impl Fn(&Member) -> bool,
+    ) -> Option<Against> {
+        if !member.load.usable || avoid.unwilling.contains(&member.number) || !suits(member) {
+            return None;
+        }
+        Some(if avoid.failed.contains(&member.number) {
+            Against::Failed
+        } else if member.load.suspect.is_some_and(|until| now < until) {
+            Against::Suspect
+        } else {
+            Against::Nothing
+        })
+    }
+
+    /// The decode worker of a pair, where it is better off alone.
+    fn stays(
+        &mut self,
+        prefill: &Picked,
+        decode: &Picked,
+        work: &Work,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Option<Picked> {
+        if self.policies.decode != Policy::Conditional {
+            return None;
+        }
+        let pair =
+            Foretold { ttft: prefill.foretold.ttft + decode.foretold.ttft, tpot: decode.foretold.tpot };
+        let alone = self.pick(Leg::Whole, work, avoid, now, |decode| decode.reads_alone).ok()?;
+        let workers = &[Candidate {
+            load: self.members[alone.place].load,
+            cached: (work.tokens - alone.missing).checked_div(work.block).unwrap_or(0),
+            held: 0,
+        }];
+        let forecast = &self.forecast;
+        let question = Question { leg: Leg::Whole, work, workers, last: 0, chance: 0, now, forecast };
+        conditional::is_alone(&question, &workers[0], pair).then_some(alone)
+    }
+
+    /// Whether what is foretold is allowed, where the policy asks. `before` is spent by then.
+    fn check(&self, policy: Policy, foretold: Foretold, before: Duration) -> Result<(), NoWorker> {
+        let is_late = |time: Duration, limit: Option<Duration>| limit.is_some_and(|limit| time > limit);
+        let Foretold { ttft, tpot } = foretold;
+        match policy.forecasts()
+            && (is_late(before + ttft, self.forecast.ttft) || is_late(tpot, self.forecast.tpot))
+        {
+            true => Err(NoWorker::Late),
+            false => Ok(()),
+        }
+    }
+
+    fn policy(&self, role: Role) -> Policy {
+        match role {
+            Role::Prefill => self.policies.prefill,
+            Role::Decode => self.policies.decode,
+        }
+    }
+
+    fn book_pair(&mut self, prefill: Picked, decode: Picked, work: &Work, now: Instant) -> Pair {
+        let prefill = self.book(prefill, Leg::Prefill, work, now);
+        Pair { prefill, decode: self.book(decode, Leg::Decode, work, now) }
+    }
+
+    fn book(&mut self, picked: Picked, leg: Leg, work: &Work, now: Instant) -> Booking {
+        let role = role_of(leg);
+        let reads_prompts = self.policy(role).reads_prompts();
+        let member = &mut self.members[picked.place];
+        let worker: WorkerNumber = member.number;
+        self.last[role as usize] = Some(worker);
+        member.load.booked += work.sequences;
+        member.bookings += 1;
+        let (unread, reading) = match leg {
+            Leg::Decode => (0, Duration::ZERO),
+            Leg::Prefill | Leg::Whole => (picked.missing, picked.reading),
+        };
+        if unread > 0 {
+            member.load.reads(unread, reading, now);
+        }
+        let context = match leg {
+            Leg::Prefill => 0,
+            Leg::Decode | Leg::Whole => u64::from(work.tokens) * u64::from(work.sequences),
+        };
+        member.load.context += context;
+        if reads_prompts {
+            self.prefixes[role as usize].send(worker, &work.blocks);
+        }
+        Booking { worker, weight: work.sequences, unread, reading, context }
+    }
+}
+
+fn role_of(leg: Leg) -> Role {
+    match leg {
+        Leg::Prefill => Role::Prefill,
+        Leg::Decode | Leg::Whole => Role::Decode,
+    }
+}
+
+fn leg_of(role: Role) -> Leg {
+    match role {
+        Role::Prefill => Leg::Prefill,
+        Role::Decode => Leg::Decode,
+    }
+}

@@ -1,0 +1,308 @@
+//! Choices over few workers.
+
+use super::*;
+use crate::cluster::flight::Avoid;
+use crate::cluster::loads::Load;
+use crate::cluster::work::Work;
+use crate::config::resolved::Policy;
+use crate::limits::ROUTER_SUSPECT_TIME;
+
+fn router(policy: impl Into<Policies>, prefill: usize, decode: usize) -> Router {
+    let mut router = Router::new(policy);
+    for (role, count) in [(Role::Prefill, prefill), (Role::Decode, decode)] {
+        for _ in 0..count {
+            join(&mut router, role);
+        }
+    }
+    router
+}
+
+/// A worker that is up.
+fn join(router: &mut Router, role: Role) -> WorkerNumber {
+    let now = Instant::now();
+    let worker = router.join(role, now);
+    assert_eq!(router.probed(worker, true, now), Some(Change::Up));
+    worker
+}
+
+fn numbers(pair: &Pair) -> (usize, usize) {
+    (pair.prefill.worker().0, pair.decode.worker().0)
+}
+
+fn booked(router: &Router) -> Vec<u32> {
+    router.workers().map(|(_, _, load)| load.booked).collect()
+}
+
+#[test]
+fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
+    let now = Instant::now();
+    let mut router = router(Policy::RoundRobin, 1, 2);
+    let [prefill, first, second] = [0, 1, 2].map(WorkerNumber);
+    router.set_reads_alone(second, true);
+    router.set_reads_alone(prefill, true);
+    let serving = |router: &mut Router, avoid: &Avoid| {
+        let (prefill, decode) = router.choose_serving(&Work::of(3), avoid, now)?;
+        let chosen = (prefill.as_ref().map(Booking::worker), decode.worker());
+        prefill.into_iter().chain([decode]).for_each(|booking| router.release(booking, Instant::now()));
+        Ok::<_, NoWorker>(chosen)
+    };
+    let none = Avoid::default();
+    assert_eq!(serving(&mut router, &none), Ok((Some(prefill), first)));
+    let failed = Avoid { failed: vec![prefill], ..Avoid::default() };
+    assert_eq!(serving(&mut router, &failed), Ok((None, second)));
+    // It is there and said no, which is its client's answer.
+    let unwilling = Avoid { unwilling: vec![prefill], ..Avoid::default() };
+    let no = NoWorker::Of { role: Role::Prefill, may_come: false };
+    assert_eq!(serving(&mut router, &unwilling), Err(no));
+    assert!(router.is_ready());
+    assert_eq!(router.refused(prefill), Some(Change::Down));
+    assert_eq!(serving(&mut router, &unwilling), Ok((None, second)));
+    assert!(router.is_ready());
+    assert_eq!(router.refused(second), Some(Change::Down));
+    assert!(!router.is_ready());
+    assert_eq!(serving(&mut router, &unwilling).map_err(NoWorker::may_come), Err(true), "it may come back");
+    assert_eq!(booked(&router), [0, 0, 0]);
+}
+
+#[test]
+fn legs_are_chosen_apart_and_numbered_together() {
+    let mut router = router(Policy::RoundRobin, 2, 3);
+    let chosen: Vec<_> = (0..4)
+        .map(|_| numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()))
+        .collect();
+    assert_eq!(chosen, [(0, 2), (1, 3), (0, 4), (1, 2)]);
+    assert_eq!(
+        (router.role(WorkerNumber(1)), router.role(WorkerNumber(2))),
+        (Some(Role::Prefill), Some(Role::Decode))
+    );
+}
+
+#[test]
+fn a_burst_spreads_by_what_is_booked_and_a_release_makes_room() {
+    let mut router = router(Policy::LeastLoaded, 1, 2);
+    let heavy = router.choose(&Work::of(5), &Avoid::default(), Instant::now()).unwrap();
+    let light: Vec<Pair> =
+        (0..3).map(|_| router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()).collect();
+    assert!(light.iter().all(|pair| numbers(pair) == (0, 2)));
+    router.release(heavy.decode, Instant::now());
+    assert_eq!(numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()), (0, 1));
+    router.release(heavy.prefill, Instant::now());
+    for pair in light {
+        router.release(pair.prefill, Instant::now());
+        router.release(pair.decode, Instant::now());
+    }
+    assert_eq!(booked(&router), [1, 1, 0]);
+}
+
+#[test]
+fn nothing_is_booked_without_a_pair() {
+    let mut router = router(Policy::LeastLoaded, 1, 1);
+    assert!(router.is_ready());
+    assert_eq!(router.refused(WorkerNumber(1)), Some(Change::Down));
+    assert!(!router.is_ready());
+    assert_eq!(
+        router.choose(&Work::of(1), &Avoid::default(), Instant::now()),
+        Err(NoWorker::Of { role: Role::Decode, may_come: true })
+    );
+    assert_eq!(booked(&router), [0, 0]);
+    assert_eq!(router.first(&Avoid::default()), Ok(WorkerNumber(0)));
+    router.refused(WorkerNumber(0));
+    assert_eq!(
+        router.choose(&Work::of(1), &Avoid::default(), Instant::now()),
+        Err(NoWorker::Of { role: Role::Prefill, may_come: true })
+    );
+    assert_eq!(router.first(&Avoid::default()), Err(NoWorker::Of { role: Role::Prefill, may_come: true }));
+}
+
+#[test]
+fn every_worker_is_probed_once_and_unusable_until_then() {
+    let now = Instant::now();
+    let mut router = Router::new(Policy::RoundRobin);
+    assert!(!router.is_ready() && router.begin_probe(now).is_none());
+    router.join(Role::Prefill, now);
+    router.join(Role::Decode, now);
+    assert!(!router.is_ready());
+    let mut probed =
+        || std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect::<Vec<_>>();
+    assert_eq!(probed(), [0, 1]);
+    assert_eq!(probed(), [0_usize; 0]);
+}
+
+#[test]
+fn who_leaves_is_not_chosen_again_and_is_known_to_its_last_booking() {
+    let (mut router, now) = (router(Policy::RoundRobin, 1, 2), Instant::now());
+    let running = router.choose(&Work::of(2), &Avoid::default(), Instant::now()).unwrap();
+    assert_eq!(numbers(&running), (0, 1));
+    router.leave(WorkerNumber(1));
+    assert!(router.knows(WorkerNumber(1)) && !router.has(WorkerNumber(1)));
+    assert_eq!(router.load(WorkerNumber(1)), Some(Load { booked: 2, ..Load::default() }));
+    for _ in 0..3 {
+        assert_eq!(numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()), (0, 2));
+    }
+    assert_eq!(router.probed(WorkerNumber(1), true, now), None, "it does not come up again");
+    assert_eq!(
+        router.choose_one(Role::Decode, 0, &Avoid::default(), Instant::now()).unwrap().worker(),
+        WorkerNumber(2)
+    );
+    router.release(running.decode, Instant::now());
+    assert!(!router.knows(WorkerNumber(1)));
+    let visit = router.visit(WorkerNumber(0));
+    router.leave(WorkerNumber(2));
+    router.leave(WorkerNumber(0));
+    router.release(visit, Instant::now());
+    assert!(router.knows(WorkerNumber(0)), "sequences are booked on it");
+    assert_eq!(
+        router.choose(&Work::of(1), &Avoid::default(), Instant::now()),
+        Err(NoWorker::Of { role: Role::Prefill, may_come: true })
+    );
+}
+
+#[test]
+fn a_number_never_becomes_anothers_and_turns_go_on_where_one_is_missing() {
+    let mut router = router(Policy::RoundRobin, 1, 3);
+    let chosen = |router: &mut Router| {
+        numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()).1
+    };
+    assert_eq!((chosen(&mut router), chosen(&mut router)), (1, 2));
+    router.leave(WorkerNumber(2));
+    assert_eq!(join(&mut router, Role::Decode), WorkerNumber(4));
+    assert_eq!(std::array::from_fn(|_| chosen(&mut router)), [3, 4, 1, 3]);
+    for number in 1..=4 {
+        router.leave(WorkerNumber(number));
+    }
+    assert_eq!(join(&mut router, Role::Decode), WorkerNumber(5));
+    assert_eq!(chosen(&mut router), 5);
+}
+
+#[test]
+fn each_role_has_a_policy_of_its_own() {
+    let mut router = router(Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded }, 2, 2);
+    // What the first of each role has does not end.
+    let first = router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap();
+    let chosen: Vec<_> = (0..3)
+        .map(|_| {
+            let pair = router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap();
+            let chosen = numbers(&pair);
+            router.release(pair.prefill, Instant::now());
+            router.release(pair.decode, Instant::now());
+            chosen
+        })
+        .collect();
+    assert_eq!((numbers(&first), &chosen[..]), ((0, 2), &[(1, 3), (0, 3), (1, 3)][..]));
+}
+
+#[test]
+fn misfits_are_never_paired_and_who_says_nothing_may_fit() {
+    let mut router = router(Policy::RoundRobin, 2, 2);
+    let (a, b) = (KindDigest([1; 32]), KindDigest([2; 32]));
+    router.entered(WorkerNumber(0), a);
+    router.entered(WorkerNumber(2), a);
+    router.entered(WorkerNumber(3), b);
+    for _ in 0..4 {
+        let (prefill, decode) =
+            numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap());
+        assert!((prefill, decode) != (0, 3));
+    }
+    router.entered(WorkerNumber(1), b);
+    let mut pairs: Vec<_> = (0..4)
+        .map(|_| numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()))
+        .collect();
+    pairs.sort_unstable();
+    assert_eq!(pairs, [(0, 2), (0, 2), (1, 3), (1, 3)]);
+    router.refused(WorkerNumber(2));
+    assert_eq!(
+        numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()),
+        (1, 3),
+        "the other has nobody left"
+    );
+    router.refused(WorkerNumber(1));
+    assert_eq!(
+        router.choose(&Work::of(1), &Avoid::default(), Instant::now()),
+        Err(NoWorker::Fitting { may_come: true })
+    );
+    assert!(!router.is_ready());
+}
+
+#[test]
+fn who_failed_a_request_is_asked_last_and_who_refused_it_never() {
+    let mut router = router(Policy::RoundRobin, 1, 3);
+    let mut avoid =
+        Avoid { failed: vec![WorkerNumber(0), WorkerNumber(1)], unwilling: vec![WorkerNumber(2)] };
+    for _ in 0..3 {
+        assert_eq!(
+            numbers(&router.choose(&Work::of(1), &avoid, Instant::now()).unwrap()),
+            (0, 3),
+            "there is one prefill worker"
+        );
+    }
+    avoid.unwilling.push(WorkerNumber(3));
+    assert_eq!(numbers(&router.choose(&Work::of(1), &avoid, Instant::now()).unwrap()), (0, 1));
+    router.refused(WorkerNumber(1));
+    assert_eq!(
+        router.choose(&Work::of(1), &avoid, Instant::now()),
+        Err(NoWorker::Of { role: Role::Decode, may_come: true })
+    );
+    avoid.unwilling.push(WorkerNumber(1));
+    assert_eq!(
+        router.choose(&Work::of(1), &avoid, Instant::now()),
+        Err(NoWorker::Of { role: Role::Decode, may_come: false })
+    );
+}
+
+#[test]
+fn who_fails_at_once_does_not_draw_all_requests() {
+    let mut router = router(Policy::LeastLoaded, 1, 2);
+    let now = Instant::now();
+    let chosen = |router: &mut Router, now| {
+        let pair = router.choose(&Work::of(1), &Avoid::default(), now).unwrap();
+        let decode = pair.decode.worker();
+        router.release(pair.prefill, Instant::now());
+        if decode == WorkerNumber(1) {
+            // It fails.
+            router.release(pair.decode, Instant::now());
+            router.accuse(decode, now);
+        }
+        decode.0
+    };
+    let first: Vec<usize> = (0..6).map(|_| chosen(&mut router, now)).collect();
+    assert_eq!(first, [1, 2, 2, 2, 2, 2]);
+    let later = now + ROUTER_SUSPECT_TIME;
+    assert_eq!((chosen(&mut router, later), chosen(&mut router, later)), (1, 2), "tried once more");
+    router.acquit(WorkerNumber(1));
+    assert_eq!(chosen(&mut router, later), 1);
+}
+
+/// A change that rolls through: two of the old kind, then one of each, then the new alone.
+#[test]
+fn those_that_do_not_fit_are_never_paired() {
+    let kind = |weights: &str| Kind::told(&serde_json::json!({ "weights": weights }));
+    let mut router = router(Policy::RoundRobin, 2, 2);
+    let [old, new, other_new, other_old] = [0, 1, 2, 3].map(WorkerNumber);
+    for worker in [old, new, other_new, other_old] {
+        assert_eq!(router.introduced(worker, kind("old")), None);
+    }
+    assert_eq!(router.introduced(new, kind("new")).map(|(worker, _)| worker), Some(other_new));
+    let misfit = |router: &Router, worker| router.misfit(worker).map(|(other, why)| (other, why.to_string()));
+    let why = "weights differs: new and old".to_owned();
+    assert_eq!(misfit(&router, new), Some((other_new, why)), "it fits nobody");
+    assert_eq!(misfit(&router, old), None);
+    let chosen: Vec<_> = (0..4)
+        .map(|_| numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()))
+        .collect();
+    assert_eq!(chosen, [(0, 2), (0, 3), (0, 2), (0, 3)], "none for the new one yet");
+    router.introduced(other_new, kind("new"));
+    assert_eq!([new, other_new, old].map(|worker| router.misfit(worker)), [None, None, None]);
+    let chosen: Vec<_> = (0..4)
+        .map(|_| numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()))
+        .collect();
+    assert_eq!(chosen, [(1, 2), (0, 3), (1, 2), (0, 3)]);
+    router.refused(other_old);
+    assert!(router.is_ready());
+    assert_eq!(numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()), (1, 2));
+    router.refused(new);
+    assert!(!router.is_ready());
+    assert_eq!(
+        router.choose(&Work::of(1), &Avoid::default(), Instant::now()),
+        Err(NoWorker::Fitting { may_come: true })
+    );
+}

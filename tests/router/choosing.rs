@@ -1,0 +1,105 @@
+//! Policies that look at prompts or foretell, in a router between scripted workers.
+
+use super::client::Router;
+use super::worker::{Asked, Worker};
+
+const ALONE: &str = r#"{"handoff":{"local_prefill":true}}"#;
+
+/// A chat of these turns, each of some 2 kB.
+fn chat(turns: &[&str]) -> String {
+    let turn = |name: &&str| format!(r#"{{"role":"user","content":"{}"}}"#, name.repeat(2000 / name.len()));
+    format!(r#"{{"messages":[{}]}}"#, turns.iter().map(turn).collect::<Vec<_>>().join(","))
+}
+
+/// Which of the workers is asked next, and what.
+fn next(workers: &[&Worker]) -> (usize, Asked) {
+    loop {
+        for (place, worker) in workers.iter().enumerate() {
+            if let Some(asked) = worker.try_asked() {
+                return (place, asked);
+            }
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// Has a chat served to its end; who read it.
+fn served(router: &Router, body: &str, prefill: &[&Worker], decode: &[&Worker]) -> usize {
+    let mut client = router.post("/v1/chat/completions", body);
+    let (place, mut read) = next(prefill);
+    let (_, mut generated) = next(decode);
+    read.answer("200 OK", "{}");
+    generated.answer("200 OK", r#"{"choices":[]}"#);
+    assert_eq!(client.answer().0, 200);
+    place
+}
+
+#[test]
+fn every_policy_has_a_pair_serve() {
+    for policy in ["random", "power_of_two", "cache_aware", "lmetric", "slo", "conditional"] {
+        let (prefill, decode) = ([Worker::start(), Worker::start()], Worker::start());
+        let router = Router::start(&[&prefill[0], &prefill[1]], &[&decode], &["--policy", policy]);
+        router.wait_for_workers(3);
+        for _ in 0..4 {
+            served(&router, &chat(&["a"]), &[&prefill[0], &prefill[1]], &[&decode]);
+        }
+    }
+}
+
+#[test]
+fn a_chat_goes_on_where_it_was_read() {
+    for policy in ["cache_aware", "lmetric", "slo"] {
+        let (prefill, decode) = ([Worker::start(), Worker::start(), Worker::start()], Worker::start());
+        let workers = [&prefill[0], &prefill[1], &prefill[2]];
+        let flags = ["--prefill-policy", policy, "--decode-policy", "random"];
+        let router = Router::start(&workers, &[&decode], &flags);
+        router.wait_for_workers(4);
+        let first = served(&router, &chat(&["alpha"]), &workers, &[&decode]);
+        let other = served(&router, &chat(&["beta"]), &workers, &[&decode]);
+        assert_ne!(first, other, "{policy}: nobody has it, and others have less in their caches");
+        for turns in [&["alpha", "gamma"][..], &["alpha", "gamma", "delta"]] {
+            assert_eq!(served(&router, &chat(turns), &workers, &[&decode]), first, "{policy}");
+        }
+        assert_eq!(served(&router, &chat(&["beta", "gamma"]), &workers, &[&decode]), other, "{policy}");
+    }
+}
+
+#[test]
+fn who_is_foretold_to_be_late_is_turned_away_at_once() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    // 500 tokens take 25 ms; a second prompt waits for the first.
+    let flags = ["--policy", "slo", "--slo-ttft-ms", "60", "--prefill-ms", "0,0.08,0"];
+    let router = Router::ready(&[&prefill], &[&decode], &flags);
+    let mut first = router.post("/v1/chat/completions", &chat(&["a"]));
+    let (mut read, mut generated) = (prefill.asked(), decode.asked());
+    let mut late = router.post("/v1/chat/completions", &chat(&["b"]));
+    let (status, body) = late.answer();
+    assert_eq!((status, late.header("retry-after")), (429, Some("1")), "{body}");
+    assert!(body.contains("no worker is foretold"), "{body}");
+    assert!(prefill.is_unasked() && decode.is_unasked());
+    read.answer("200 OK", "{}");
+    generated.answer("200 OK", r#"{"choices":[]}"#);
+    assert_eq!(first.answer().0, 200);
+    served(&router, &chat(&["b"]), &[&prefill], &[&decode]);
+}
+
+#[test]
+fn what_is_short_or_known_is_read_where_it_is_generated() {
+    let (prefill, decode) = (Worker::start(), Worker::introduced(ALONE));
+    let router = Router::ready(
+        &[&prefill],
+        &[&decode],
+        &["--policy", "conditional", "--kv-bytes-per-token", "4194304"],
+    );
+    let long = ["x"; 12];
+    served(&router, &chat(&long), &[&prefill], &[&decode]);
+    // Nearly all of it is there.
+    let mut client = router.post("/v1/chat/completions", &chat(&[&long[..], &["y"]].concat()));
+    let mut asked = decode.asked();
+    assert!(asked.json().get("bootstrap_room").is_none(), "it meets nobody");
+    assert!(prefill.is_unasked());
+    asked.answer("200 OK", r#"{"choices":[]}"#);
+    assert_eq!(client.answer().0, 200);
+    // Of this nothing is.
+    served(&router, &chat(&["z"; 12]), &[&prefill], &[&decode]);
+}

@@ -21,7 +21,8 @@ pub fn run(data: &[u8]) {
     let mut half = TcpDestination::new(template, 1, SLOTS, Arc::new(WaitSet::new().expect("epoll")));
     // A stream like any other, that leaves no port behind.
     let (mut near, far) = UnixStream::pair().expect("sockets");
-    half.join(Arrival { lane: 0, stream: TcpStream::from(OwnedFd::from(far)), early: early.to_vec() });
+    let stream = TcpStream::from(OwnedFd::from(far)).into();
+    half.join(Arrival { lane: 0, stream, early: early.to_vec() });
     near.set_nonblocking(true).expect("a socket");
     let mut slot = Slot::default();
     if bytes.is_empty() {

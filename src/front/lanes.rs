@@ -166,7 +166,7 @@ impl Lanes {
         };
         reactor.consume(conn, Preamble::BYTES);
         let Some((stream, early)) = reactor.give_away(conn) else { return };
-        let arrival = Arrival { lane: preamble.lane, stream, early };
+        let arrival = Arrival { lane: preamble.lane, stream: stream.into(), early };
         if self.open.get(&(worker, session)) == Some(&preamble.session) {
             join(worker, session, arrival, handoff);
         } else if self.early.len() < EARLY_LANES_MAX {

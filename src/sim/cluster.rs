@@ -7,17 +7,19 @@
 
 mod calls;
 mod harm;
+mod lanes;
 mod network;
 mod requests;
 mod stream;
+mod turns;
 mod writes;
 
-use super::agenda::{Agenda, MICRO, MILLI, Nanos, SECOND};
+use super::agenda::{Agenda, MILLI, Nanos, SECOND};
 use super::checkers::{
-    Checked, Checker, Finding, ends::Ends, idle, pages, reasons::Reasons, shadow::Shadow, silence,
+    Checked, Checker, Finding, ends::Ends, idle, reasons::Reasons, shadow::Shadow, silence,
 };
 use super::dice::Dice;
-use super::edge::{ConnNumber, Input, Parcel, Turn};
+use super::edge::{ConnNumber, Input, Parcel};
 use super::faults::Fault;
 use super::plan::{Plan, Size};
 use super::process::{Process, Site, Thread};
@@ -29,9 +31,8 @@ use crate::cluster::router::Role;
 use crate::front::router::TICK as ROUTER_TICK;
 use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
-use crate::sched::worker::Activity;
-use crate::transfer::waiter::Next;
 use calls::Call;
+use lanes::{LaneNumber, Lanes};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use stream::Stream;
@@ -99,6 +100,8 @@ enum Happening {
     Turn { host: usize, life: u32, thread: Thread, at: Nanos },
     /// A request of a queue pair goes on.
     Write(Step, u32),
+    /// A lane goes on.
+    Lane(lanes::Step, LaneNumber),
     /// The next parcel of a connection reaches this end.
     Arrive { conn: ConnNumber, end: usize },
     /// A dial reaches the other host, or not.
@@ -206,6 +209,8 @@ pub struct Cluster<'a> {
     hosts: Vec<Host>,
     /// What NICs do; none without any.
     writes: Option<Writes>,
+    /// What streams do.
+    lanes: Lanes,
     conns: BTreeMap<ConnNumber, Conn>,
     last_conn: ConnNumber,
     calls: BTreeMap<CallName, Call>,
@@ -256,6 +261,7 @@ impl<'a> Cluster<'a> {
             agenda: Agenda::new(dice.fork("order")),
             hosts: hosts.chain((0..decode).map(|_| host(Role::Decode, plan.decode))).collect(),
             writes: plan.machines.nics.map(|nics| Writes::new(nics, dice.fork("writes"))),
+            lanes: Lanes::new(plan.machines.streams, dice.fork("lanes")),
             conns: BTreeMap::new(),
             last_conn: 0,
             calls: BTreeMap::new(),
@@ -333,6 +339,7 @@ impl<'a> Cluster<'a> {
                 }
             }
             Happening::Write(step, pair) => self.write(step, pair)?,
+            Happening::Lane(step, lane) => self.carry(step, lane),
             Happening::Arrive { conn, end } => self.arrive(conn, end),
             Happening::Reach { conn, until } => self.reach(conn, until),
             Happening::Pass { host, life, input } => self.pass(host, life, input),
@@ -366,8 +373,9 @@ impl<'a> Cluster<'a> {
     fn start(&mut self, index: usize) {
         let now = self.agenda.now();
         let host = &mut self.hosts[index];
-        let nic = self.writes.as_ref().map(|writes| (&writes.fabric, writes.nics));
-        let site = Site { host: self.plan.machines.host(index), nic };
+        let machines = &self.plan.machines;
+        let nic = self.writes.as_ref().map(|writes| &writes.fabric).zip(machines.nic(index));
+        let site = Site { host: machines.host(index), nic, streams: machines.streams };
         let process = Process::new(index, host.role, &host.size, site, self.base);
         let mut process = process.expect("memory for a process");
         process.edge.begin(process.instant(now + host.skew));
@@ -382,133 +390,11 @@ impl<'a> Cluster<'a> {
         }
     }
 
-    /// How late a thread is, or how long it takes to be somewhere: as a rule short, now and then long.
-    fn late(&mut self) -> Nanos {
-        let most = self.plan.lateness;
-        let rare = if self.dice.one_in(50) { 20 } else { 1 };
-        self.dice.within(MICRO, most * rare)
-    }
-
     fn delay(&mut self) -> Nanos {
         let (least, most) = self.plan.delay;
         // A lost packet comes later, and what follows it on its connection, too.
         let resent = if self.dice.one_in(200) { self.dice.within(0, RESENT) } else { 0 };
         self.dice.within(least, most) + resent
-    }
-
-    fn wake(&mut self, index: usize, thread: Thread, at: Nanos) {
-        let host = &mut self.hosts[index];
-        let at = if thread == Thread::Engine { at.max(host.computes_until) } else { at };
-        let due = &mut host.due[thread as usize];
-        if at < *due {
-            *due = at;
-            self.agenda.put(at, Happening::Turn { host: index, life: host.life, thread, at });
-        }
-    }
-
-    fn wake_soon(&mut self, index: usize, thread: Thread) {
-        self.wake_after(index, thread, self.agenda.now());
-    }
-
-    fn wake_after(&mut self, index: usize, thread: Thread, from: Nanos) {
-        let late = self.late() * self.hosts[index].lags[thread as usize];
-        self.wake(index, thread, from + late.min(LAG_MAX));
-    }
-
-    fn turn(&mut self, index: usize, thread: Thread, now: Nanos) -> Checked {
-        let clients = match (thread, self.hosts[index].leaves) {
-            (Thread::Ctl, Some(_)) => self.clients(index),
-            _ => 0,
-        };
-        let host = &mut self.hosts[index];
-        let kept = host.kept_until();
-        let Some(process) = &mut host.process else { return Ok(()) };
-        let own = now + host.skew;
-        let detail = match thread {
-            Thread::Engine => {
-                process.edge.hear();
-                let (activity, took) = process.step_engine(own);
-                pages::conserved(index, &process.stats, host.size.pages)?;
-                host.computes_until = now + took;
-                let pause = match activity {
-                    Activity::Busy => Some(0),
-                    Activity::Waiting => Some(self.dice.within(MILLI, 10 * MILLI)),
-                    // Looks for work, as it does far more often in production.
-                    Activity::Idle => Some(ENGINE_LOOKS),
-                };
-                if let Some(pause) = pause {
-                    let at = now + took + pause + self.late();
-                    self.wake(index, thread, at);
-                }
-                took << 2 | activity as u64
-            }
-            Thread::Move => {
-                let watched = host.role == Role::Decode;
-                if watched {
-                    self.shadow.look(process);
-                }
-                let next = process.step_mover();
-                if watched {
-                    self.shadow.compare(index, process)?;
-                    process.note_leases();
-                }
-                if next != Next::Park || process.take_ring() || process.take_event() {
-                    self.wake_soon(index, thread);
-                }
-                if !watched {
-                    self.wake_peers();
-                    self.read_doorbells(index);
-                }
-                next as u64
-            }
-            Thread::Ctl => {
-                process.attend(true);
-                let instant = process.instant(own);
-                let computes = host.computes_until > now;
-                process.edge.turn(&mut Turn {
-                    now: instant,
-                    nanos: own,
-                    computes,
-                    conns: &mut self.last_conn,
-                    clients,
-                })?;
-                process.attend(false);
-                if process.edge.hangs() {
-                    silence::hangs(index, kept, now)?;
-                }
-                let tick = process.edge.next_tick - host.skew;
-                let outputs = std::mem::take(&mut process.edge.outbox);
-                let sent = outputs.len();
-                outputs.into_iter().for_each(|output| self.dispatch(index, output));
-                let heard = self.hosts[index].computes_until;
-                self.wake(index, thread, if computes { tick.min(heard) } else { tick });
-                if self.hosts[index].process.as_ref().is_some_and(|process| process.edge.has_ended()) {
-                    self.leave(index);
-                    return Ok(());
-                }
-                sent as u64
-            }
-        };
-        let what = ["ctl", "engine", "move"][thread as usize];
-        self.story.tell(now, "process", index, what, None, detail);
-        let woken: Vec<Thread> = self.hosts[index]
-            .process
-            .as_ref()
-            .map(|process| process.take_woken().collect())
-            .unwrap_or_default();
-        // What a step has done is seen when it has taken its time.
-        let from = if thread == Thread::Engine { self.hosts[index].computes_until } else { now };
-        woken.into_iter().for_each(|thread| self.wake_after(index, thread, from));
-        Ok(())
-    }
-
-    /// A source's mover has rung for those of destinations that sleep.
-    fn wake_peers(&mut self) {
-        for peer in self.plan.scale.prefill as usize..self.hosts.len() {
-            if self.hosts[peer].process.as_ref().is_some_and(Process::take_ring) {
-                self.wake_soon(peer, Thread::Move);
-            }
-        }
     }
 
     fn check(&mut self) -> Checked {
@@ -519,6 +405,7 @@ impl<'a> Cluster<'a> {
         if let Some(writes) = &mut self.writes {
             writes.forget();
         }
+        self.lanes.forget();
         let all = self.asked == self.plan.scale.requests;
         match self.phase {
             Phase::Working

@@ -1,15 +1,17 @@
 //! `ctl` of one process: what production does with sockets, done with parcels, by the same rules and the same limits.
 //!
-//! Owns: the hand-off, its links (`links`), its requests (`legs`), its drain. A turn takes in what has come, what the
+//! Owns: the hand-off, its links (`links`), its lanes (`lanes`), its requests (`legs`), its drain. A turn takes in what has come, what the
 //! engine and the mover tell, and every tick ends what is overdue; what is to leave is in its outbox. Not here: where
 //! parcels go and how long they take (`cluster`).
 
+mod lanes;
 mod legs;
 mod links;
 
 use super::agenda::Nanos;
 use super::checkers::shadow::Grants;
 use super::checkers::{Checked, salts::Salts};
+use super::machines::Streams;
 use super::process::WORKER;
 use super::router::fleet::CallName;
 use super::router::{Answer, LegName};
@@ -27,9 +29,11 @@ use crate::transfer::manager::rooms::Slot;
 use crate::transfer::transport::shm::{
     DestinationDescriptors, PeerShape, ShmCursor, ShmRing, SourceDescriptors,
 };
+use crate::transfer::transport::tcp::memory::{Kernel, MemoryStream};
 use crate::wire::Multipart;
 use crate::wire::message::Token;
 use crossbeam_channel::Receiver;
+use lanes::Lanes;
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -39,6 +43,8 @@ use std::time::{Duration, Instant};
 /// Between two looks at deadlines, as in `front::service`.
 const TICK: Duration = Duration::from_millis(100);
 const FIRST_PORT: u16 = 10_000;
+/// The first worker's data port.
+const DATA_PORT: u16 = 20_000;
 
 /// Names a connection in the whole simulation.
 pub type ConnNumber = u32;
@@ -98,6 +104,8 @@ pub enum Input {
     Called(ConnNumber, Token, DestinationDescriptors),
     /// What came of a call.
     Shown(ConnNumber, Option<Box<Shown>>),
+    /// A source has dialled the data port.
+    Lane(MemoryStream),
     /// The router sends a leg.
     Submit(Box<Job>),
     /// The router has closed a leg's connection.
@@ -128,6 +136,13 @@ pub enum Output {
     Call(ConnNumber, Token, DestinationDescriptors),
     /// Its answer.
     Show(ConnNumber, Option<Box<Shown>>),
+    /// A stream that is dialled to a destination's data port.
+    Lane {
+        /// To whom.
+        to: usize,
+        /// What is to be brought there.
+        kernel: Kernel,
+    },
     /// To the router.
     Answer(CallName, Answer),
 }
@@ -188,8 +203,10 @@ pub struct Edge {
     looked: Instant,
     stood_still: bool,
     progress: Progress,
-    /// Where completions of its NIC wake the mover; none without one.
+    /// Where completions of its NIC, and its lanes, wake the mover; none without either.
     wait: Option<Arc<WaitSet>>,
+    /// None without streams.
+    lanes: Option<Lanes>,
     /// Its engine makes no progress.
     hangs: bool,
     drain: Drain,
@@ -199,6 +216,20 @@ pub struct Edge {
 /// Where a prefill worker's registry is.
 pub fn address_of(process: usize) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, FIRST_PORT + process as u16))
+}
+
+/// Where a decode worker takes lanes.
+pub fn data_port_of(process: usize) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, DATA_PORT + process as u16))
+}
+
+/// Ways from a process to others.
+#[derive(Debug)]
+pub struct Ways {
+    /// Where its mover is woken, if by more than bells.
+    pub wait: Option<Arc<WaitSet>>,
+    /// Its streams, which wake it there, too.
+    pub streams: Option<(Streams, Arc<WaitSet>)>,
 }
 
 /// One turn's time and the numbers of new connections.
@@ -222,7 +253,7 @@ impl Edge {
         handoff: Handoff,
         events: Receiver<Event>,
         progress: Arc<AtomicU64>,
-        wait: Option<Arc<WaitSet>>,
+        ways: Ways,
     ) -> Edge {
         let page_size = handoff.worker(WORKER).layout().page_size;
         Edge {
@@ -244,7 +275,8 @@ impl Edge {
             looked: Instant::now(),
             stood_still: false,
             progress: Progress::new(progress, Instant::now()),
-            wait,
+            wait: ways.wait,
+            lanes: ways.streams.map(|(streams, wait)| Lanes::new(streams, wait)),
             hangs: false,
             drain: Drain::default(),
             ended: false,
@@ -290,6 +322,9 @@ impl Edge {
         while let Some(input) = self.inbox.pop_front() {
             self.take(input, turn.now);
         }
+        if let Some(lanes) = &mut self.lanes {
+            lanes.read(&mut self.handoff, turn.now);
+        }
         if !turn.computes {
             self.hear();
         }
@@ -331,6 +366,11 @@ impl Edge {
                 self.outbox.push(Output::Show(conn, answer));
             }
             Input::Shown(conn, shown) => self.shown(conn, shown, now),
+            Input::Lane(stream) => {
+                if let Some(lanes) = &mut self.lanes {
+                    lanes.accept(stream, now);
+                }
+            }
             Input::Submit(job) => self.submit(*job, now),
             Input::Ask(probe) => {
                 let answer = match self.hangs {

@@ -52,7 +52,7 @@ pub enum Fault {
         /// For so long.
         time: Nanos,
     },
-    /// What NICs write from one host to another is held back.
+    /// What NICs write and streams carry from one host to another is held back.
     Hold {
         /// From here,
         from: usize,
@@ -63,6 +63,13 @@ pub enum Fault {
     },
     /// A NIC gives up what it waits for.
     GiveUp,
+    /// A lane of tcp is reset.
+    CutLane,
+    /// One hangs.
+    HoldLane {
+        /// For so long.
+        time: Nanos,
+    },
     /// A model computes slowly.
     Slow {
         /// Whose.
@@ -97,6 +104,30 @@ pub enum Fault {
     Abort,
     /// A client goes away.
     Leave,
+}
+
+impl Fault {
+    /// How long it lasts; 0 for what happens at once.
+    pub fn time(self) -> Nanos {
+        match self {
+            Fault::Crash { down: time, .. }
+            | Fault::Pause { time, .. }
+            | Fault::Stall { time, .. }
+            | Fault::Hang { time, .. }
+            | Fault::Part { time, .. }
+            | Fault::Hold { time, .. }
+            | Fault::HoldLane { time }
+            | Fault::Slow { time, .. } => time,
+            Fault::Cut
+            | Fault::CutCall
+            | Fault::GiveUp
+            | Fault::CutLane
+            | Fault::Jump { .. }
+            | Fault::Drain { .. }
+            | Fault::Abort
+            | Fault::Leave => 0,
+        }
+    }
 }
 
 /// A host by its number, or the router's.
@@ -136,6 +167,8 @@ impl fmt::Display for Fault {
                 write!(f, "what {from} writes to {to} is held back for {time} s")
             }
             Fault::GiveUp => f.write_str("a NIC gives up what it waits for, if one does"),
+            Fault::CutLane => f.write_str("a lane breaks, if one stands"),
+            Fault::HoldLane { time } => write!(f, "a lane hangs for {} s, if one stands", seconds(time)),
             Fault::Slow { host, factor, time } => {
                 write!(f, "the model of {} is {factor} times slower for {} s", Name(host), seconds(time))
             }
@@ -227,6 +260,34 @@ impl Faults {
             let fault = if dice.one_in(4) { Fault::GiveUp } else { Fault::Hold { from, to, time } };
             (dice.within(0, span), fault)
         }));
+        self.list.sort_by_key(|&(at, _)| at);
+    }
+
+    /// And of its streams.
+    pub fn draw_of_streams(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
+        let most = dice.pick(&[0, 2, 8]);
+        self.list.extend((0..dice.within(0, most)).map(|_| {
+            let (from, to) = (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+            let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
+            let faults =
+                [Fault::CutLane, Fault::CutLane, Fault::HoldLane { time }, Fault::Hold { from, to, time }];
+            (dice.within(0, span), dice.pick(&faults))
+        }));
+        self.list.sort_by_key(|&(at, _)| at);
+    }
+
+    /// Who drains has long requests to finish: longer than it waits for those who keep a connection.
+    pub fn slow_the_leaving(&mut self, dice: &mut Dice) {
+        let drains = self.list.iter().filter_map(|&(at, fault)| match fault {
+            Fault::Drain { host, .. } => Some((at, host)),
+            _ => None,
+        });
+        let slow = drains.map(|(at, host)| {
+            let before = dice.within(0, 200 * MILLI);
+            (at.saturating_sub(before), Fault::Slow { host, factor: 1000, time: 9 * SECOND })
+        });
+        let slow: Vec<_> = slow.collect();
+        self.list.extend(slow);
         self.list.sort_by_key(|&(at, _)| at);
     }
 

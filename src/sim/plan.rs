@@ -26,7 +26,7 @@ pub struct Scale {
     pub requests: u32,
     /// Whether things go wrong.
     pub faults: bool,
-    /// How KV moves: by shm, by rdma, or as the seed has it.
+    /// How KV moves: by shm, rdma or tcp, or as the seed has it.
     pub transfer: SimTransfer,
 }
 
@@ -114,12 +114,16 @@ impl Plan {
         let gap = if scale.faults { gap * faulty.pick(&[1, 20, 100]) } else { gap };
         let (prefill, decode) = (scale.prefill as usize, scale.decode as usize);
         let mut dice_of_nics = Dice::new(seed).fork("machines");
-        let machines = Machines::draw(&mut dice_of_nics, prefill + decode, scale.transfer);
+        let mut streams = Dice::new(seed).fork("streams");
+        let machines = Machines::draw([&mut dice_of_nics, &mut streams], prefill + decode, scale.transfer);
         let faults = scale.faults.then(|| {
             let span = gap * u64::from(scale.requests) / 2;
             let mut faults = Faults::draw(&mut faulty, prefill, decode, span);
             if machines.nics.is_some() {
                 faults.draw_of_nics(&mut dice_of_nics, prefill, decode, span);
+            }
+            if machines.streams.is_some() {
+                faults.draw_of_streams(&mut streams, prefill, decode, span);
             }
             faults
         });
@@ -130,6 +134,10 @@ impl Plan {
             if reads_alone.contains(&true) && lone.one_in(2) {
                 let span = gap * u64::from(scale.requests) / 2;
                 faults.take_prefill_away(&mut lone, prefill, span);
+            }
+            let mut leaving = Dice::new(seed).fork("leaving");
+            if leaving.one_in(2) {
+                faults.slow_the_leaving(&mut leaving);
             }
             faults
         });

@@ -4,8 +4,8 @@
 //! when the cluster says so. Not here: what `ctl` does at its edge (`edge`), when turns come (`cluster`).
 
 use super::agenda::Nanos;
-use super::edge::Edge;
-use super::machines::Nics;
+use super::edge::{Edge, Ways, data_port_of};
+use super::machines::{Nics, Streams};
 use super::model::{LAYERS, PseudoModel, Watch, layout};
 use super::plan::Size;
 use crate::cluster::router::Role;
@@ -70,8 +70,10 @@ impl Thread {
 pub struct Site<'a> {
     /// On this machine,
     pub host: HostId,
-    /// with this way to others.
+    /// with this way to others,
     pub nic: Option<(&'a Fabric, Nics)>,
+    /// or this one.
+    pub streams: Option<Streams>,
 }
 
 /// A worker process.
@@ -88,7 +90,7 @@ pub struct Process {
     /// What rings for the mover, from inside and from peers.
     doorbell: EventCounter,
     /// What its NIC rings; none without one.
-    wait: Option<Arc<WaitSet>>,
+    events: Option<Arc<WaitSet>>,
     sleeps: bool,
     watch: Arc<Watch>,
     bells: [Arc<Bell>; 3],
@@ -124,17 +126,25 @@ impl Process {
         let mut worker =
             Worker::new(WORKER, Ring::new(commands, engine_bell), status.clone(), memory.clone());
         worker.rails = rails(index, size, site, &memory)?.map(Arc::new);
-        let wait = site.nic.map(|_| WaitSet::new()).transpose()?.map(Arc::new);
+        let is_reached = site.nic.is_some() || site.streams.is_some();
+        let wait = is_reached.then(WaitSet::new).transpose()?.map(Arc::new);
         // As `--transfer auto` has them.
         let rdma = site.nic.map(|_| Transport::Rdma);
-        let transports: Vec<Transport> = [Transport::Shm].into_iter().chain(rdma).collect();
+        let tcp = site.streams.map(|_| Transport::Tcp);
+        let transports: Vec<Transport> = [Transport::Shm].into_iter().chain(rdma).chain(tcp).collect();
         let identity = identity(size, &memory, site.host);
         let Cores { scheduler, stats, mover, role, reports } = match role {
             Role::Prefill => prefill(size, &memory, (&status, &bells), identity, transports.clone()),
             Role::Decode => decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?,
         };
         let members = vec![Member { worker, role, reports: Some(reports) }];
-        let offer = Offer { transports, host: site.host, data: None, lanes: 1 };
+        let offer = Offer {
+            transports,
+            host: site.host,
+            data: site.streams.map(|_| data_port_of(index)),
+            lanes: site.streams.map_or(1, |streams| streams.lanes),
+        };
+        let lanes = site.streams.zip(wait.clone());
         let watch = Arc::new(Watch { token_ns: AtomicU64::new(size.token), ..Watch::default() });
         let model = PseudoModel::new(watch.clone(), size.config.batch_limits().logits);
         let mail = Mail::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
@@ -147,7 +157,7 @@ impl Process {
                 Handoff::new(members, offer),
                 events,
                 engine.progress().clone(),
-                wait.clone(),
+                Ways { wait: wait.clone(), streams: lanes },
             ),
             stats,
             memory,
@@ -155,7 +165,7 @@ impl Process {
             mover,
             round: Round::new(size.spins),
             doorbell,
-            wait,
+            events: wait.filter(|_| site.nic.is_some()),
             sleeps: false,
             watch,
             bells,
@@ -198,6 +208,11 @@ impl Process {
         next
     }
 
+    /// Whether its mover sleeps.
+    pub fn sleeps(&self) -> bool {
+        self.sleeps
+    }
+
     /// Whether something has rung for the mover while it sleeps; asked once, since then it wakes.
     pub fn take_ring(&self) -> bool {
         self.sleeps && self.doorbell.clear()
@@ -205,7 +220,7 @@ impl Process {
 
     /// Whether its NIC has rung for the mover while it sleeps.
     pub fn take_event(&self) -> bool {
-        self.sleeps && self.wait.as_ref().is_some_and(|wait| wait.wait(Duration::ZERO))
+        self.sleeps && self.events.as_ref().is_some_and(|events| events.wait(Duration::ZERO))
     }
 
     /// Has the grants say which leases the mover holds still.

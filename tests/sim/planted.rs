@@ -2,8 +2,6 @@
 //!
 //! Not among them is the proof of a copy by the lease word: no seed of the first two hundred has pages of a void
 //! lease overwritten just before their copy. `tests/handoff.rs` and the model `pull` of `tools/model` do that.
-//! Nor, since some clusters read prompts alone, `notice of any use of a slot` and `drain does not wait for requests`: one
-//! seed in hundreds shows them, none of the first 400.
 
 use super::{SCALE, quiet};
 use baton::config::flags::SimTransfer;
@@ -36,6 +34,11 @@ const fn mistake(name: &'static str, by: Checker, saying: &'static str) -> Mista
 /// One that is made only where NICs write.
 const fn rdma(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
     Mistake { name, by, saying, transfer: SimTransfer::Rdma }
+}
+
+/// One that is made only where streams carry KV.
+const fn tcp(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
+    Mistake { name, by, saying, transfer: SimTransfer::Tcp }
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -73,6 +76,15 @@ const MISTAKES: &[Mistake] = &[
     rdma("quiet is said before it is", Checker::Shadow, "was written and not granted"),
     rdma("queue pairs outlive their session", Checker::Shadow, "was written and not granted"),
     rdma("link outlives its queue pairs", Checker::Ends, "has not ended in time"),
+    tcp("notice of any use of a slot", Checker::Shadow, "with other KV"),
+    tcp("frame lands unasked", Checker::Shadow, "was written and not granted"),
+    tcp("revoked frame goes on landing", Checker::Shadow, "was written and not granted"),
+    tcp("first lane ends for all", Checker::Tokens, "is right"),
+    tcp("progress outlives its room", Checker::Ends, "corrupt"),
+    tcp("early bytes are dropped", Checker::Ends, "corrupt"),
+    tcp("link outlives its lanes", Checker::Ends, "too late"),
+    tcp("drain does not wait for Done", Checker::Ends, "peer_lost"),
+    mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

@@ -628,8 +628,7 @@ fn a_lane_may_come_late_with_bytes_that_were_read_already() {
         for _ in 0..20 {
             rig.turn();
         }
-        let mut arrival = way::prove(far, 0, 1);
-        arrival.early = way::read_some(&mut arrival.stream, early);
+        let arrival = way::prove(far, (0, 1), early);
         rig.destination.commands.send(DestinationCommand::Join { session: OTHER, arrival }).unwrap();
         rig.until_success(&handoff);
         rig.close(OTHER, At::Source);
@@ -644,7 +643,7 @@ fn a_stream_for_a_lane_that_is_taken_or_not_there_loses_the_session() {
     for lane in [0, 1] {
         let mut rig = Rig::new(Kind::Tcp(1));
         let handoff = rig.begin(SESSION, 1, 40);
-        let arrival = Arrival { lane, stream: pair().0, early: Vec::new() };
+        let arrival = Arrival { lane, stream: pair().0.into(), early: Vec::new() };
         rig.destination.commands.send(DestinationCommand::Join { session: SESSION, arrival }).unwrap();
         rig.until("both sides see it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
         rig.until_failed(&handoff);

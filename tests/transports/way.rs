@@ -236,7 +236,7 @@ impl Way {
             if let Some(relay) = relays.get_mut(lane) {
                 relay.pass_preamble();
             }
-            let arrival = prove(stream, lane, lanes);
+            let arrival = prove(stream, (lane, lanes), 0);
             rig.destination.commands.send(DestinationCommand::Join { session, arrival }).unwrap();
         }
         rig.step_destination();
@@ -277,15 +277,16 @@ impl Way {
     }
 }
 
-/// What `ctl` does with a stream on the data port.
-pub fn prove(mut stream: TcpStream, lane: usize, lanes: usize) -> Arrival {
+/// What `ctl` does with a stream on the data port, if it reads so many bytes too many.
+pub fn prove(mut stream: TcpStream, (lane, lanes): (usize, usize), early: usize) -> Arrival {
     stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     let mut bytes = [0; Preamble::BYTES];
     stream.read_exact(&mut bytes).unwrap();
     let preamble = Preamble::parse(&bytes).unwrap();
     let (token, session) = (Token([7; 16]), SessionGeneration(5));
     assert_eq!(preamble, Preamble { token, session, lane: lane as u16, lanes: lanes as u16 });
-    Arrival { lane: lane as u16, stream, early: Vec::new() }
+    let early = read_some(&mut stream, early);
+    Arrival { lane: lane as u16, stream: stream.into(), early }
 }
 
 pub fn open_source(rig: &mut Rig, session: SessionId, half: impl SourceHalf + 'static) {
@@ -320,7 +321,7 @@ pub fn open_tcp_without_lane(rig: &mut Rig, session: SessionId) -> TcpStream {
     far
 }
 
-pub fn read_some(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
+fn read_some(stream: &mut TcpStream, bytes: usize) -> Vec<u8> {
     let mut read = vec![0; bytes];
     stream.read_exact(&mut read).unwrap();
     read

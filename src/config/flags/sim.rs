@@ -19,6 +19,8 @@ pub enum SimTransfer {
     Shm,
     /// Each is on its own, with a NIC in this process.
     Rdma,
+    /// Each is on its own, with streams in this process.
+    Tcp,
 }
 
 impl fmt::Display for SimTransfer {
@@ -27,6 +29,7 @@ impl fmt::Display for SimTransfer {
             SimTransfer::Auto => "auto",
             SimTransfer::Shm => "shm",
             SimTransfer::Rdma => "rdma",
+            SimTransfer::Tcp => "tcp",
         })
     }
 }

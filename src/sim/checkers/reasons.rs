@@ -46,7 +46,7 @@ pub enum Effect {
     Breaks,
     /// Nothing is heard from there.
     Silences,
-    /// What NICs write is held back.
+    /// What NICs write, or streams carry, is held back.
     Holds,
     /// All takes longer.
     Delays,
@@ -168,8 +168,13 @@ impl Reasons {
         };
         let breaks = |reason: &Reason| match reason.effect {
             Effect::Breaks => true,
+            // A lane on which nothing comes for so long does not prove itself.
+            Effect::Holds => {
+                reason.time.1 - reason.time.0 >= LOST_AFTER
+                    && pairs.iter().any(|&[one, other]| self.machines.may_stream(one, other))
+            }
             Effect::Skips(by) => by >= LOST_AFTER,
-            Effect::Silences | Effect::Holds | Effect::Delays => false,
+            Effect::Silences | Effect::Delays => false,
         };
         if self.faults.iter().any(|reason| breaks(reason) && felt(reason)) || self.may_break(life, pairs) {
             return true;

@@ -56,13 +56,9 @@ impl Grant {
         };
     }
 
-    /// The first word of a page in which there is something else than is to come, of those words that are looked at.
-    fn other_word(
-        &self,
-        memory: &Memory,
-        page: PageId,
-        is_looked_at: impl Fn(usize) -> bool,
-    ) -> Option<usize> {
+    /// The first word of a page in which there is something else than is to come, of those bits that are looked at: a stream
+    /// may bring a part of one.
+    fn other_word(&self, memory: &Memory, page: PageId, looked_at: impl Fn(usize) -> u64) -> Option<usize> {
         let layout = &memory.layout;
         let place = self.pages.iter().position(|&granted| granted == page).unwrap_or(0);
         let before = (self.first + place) as u32 * layout.page_size;
@@ -73,12 +69,12 @@ impl Grant {
             let at = layout.offset(page, layer, which, 0, token) as usize;
             let position = before + token;
             // Behind the prompt's end its last page brings what the source's has there.
+            let bits = looked_at(at);
             let is_right = || {
-                position >= self.tokens.end
-                    || position >= self.tokens.start
-                        && memory.region.word(at).load(Relaxed) == kv.at(position, layer, which)
+                let other = || memory.region.word(at).load(Relaxed) ^ kv.at(position, layer, which);
+                position >= self.tokens.end || position >= self.tokens.start && other() & bits == 0
             };
-            (is_looked_at(at) && !is_right()).then_some(at)
+            (bits != 0 && !is_right()).then_some(at)
         })
     }
 
@@ -142,8 +138,8 @@ impl Shadow {
             return Ok(());
         }
         let memory = &process.memory;
-        let is_changed = |at: usize| self.words[at / 8] != memory.region.word(at).load(Relaxed);
-        match grant.other_word(memory, page, is_changed) {
+        let changed = |at: usize| whole_bytes(self.words[at / 8] ^ memory.region.word(at).load(Relaxed));
+        match grant.other_word(memory, page, changed) {
             Some(_) => Err(grant.other_kv(index, page)),
             None => Ok(()),
         }
@@ -168,11 +164,17 @@ pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Che
             let what = format!("process {index}: page {page} was written and not granted");
             return Err(Finding::new(Checker::Shadow, what));
         };
-        if grant.other_word(memory, page, |at| range.contains(&at)).is_some() {
+        if grant.other_word(memory, page, |at| if range.contains(&at) { u64::MAX } else { 0 }).is_some() {
             return Err(grant.other_kv(index, page));
         }
     }
     Ok(())
+}
+
+/// All bits of each byte that has one.
+fn whole_bytes(bits: u64) -> u64 {
+    let bytes = bits.to_ne_bytes();
+    u64::from_ne_bytes(bytes.map(|byte| if byte == 0 { 0 } else { u8::MAX }))
 }
 
 fn words(memory: &Memory) -> impl Iterator<Item = u64> {

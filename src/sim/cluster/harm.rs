@@ -19,71 +19,12 @@ impl Cluster<'_> {
         if !matches!(fault, Fault::CutCall | Fault::Abort | Fault::Leave) {
             self.story.tell_of_fault(now, &fault);
         }
-        let over = match fault {
-            Fault::Crash { down: time, .. }
-            | Fault::Pause { time, .. }
-            | Fault::Stall { time, .. }
-            | Fault::Hang { time, .. }
-            | Fault::Part { time, .. }
-            | Fault::Hold { time, .. }
-            | Fault::Slow { time, .. } => now + time,
-            Fault::Cut
-            | Fault::CutCall
-            | Fault::GiveUp
-            | Fault::Jump { .. }
-            | Fault::Drain { .. }
-            | Fault::Abort
-            | Fault::Leave => now,
-        };
-        match fault {
-            Fault::Crash { host, .. } => self.reasons.add(Effect::Breaks, Place::Host(host), now, over),
-            Fault::Pause { host, .. }
-            | Fault::Hang { host, .. }
-            | Fault::Stall { host, thread: Thread::Ctl, .. } => {
-                self.reasons.add(Effect::Silences, Place::Host(host), now, over);
-            }
-            Fault::Stall { host, .. } => self.reasons.add(Effect::Delays, Place::Host(host), now, over),
-            // A step that has begun then goes on as slowly.
-            Fault::Slow { host, factor, .. } => {
-                let Size { config, token, .. } = self.hosts[host].size;
-                let step = config.max_prefill_tokens as Nanos * token * factor;
-                self.reasons.add(Effect::Delays, Place::Host(host), now, over + step);
-            }
-            Fault::Part { from, to, .. } => {
-                self.reasons.add(Effect::Silences, Place::Way(from, to), now, over);
-            }
-            Fault::Hold { from, to, .. } => {
-                self.reasons.add(Effect::Holds, Place::Way(from, to), now, over);
-            }
-            Fault::Jump { host, by } => self.reasons.add(Effect::Skips(by), Place::Host(host), now, now),
-            Fault::Cut
-            | Fault::CutCall
-            | Fault::GiveUp
-            | Fault::Drain { .. }
-            | Fault::Abort
-            | Fault::Leave => {}
-        }
+        let over = now + fault.time();
+        self.explain(fault, over);
         self.expect_silence(fault, over);
         match fault {
-            Fault::Cut => {
-                let open = self.conns.iter().filter(|(_, conn)| conn.open == [true; 2]);
-                let open: Vec<ConnNumber> = open.map(|(&number, _)| number).collect();
-                if !open.is_empty() {
-                    let number = self.dice.pick(&open);
-                    let [from, to] = self.conns[&number].hosts;
-                    self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
-                    self.cut(number);
-                }
-            }
-            Fault::CutCall => {
-                let open: Vec<CallName> = self.open_calls().collect();
-                if !open.is_empty() {
-                    let name = self.dice.pick(&open);
-                    let way = Place::Way(ROUTER, self.calls[&name].host);
-                    self.reasons.add(Effect::Breaks, way, now, now);
-                    self.cut_call(name);
-                }
-            }
+            Fault::Cut => self.cut_any(),
+            Fault::CutCall => self.cut_any_call(),
             Fault::Crash { host, silent, .. } => self.crash(host, silent, over),
             Fault::Pause { host, .. } => {
                 self.story.tell(now, "process", host, "stands still", None, over);
@@ -101,52 +42,121 @@ impl Cluster<'_> {
                 *until = over.max(*until);
             }
             Fault::Drain { host, down } => self.drain(host, down),
-            Fault::Abort => {
-                let open: Vec<usize> = self.flights.open().collect();
-                if !open.is_empty() {
-                    let flight = self.dice.pick(&open);
-                    self.abort(flight)?;
-                }
+            Fault::Abort => self.abort_any()?,
+            Fault::Part { from, to, both, .. } => self.part([from, to], both, over),
+            Fault::Hold { from, to, .. } => {
+                self.hold_writes(from, to, over);
+                self.hold_lanes(from, to, over);
             }
-            Fault::Part { from, to, both, .. } => {
-                self.story.tell(now, "way", from, "is parted", None, to as u64);
-                let ways = [Some((from, to)), both.then_some((to, from))];
-                for &way in ways.iter().flatten() {
-                    let until = self.parted.entry(way).or_default();
-                    *until = over.max(*until);
-                }
-                self.agenda.put(over, Happening::Heal { ways });
-            }
-            Fault::Hold { from, to, .. } => self.hold_writes(from, to, over),
             Fault::GiveUp => self.give_up_writes(),
-            Fault::Slow { host, factor, .. } => {
-                let slow = &mut self.hosts[host];
-                slow.slow_until = over.max(slow.slow_until);
-                if let Some(process) = &slow.process {
-                    process.slow_down(&slow.size, factor);
-                }
-                let life = slow.life;
-                self.agenda.put(over, Happening::Quicken { host, life });
-            }
+            Fault::CutLane => self.cut_lane(),
+            Fault::HoldLane { .. } => self.hold_lane(over),
+            Fault::Slow { host, factor, .. } => self.slow(host, factor, over),
             Fault::Jump { host, by } => {
                 self.story.tell(now, "process", host, "is later", None, by);
                 self.hosts[host].skew += by;
                 self.hosts[host].jumped = now;
                 self.wake_soon(host, Thread::Ctl);
             }
-            Fault::Leave => {
-                let open: Vec<usize> = self.flights.open().collect();
-                if !open.is_empty() {
-                    let flight = self.dice.pick(&open);
-                    let room = self.flights.room(flight);
-                    self.story.tell(now, "request", flight, "is left by its client", Some(room), 0);
-                    self.ends.left(flight);
-                    self.flights.gone(flight, now);
-                    self.carry_out()?;
-                }
-            }
+            Fault::Leave => self.leave_any()?,
         }
         Ok(())
+    }
+
+    /// What may come of it, to whom. Of what meets one of many whoever picks it says so.
+    fn explain(&mut self, fault: Fault, over: Nanos) {
+        let now = self.agenda.now();
+        let (effect, place, over) = match fault {
+            Fault::Crash { host, .. } => (Effect::Breaks, Place::Host(host), over),
+            Fault::Pause { host, .. }
+            | Fault::Hang { host, .. }
+            | Fault::Stall { host, thread: Thread::Ctl, .. } => (Effect::Silences, Place::Host(host), over),
+            Fault::Stall { host, .. } => (Effect::Delays, Place::Host(host), over),
+            // A step that has begun then goes on as slowly.
+            Fault::Slow { host, factor, .. } => {
+                let Size { config, token, .. } = self.hosts[host].size;
+                let step = config.max_prefill_tokens as Nanos * token * factor;
+                (Effect::Delays, Place::Host(host), over + step)
+            }
+            Fault::Part { from, to, .. } => (Effect::Silences, Place::Way(from, to), over),
+            Fault::Hold { from, to, .. } => (Effect::Holds, Place::Way(from, to), over),
+            Fault::Jump { host, by } => (Effect::Skips(by), Place::Host(host), now),
+            Fault::Cut
+            | Fault::CutCall
+            | Fault::GiveUp
+            | Fault::CutLane
+            | Fault::HoldLane { .. }
+            | Fault::Drain { .. }
+            | Fault::Abort
+            | Fault::Leave => return,
+        };
+        self.reasons.add(effect, place, now, over);
+    }
+
+    fn cut_any(&mut self) {
+        let now = self.agenda.now();
+        let open = self.conns.iter().filter(|(_, conn)| conn.open == [true; 2]);
+        let open: Vec<ConnNumber> = open.map(|(&number, _)| number).collect();
+        if !open.is_empty() {
+            let number = self.dice.pick(&open);
+            let [from, to] = self.conns[&number].hosts;
+            self.reasons.add(Effect::Breaks, Place::Way(from, to), now, now);
+            self.cut(number);
+        }
+    }
+
+    fn cut_any_call(&mut self) {
+        let now = self.agenda.now();
+        let open: Vec<CallName> = self.open_calls().collect();
+        if !open.is_empty() {
+            let name = self.dice.pick(&open);
+            let way = Place::Way(ROUTER, self.calls[&name].host);
+            self.reasons.add(Effect::Breaks, way, now, now);
+            self.cut_call(name);
+        }
+    }
+
+    fn abort_any(&mut self) -> Checked {
+        let open: Vec<usize> = self.flights.open().collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let flight = self.dice.pick(&open);
+        self.abort(flight)
+    }
+
+    fn leave_any(&mut self) -> Checked {
+        let now = self.agenda.now();
+        let open: Vec<usize> = self.flights.open().collect();
+        if open.is_empty() {
+            return Ok(());
+        }
+        let flight = self.dice.pick(&open);
+        let room = self.flights.room(flight);
+        self.story.tell(now, "request", flight, "is left by its client", Some(room), 0);
+        self.ends.left(flight);
+        self.flights.gone(flight, now);
+        self.carry_out()
+    }
+
+    fn part(&mut self, [from, to]: [usize; 2], both: bool, over: Nanos) {
+        self.story.tell(self.agenda.now(), "way", from, "is parted", None, to as u64);
+        let ways = [Some((from, to)), both.then_some((to, from))];
+        for &way in ways.iter().flatten() {
+            let until = self.parted.entry(way).or_default();
+            *until = over.max(*until);
+        }
+        self.agenda.put(over, Happening::Heal { ways });
+    }
+
+    fn slow(&mut self, index: usize, factor: u64, over: Nanos) {
+        let host = &mut self.hosts[index];
+        host.slow_until = over.max(host.slow_until);
+        if let Some(process) = &host.process {
+            process.slow_down(&host.size, factor);
+        }
+        let life = host.life;
+        self.agenda.put(over, Happening::Quicken { host: index, life });
     }
 
     /// Somebody has a request end: the router tells all workers that it reaches.
@@ -228,6 +238,7 @@ impl Cluster<'_> {
         self.story.tell(now, "process", index, "dies", None, silent.into());
         self.agenda.put(over, Happening::Restart { host: index });
         let life = self.hosts[index].life;
+        self.leave_lanes(index, life, silent);
         let is_open = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[end];
         for (number, end) in self.find(is_open) {
             match (silent, self.conns.get_mut(&number)) {
@@ -282,6 +293,7 @@ impl Cluster<'_> {
             }
         }
         self.write_again();
+        self.carry_again();
         for (&name, call) in &mut self.calls {
             let (there, back) = ((ROUTER, call.host), (call.host, ROUTER));
             let to_worker = if self.parted.contains_key(&there) { 0 } else { call.to_worker.resend() };

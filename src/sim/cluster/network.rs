@@ -61,6 +61,7 @@ impl Cluster<'_> {
                 let at = now + self.delay();
                 self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, shown) });
             }
+            Output::Lane { to, kernel } => self.dial_lane(from, to, kernel),
             Output::Answer(name, answer) => self.answer(name, answer),
         }
     }

@@ -107,6 +107,9 @@ impl Edge {
             self.outbox.push(Output::Parcel(conn, Parcel::Close));
             self.down(conn, now);
         }
+        if let Some(lanes) = &mut self.lanes {
+            lanes.expire(now);
+        }
         let handoff = &self.handoff;
         self.pending.retain(|_, (conn, session, _)| handoff.stands(ConnId::outside(*conn), session));
     }
@@ -134,9 +137,17 @@ impl Edge {
                 let outcome = match (session.transport, &self.wait) {
                     (Transport::Shm, _) => self.offer(number(conn), session),
                     (Transport::Rdma, Some(wait)) => self.handoff.open_rdma_source(session, wait),
+                    (Transport::Tcp, _) => self.dial_lanes(session),
                     (other, _) => Err(format!("{other} is not simulated")),
                 };
                 self.handoff.bound_source(worker, id, outcome, turn.now);
+            }
+            Remote::BindDestination(_, session) if session.transport == Transport::Tcp => {
+                let Some(lanes) = &mut self.lanes else { return };
+                let (worker, id, generation) = (session.worker, session.session, session.generation);
+                let half = lanes.expect(&session, &self.handoff);
+                self.handoff.bound_destination(worker, id, generation, Ok(half), turn.now);
+                lanes.opened(id, generation, &mut self.handoff);
             }
             Remote::BindDestination(conn, session) => {
                 let (worker, id, generation) = (session.worker, session.session, session.generation);

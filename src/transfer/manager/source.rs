@@ -231,9 +231,12 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                 if let Some(lost) = lost.filter(|lost| lost.usage == generation) {
                     let (link, transport) = (lost.link, lost.transport);
                     self.close(session, effects);
-                    // Its destination sees nothing of that by itself, and must reset before pages return.
+                    // Its destination may see nothing of that by itself, not even that of a lane which never came to it;
+                    // and where it is written to must reset before pages return.
                     if transport.writes() && !is_planted("link outlives its queue pairs") {
                         self.tell_causes(link, effects);
+                        effects.hang_up(link);
+                    } else if transport == Transport::Tcp && !is_planted("link outlives its lanes") {
                         effects.hang_up(link);
                     }
                     self.fail_rooms(link, Cause::Flushed, effects);

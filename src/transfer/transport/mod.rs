@@ -25,7 +25,6 @@ use crate::transfer::copiers::Copiers;
 use crate::transfer::pages::PageLists;
 use crate::transfer::tally::Tally;
 use std::fmt::Debug;
-use std::net::TcpStream;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -147,7 +146,7 @@ pub struct Arrival {
     /// Of the session.
     pub lane: u16,
     /// Read up to `early`.
-    pub stream: TcpStream,
+    pub stream: tcp::Stream,
     /// What `ctl` has read behind the preamble.
     pub early: Vec<u8>,
 }

@@ -9,10 +9,13 @@
 
 mod destination;
 mod frame;
+pub mod memory;
 mod preamble;
 mod source;
+mod stream;
 
 pub use destination::TcpDestination;
 pub use frame::FRAME_MAX;
 pub use preamble::{Preamble, PreambleError};
 pub use source::TcpSource;
+pub use stream::Stream;

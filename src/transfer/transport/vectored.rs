@@ -7,6 +7,7 @@
 
 use crate::kv::region::Region;
 use crate::transfer::plan::Piece;
+use std::collections::VecDeque;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -44,6 +45,27 @@ pub fn receive(
     // SAFETY: the region outlives the call and each entry lies in it; no reference into it exists.
     let received = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, 0) };
     usize::try_from(received).map_err(|_| io::Error::last_os_error())
+}
+
+/// Copies what lies in `pieces` behind what is in `into`, up to `most` bytes; how many those were.
+pub fn gather(
+    into: &mut VecDeque<u8>,
+    most: usize,
+    region: &Region,
+    pieces: impl Iterator<Item = Piece>,
+) -> usize {
+    let mut gathered = 0;
+    for piece in pieces {
+        let (at, bytes) = within(region, &piece);
+        let part = bytes.min(most - gathered);
+        // SAFETY: inside the region; leased to this transfer, and no reference into it exists.
+        into.extend((0..part).map(|i| unsafe { at.add(i).read() }));
+        gathered += part;
+        if gathered == most {
+            break;
+        }
+    }
+    gathered
 }
 
 /// Copies bytes that were received elsewhere into `pieces`; how many there was room for.

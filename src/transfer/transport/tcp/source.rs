@@ -3,17 +3,16 @@
 
 use super::frame::{FRAME_MAX, Frame, HEAD_MAX};
 use super::preamble::Preamble;
+use super::stream::Stream;
 use crate::ids::{SessionGeneration, SlotId};
 use crate::limits::LANES_MAX;
 use crate::sys::event::{Interest, WaitSet};
 use crate::transfer::plan::Template;
-use crate::transfer::transport::{Completion, Full, Lost, Memory, Notice, Post, SourceHalf, share, vectored};
+use crate::transfer::transport::{Completion, Full, Lost, Memory, Notice, Post, SourceHalf, share};
 use crate::wire::message::Token;
 use std::collections::VecDeque;
-use std::io::{self, ErrorKind, Read};
-use std::net::TcpStream;
+use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::Arc;
 
 /// The source's half of a session.
@@ -45,7 +44,7 @@ struct Job {
 #[derive(Debug)]
 struct Lane {
     number: usize,
-    stream: TcpStream,
+    stream: Stream,
     /// Slots with something to send, and from where in their chunk.
     queue: VecDeque<(SlotId, u64)>,
     begun: Option<Begun>,
@@ -69,7 +68,7 @@ impl TcpSource {
     /// A session over `streams`, dialled to the destination's data port and connected or about to be.
     /// `slots` are this worker's; `wait` is where its mover parks.
     pub fn new(
-        streams: Vec<TcpStream>,
+        streams: Vec<impl Into<Stream>>,
         (token, session): (Token, SessionGeneration),
         template: Template,
         slots: usize,
@@ -81,7 +80,8 @@ impl TcpSource {
             let preamble = Preamble { token, session, lane: number as u16, lanes: lanes as u16 };
             Lane::new(number, stream, &preamble, slots, &wait)
         };
-        let lanes_open = streams.into_iter().enumerate().map(lane).collect::<io::Result<_>>()?;
+        let lanes_open =
+            streams.into_iter().map(Into::into).enumerate().map(lane).collect::<io::Result<_>>()?;
         let jobs = (0..slots).map(|_| None).collect();
         let sending = Sending { template, jobs, lanes, frame_max: FRAME_MAX, wait };
         Ok(TcpSource { sending, lanes: lanes_open })
@@ -173,7 +173,7 @@ impl Sending {
     }
 
     /// Sends what is left of a frame, as far as the stream takes it.
-    fn send(&self, stream: &TcpStream, head: &[u8], begun: &Begun, memory: &Memory) -> io::Result<usize> {
+    fn send(&self, stream: &Stream, head: &[u8], begun: &Begun, memory: &Memory) -> io::Result<usize> {
         let head = &head[begun.sent.min(begun.head_bytes)..begun.head_bytes];
         let payload = begun.sent.saturating_sub(begun.head_bytes) as u64;
         let (slot, tokens) = match begun.slot.and_then(|slot| self.jobs[slot.index()].as_ref()) {
@@ -184,7 +184,7 @@ impl Sending {
         let page = |index| memory.lists.page(slot, index);
         let pieces = self.template.source_pieces(tokens, bytes, page);
         memory.tally.add(u64::from(begun.sent == 0), 1);
-        vectored::send(stream.as_fd(), head, &memory.region, pieces)
+        stream.send(head, &memory.region, pieces)
     }
 
     /// A lane has sent a frame. Gives from where it goes on, and whether nothing of the slot is outstanding.
@@ -206,14 +206,13 @@ impl Sending {
 impl Lane {
     fn new(
         number: usize,
-        stream: TcpStream,
+        stream: Stream,
         preamble: &Preamble,
         slots: usize,
         wait: &WaitSet,
     ) -> io::Result<Lane> {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        wait.add(stream.as_fd(), Interest::ReadableOrWritable)?;
+        stream.set_nodelay()?;
+        stream.adopt(wait, Interest::ReadableOrWritable)?;
         let mut head = [0; HEAD_MAX];
         head[..Preamble::BYTES].copy_from_slice(&preamble.encode());
         let begun = Begun { slot: None, head_bytes: Preamble::BYTES, bytes: 0..0, sent: 0 };
@@ -285,10 +284,8 @@ impl Lane {
     fn wait_for_room(&mut self, wanted: bool, sending: &Sending) -> Result<(), Lost> {
         if self.waits_for_room != wanted {
             let interest = if wanted { Interest::ReadableOrWritable } else { Interest::Readable };
-            sending
-                .wait
-                .change(self.stream.as_fd(), interest)
-                .map_err(|_| Lost::because(crate::cause::Cause::Internal))?;
+            let changed = self.stream.change(&sending.wait, interest);
+            changed.map_err(|_| Lost::because(crate::cause::Cause::Internal))?;
             self.waits_for_room = wanted;
         }
         Ok(())

@@ -25,6 +25,7 @@ pub const BOOTSTRAP_PORT: u16 = 8998;
 /// A role to run, and all that was decided about it.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "command", rename_all = "lowercase")]
+#[expect(clippy::large_enum_variant, reason = "there is one in a process, in a box")]
 pub enum Command {
     /// `baton serve`.
     Serve(ServeConfig),

@@ -189,12 +189,12 @@ mod tests {
             Routed::parse(body.as_bytes()).unwrap().work().clone()
         };
         let [a, b, c] = ["alpha ", "beta ", "gamma "].map(turn);
-        let (one, two) = (work(&[a.clone()], ""), work(&[a.clone(), b.clone()], ""));
+        let (one, two) = (work(std::slice::from_ref(&a), ""), work(&[a.clone(), b.clone()], ""));
         assert_eq!((one.sequences, one.block, one.tokens, one.blocks.len()), (1, 64, 157, 2));
         assert_eq!(two.blocks[..2], one.blocks[..]);
         assert_eq!(work(&[a.clone(), c], "").blocks[..2], one.blocks[..]);
         assert_ne!(work(&[b], "").blocks[0], one.blocks[0]);
-        assert_ne!(work(&[a.clone()], r#","cache_salt":"x""#).blocks[0], one.blocks[0]);
+        assert_ne!(work(std::slice::from_ref(&a), r#","cache_salt":"x""#).blocks[0], one.blocks[0]);
         assert_eq!(work(&[a], r#","temperature":0"#).blocks, one.blocks);
         assert_eq!(*Routed::parse(b"{}").unwrap().work(), Work::of(1));
     }

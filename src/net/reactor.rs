@@ -383,8 +383,8 @@ impl Reactor {
         }
     }
 
-    /// Writes what was sent in this turn.
-    fn write_due(&mut self) {
+    /// Has what was sent in this turn leave now, for who is about to wait for something else than [`poll`](Self::poll).
+    pub fn write_due(&mut self) {
         let mut due = std::mem::take(&mut self.due);
         for id in due.drain(..) {
             self.write(id);

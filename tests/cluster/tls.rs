@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tls");
+const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates");
 
 type Secured = StreamOwned<ClientConnection, TcpStream>;
 

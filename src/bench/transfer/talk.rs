@@ -116,7 +116,10 @@ impl Talk {
     pub fn say(&self, reactor: &mut Reactor, what: &Say) -> Result<(), String> {
         let mut line = serde_json::to_vec(what).expect("only strings are keys");
         line.push(b'\n');
-        reactor.send(self.0, &line).map_err(|error| format!("the other process: {error:?}"))
+        reactor.send(self.0, &line).map_err(|error| format!("the other process: {error:?}"))?;
+        // A bare stream may be waited for next.
+        reactor.write_due();
+        Ok(())
     }
 
     /// What has been said, if a line is whole.

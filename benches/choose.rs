@@ -47,7 +47,7 @@ fn work(at: usize) -> Work {
     let blocks = 4 + mix(chat) % 60;
     let blocks =
         (0..blocks).map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) }).collect::<Box<[u64]>>();
-    Work { sequences: 1, tokens: blocks.len() as u32 * 512 + 100, block: 512, blocks }
+    Work { sequences: 1, samples: 1, tokens: blocks.len() as u32 * 512 + 100, block: 512, blocks }
 }
 
 fn decisions(policy: Policy) -> Vec<Duration> {

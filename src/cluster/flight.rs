@@ -30,6 +30,13 @@ pub struct Avoid {
     pub unwilling: Vec<WorkerNumber>,
 }
 
+impl Avoid {
+    /// Whether the request has failed nowhere so far.
+    pub fn is_empty(&self) -> bool {
+        self.failed.is_empty() && self.unwilling.is_empty()
+    }
+}
+
 /// What happens to a flight.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum News {

@@ -4,6 +4,7 @@
 //! measurements of a model on a machine (DistServe, OSDI'24, appendix A, has the form).
 
 pub use crate::config::resolved::{Cost, Forecast};
+use crate::limits::CONTEXT_MAX;
 use std::time::Duration;
 
 impl Cost {
@@ -30,6 +31,8 @@ impl Cost {
 impl Forecast {
     /// How long a worker reads `new` tokens behind `prefix`, chunk by chunk.
     pub fn reading(&self, new: u32, prefix: u32) -> Duration {
+        // No worker takes more, and somebody may send it.
+        let (new, prefix) = (new.min(CONTEXT_MAX), prefix.min(CONTEXT_MAX));
         let (whole, rest) = (new / self.chunk, new % self.chunk);
         let chunk =
             |index: u32, new: u32| self.cost.prefill_ms([(new, prefix + index * self.chunk)].into_iter());

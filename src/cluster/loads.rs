@@ -42,7 +42,7 @@ impl Load {
             self.since = Some(now);
         }
         self.unread += u64::from(tokens);
-        self.reading += time;
+        self.reading = self.reading.saturating_add(time);
     }
 
     /// It has read them: what is left it has begun now.

@@ -65,7 +65,15 @@ impl Prefixes {
         self.shelves.entry(worker).or_default();
     }
 
-    /// A worker has gone, or has forgotten all.
+    /// A worker has forgotten all.
+    pub fn empty(&mut self, worker: WorkerNumber) {
+        if self.shelves.contains_key(&worker) {
+            self.forget(worker);
+            self.join(worker);
+        }
+    }
+
+    /// A worker has gone.
     pub fn forget(&mut self, worker: WorkerNumber) {
         let Some(shelf) = self.shelves.remove(&worker) else { return };
         for (block, asked) in shelf.order {

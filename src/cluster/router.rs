@@ -339,6 +339,13 @@ impl Router {
         first.map(|member| member.number).ok_or(NoWorker::Of { role: Role::Prefill, may_come: true })
     }
 
+    /// All workers have been told to forget what they have read.
+    pub fn forget_prompts(&mut self) {
+        for member in &self.members {
+            self.prefixes[member.role as usize].empty(member.number);
+        }
+    }
+
     /// A worker has read what it was to: it generates.
     pub fn has_read(&mut self, booking: &mut Booking, now: Instant) {
         let (unread, reading) = (std::mem::take(&mut booking.unread), std::mem::take(&mut booking.reading));
@@ -475,7 +482,11 @@ impl Router {
         if member.is_leaving {
             return None;
         }
-        member.load.usable = member.health.is_up();
+        let was_usable = std::mem::replace(&mut member.load.usable, member.health.is_up());
+        if was_usable && !member.load.usable {
+            // Who comes back may be another process, which knows nothing.
+            self.prefixes[member.role as usize].empty(worker);
+        }
         change
     }
 }

@@ -6,9 +6,11 @@
 /// What a request asks.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Work {
-    /// Sequences that are generated side by side.
+    /// Sequences that are generated side by side: prompts times samples.
     pub sequences: u32,
-    /// Tokens of the prompt, or about so many.
+    /// Of each prompt.
+    pub samples: u32,
+    /// Tokens of the prompt, or of all prompts, or about so many.
     pub tokens: u32,
     /// Tokens of a block, or about so many.
     pub block: u32,
@@ -19,7 +21,12 @@ pub struct Work {
 impl Work {
     /// So many sequences of a prompt of which nothing is known.
     pub fn of(sequences: u32) -> Work {
-        Work { sequences, ..Work::default() }
+        Work { sequences, samples: 1, ..Work::default() }
+    }
+
+    /// Tokens that all sequences have before them.
+    pub fn context(&self) -> u64 {
+        u64::from(self.tokens) * u64::from(self.samples)
     }
 
     /// What of the prompt a worker lacks that has its first blocks. One token at least is computed, for what it says.
@@ -60,7 +67,7 @@ mod tests {
 
     #[test]
     fn who_has_all_computes_a_token() {
-        let work = Work { sequences: 1, tokens: 100, block: 50, blocks: Box::new([1, 2]) };
+        let work = Work { sequences: 1, samples: 1, tokens: 100, block: 50, blocks: Box::new([1, 2]) };
         assert_eq!([work.missing(0), work.missing(1), work.missing(2)], [100, 50, 1]);
         assert_eq!(Work::of(1).missing(0), 0);
     }

@@ -75,6 +75,7 @@ pub(super) struct Secured {
 impl Secured {
     /// Goes on with the handshake as far as the socket lets it; whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
+        self.flush()?;
         while self.session.is_handshaking() {
             match self.take_in() {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),

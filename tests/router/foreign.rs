@@ -67,6 +67,26 @@ fn a_registry_is_where_was_said_or_where_it_says_or_null() {
     }
 }
 
+/// A prefill worker's error is read whole, however it comes.
+#[test]
+fn an_error_in_pieces_is_one() {
+    let (prefill, decode) = (worker(UNKNOWN), worker(UNKNOWN));
+    let router = router(&[(&prefill, &[])], &[&decode]);
+    let mut client = router.post("/v1/completions", PROMPT);
+    let (mut at_prefill, _at_decode) = (prefill.asked(), decode.asked());
+    let wrong = r#"{"object":"error","message":"too long","param":"prompt","code":400}"#;
+    at_prefill.send(
+        b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n",
+    );
+    for piece in [&wrong[..20], &wrong[20..]] {
+        at_prefill.chunk(piece);
+        // It is on its way before the next one is sent.
+        prefill.await_probes(2);
+    }
+    at_prefill.end_stream();
+    assert_eq!(client.answer(), (400, wrong.into()));
+}
+
 /// Their errors are the client's, word for word; what another worker may do better is tried there.
 #[test]
 fn errors_of_theirs_are_passed_on() {

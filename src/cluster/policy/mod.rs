@@ -112,7 +112,7 @@ pub(super) mod asked {
 
     /// For 1000 tokens in ten blocks.
     pub fn work() -> Work {
-        Work { sequences: 1, tokens: 1000, block: 100, blocks: (0..10).collect() }
+        Work { sequences: 1, samples: 1, tokens: 1000, block: 100, blocks: (0..10).collect() }
     }
 
     pub fn ask<R>(

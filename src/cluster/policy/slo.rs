@@ -27,14 +27,17 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
     let Question { work, forecast, now, .. } = *question;
     let sequences = work.sequences.max(1);
     let missing = question.missing(worker);
-    let reading = || worker.load.queue(now) + forecast.reading(missing, work.tokens.saturating_sub(missing));
-    let context = worker.load.context + u64::from(work.tokens) * u64::from(sequences);
+    let reading = || {
+        let own = forecast.reading(missing, work.tokens.saturating_sub(missing));
+        worker.load.queue(now).saturating_add(own)
+    };
+    let context = worker.load.context + work.context();
     let step = || forecast.step(context, worker.load.booked + sequences);
     match question.leg {
         Leg::Prefill => Foretold { ttft: reading(), tpot: Duration::ZERO },
         Leg::Decode => {
             let step = step();
-            Foretold { ttft: forecast.transfer(missing) + step / 2, tpot: step }
+            Foretold { ttft: forecast.transfer(missing).saturating_add(step / 2), tpot: step }
         }
         Leg::Whole => {
             let (reading, step) = (reading(), step());
@@ -43,7 +46,10 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
             let passes =
                 u32::try_from(unread / u64::from(forecast.chunk)).unwrap_or(u32::MAX).saturating_add(1);
             let shared = reading / forecast.output.max(1);
-            Foretold { ttft: reading.saturating_add(step.saturating_mul(passes)), tpot: step + shared }
+            Foretold {
+                ttft: reading.saturating_add(step.saturating_mul(passes)),
+                tpot: step.saturating_add(shared),
+            }
         }
     }
 }

@@ -52,8 +52,7 @@ impl Router {
     /// One of the roles has no usable worker, or none fits, or all are foretold to be too late; nothing is booked then.
     pub fn choose(&mut self, work: &Work, avoid: &Avoid, now: Instant) -> Result<Pair, NoWorker> {
         let (prefill, decode) = self.find(work, avoid, now)?;
-        self.check(self.policies.prefill, prefill.foretold, Duration::ZERO)?;
-        self.check(self.policies.decode, decode.foretold, prefill.foretold.ttft)?;
+        self.check_pair(&prefill, &decode, avoid)?;
         Ok(self.book_pair(prefill, decode, work, now))
     }
 
@@ -85,12 +84,11 @@ impl Router {
         });
         match (found, alone) {
             (_, Some(alone)) => {
-                self.check(self.policies.decode, alone.foretold, Duration::ZERO)?;
+                self.check(self.policies.decode, alone.foretold, Duration::ZERO, avoid)?;
                 Ok((None, self.book(alone, Leg::Whole, work, now)))
             }
             (Ok((prefill, decode)), None) => {
-                self.check(self.policies.prefill, prefill.foretold, Duration::ZERO)?;
-                self.check(self.policies.decode, decode.foretold, prefill.foretold.ttft)?;
+                self.check_pair(&prefill, &decode, avoid)?;
                 let Pair { prefill, decode } = self.book_pair(prefill, decode, work, now);
                 Ok((Some(prefill), decode))
             }
@@ -261,8 +259,10 @@ impl Router {
         if self.policies.decode != Policy::Conditional {
             return None;
         }
-        let pair =
-            Foretold { ttft: prefill.foretold.ttft + decode.foretold.ttft, tpot: decode.foretold.tpot };
+        let pair = Foretold {
+            ttft: prefill.foretold.ttft.saturating_add(decode.foretold.ttft),
+            tpot: decode.foretold.tpot,
+        };
         let alone = self.pick(Leg::Whole, work, avoid, now, |decode| decode.reads_alone).ok()?;
         let workers = &[Candidate {
             load: self.members[alone.place].load,
@@ -274,12 +274,26 @@ impl Router {
         conditional::is_alone(&question, &workers[0], pair).then_some(alone)
     }
 
-    /// Whether what is foretold is allowed, where the policy asks. `before` is spent by then.
-    fn check(&self, policy: Policy, foretold: Foretold, before: Duration) -> Result<(), NoWorker> {
+    fn check_pair(&self, prefill: &Picked, decode: &Picked, avoid: &Avoid) -> Result<(), NoWorker> {
+        self.check(self.policies.prefill, prefill.foretold, Duration::ZERO, avoid)?;
+        self.check(self.policies.decode, decode.foretold, prefill.foretold.ttft, avoid)
+    }
+
+    /// Whether what is foretold is allowed, where the policy asks. `before` is spent by then. Who was let in once, and
+    /// failed elsewhere, is not turned away for being late.
+    fn check(
+        &self,
+        policy: Policy,
+        foretold: Foretold,
+        before: Duration,
+        avoid: &Avoid,
+    ) -> Result<(), NoWorker> {
         let is_late = |time: Duration, limit: Option<Duration>| limit.is_some_and(|limit| time > limit);
         let Foretold { ttft, tpot } = foretold;
+        let ttft = before.saturating_add(ttft);
         match policy.forecasts()
-            && (is_late(before + ttft, self.forecast.ttft) || is_late(tpot, self.forecast.tpot))
+            && avoid.is_empty()
+            && (is_late(ttft, self.forecast.ttft) || is_late(tpot, self.forecast.tpot))
         {
             true => Err(NoWorker::Late),
             false => Ok(()),
@@ -315,7 +329,7 @@ impl Router {
         }
         let context = match leg {
             Leg::Prefill => 0,
-            Leg::Decode | Leg::Whole => u64::from(work.tokens) * u64::from(work.sequences),
+            Leg::Decode | Leg::Whole => work.context(),
         };
         member.load.context += context;
         if reads_prompts {

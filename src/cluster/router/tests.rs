@@ -306,3 +306,40 @@ fn those_that_do_not_fit_are_never_paired() {
         Err(NoWorker::Fitting { may_come: true })
     );
 }
+
+/// Who was let in once is not turned away because another worker is slower.
+#[test]
+fn who_has_failed_somewhere_is_not_too_late() {
+    let (now, ms) = (Instant::now(), Duration::from_millis(1));
+    let mut router =
+        router(Policy::Slo, 1, 2).foretelling(Forecast { tpot: Some(ms), ..Forecast::default() });
+    let none = Avoid::default();
+    assert!(matches!(router.choose_serving(&Work::of(1), &none, now), Err(NoWorker::Late)));
+    let failed = Avoid { failed: vec![WorkerNumber(1)], ..Avoid::default() };
+    let (_, decode) = router.choose_serving(&Work::of(1), &failed, now).unwrap();
+    assert_eq!(decode.worker(), WorkerNumber(2));
+}
+
+/// A worker that is down may come back as another process, and a flush is for all.
+#[test]
+fn what_a_worker_has_is_forgotten_with_it() {
+    let now = Instant::now();
+    let mut router = router(Policy::Slo, 1, 1);
+    let work = Work { sequences: 1, samples: 1, tokens: 200, block: 100, blocks: Box::new([1, 2]) };
+    let cached = |router: &Router| {
+        let mut most = 0;
+        router.prefixes[Role::Prefill as usize].matches(&work.blocks, |_, blocks| most = most.max(blocks));
+        most
+    };
+    let serve = |router: &mut Router| {
+        let pair = router.choose(&work, &Avoid::default(), now).unwrap();
+        [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
+    };
+    serve(&mut router);
+    assert_eq!(cached(&router), 2);
+    router.forget_prompts();
+    assert_eq!(cached(&router), 0);
+    serve(&mut router);
+    assert_eq!(router.refused(WorkerNumber(0)), Some(Change::Down));
+    assert_eq!(cached(&router), 0);
+}

@@ -60,6 +60,10 @@ impl Resolver<'_> {
         }
         let takes_anybody = insecure || flags.front.host.is_loopback();
         let front = self.front(flags.front, FRONT_PORT)?;
+        if front.tls.is_some() && etcd.is_empty() && prefill.is_empty() && decode.is_empty() {
+            let why = "workers enter themselves over plain HTTP, which this port does not speak: name them, or list them in an etcd";
+            self.warnings.push(format!("--tls-cert-file: {why}"));
+        }
         let metrics = metrics(&flags.scrape, front.address())?;
         let policies =
             Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };

@@ -47,6 +47,18 @@ impl Routed {
     /// # Errors
     /// It is not a JSON object, or one with too many fields.
     pub fn parse(body: &[u8]) -> Result<Routed, ApiError> {
+        Routed::read(body, false)
+    }
+
+    /// As [`Routed::parse`], and names the blocks of the prompt, which take time, for a router that asks who has them.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn parse_with_blocks(body: &[u8]) -> Result<Routed, ApiError> {
+        Routed::read(body, true)
+    }
+
+    fn read(body: &[u8], with_blocks: bool) -> Result<Routed, ApiError> {
         let text = std::str::from_utf8(body).map_err(ApiError::invalid_json)?;
         let Entries(entries) = serde_json::from_str(text).map_err(ApiError::invalid_json)?;
         let mut open = Vec::with_capacity(body.len() + 256);
@@ -56,8 +68,10 @@ impl Routed {
             let _ = write!(open, ":{},", value.get());
         }
         let stream = entries.iter().any(|(name, value)| name == "stream" && value.get() == "true");
-        let choices = choices(&entries);
-        let work = work(&entries, choices);
+        let (prompts, samples) = choices(&entries);
+        let choices = prompts.saturating_mul(samples).clamp(1, CHOICES_MAX) as u32;
+        let samples = samples.clamp(1, CHOICES_MAX) as u32;
+        let work = Work { samples, ..work(&entries, choices, with_blocks) };
         Ok(Routed { open, choices, stream, rids: rids(&entries), work })
     }
 
@@ -135,7 +149,7 @@ fn rids(entries: &[(String, &RawValue)]) -> Vec<String> {
 
 /// The prompt as it stands in the body: texts that begin alike have prompts that do, under one salt. Escapes and the names
 /// of fields count as text; so about four bytes are a token.
-fn work(entries: &[(String, &RawValue)], choices: u32) -> Work {
+fn work(entries: &[(String, &RawValue)], choices: u32, with_blocks: bool) -> Work {
     let field =
         |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get().as_bytes());
     let Some(text) = ["messages", "prompt", "text", "input_ids"].into_iter().find_map(field) else {
@@ -143,20 +157,29 @@ fn work(entries: &[(String, &RawValue)], choices: u32) -> Work {
     };
     let salt = ["model", "cache_salt", "tools"].into_iter().filter_map(field);
     let salt = salt.fold(0, chained);
-    let blocks = text.chunks_exact(PROMPT_BLOCK_BYTES).take(PROMPT_BLOCKS_MAX);
+    let most = if with_blocks { PROMPT_BLOCKS_MAX } else { 0 };
+    let blocks = text.chunks_exact(PROMPT_BLOCK_BYTES).take(most);
     let blocks = blocks.scan(salt, |before, block| {
         *before = chained(*before, block);
         Some(*before)
     });
+    // Ids are counted, whatever they look like.
+    let first = text.iter().find(|byte| !b"[ \t\r\n".contains(byte));
+    let tokens = match first.is_some_and(u8::is_ascii_digit) {
+        true => 1 + text.iter().filter(|&&byte| byte == b',').count(),
+        false => text.len() / BYTES_PER_TOKEN,
+    };
     Work {
         sequences: choices,
-        tokens: u32::try_from(text.len() / BYTES_PER_TOKEN).unwrap_or(u32::MAX),
-        block: (PROMPT_BLOCK_BYTES / BYTES_PER_TOKEN) as u32,
+        samples: 1,
+        tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
+        block: (PROMPT_BLOCK_BYTES * tokens / text.len().max(1)) as u32,
         blocks: blocks.collect(),
     }
 }
 
-fn choices(entries: &[(String, &RawValue)]) -> u32 {
+/// Prompts, and samples of each.
+fn choices(entries: &[(String, &RawValue)]) -> (usize, usize) {
     #[derive(Deserialize)]
     struct Sampling {
         n: Option<usize>,
@@ -165,8 +188,7 @@ fn choices(entries: &[(String, &RawValue)]) -> u32 {
     let sampling = field("sampling_params").and_then(|raw| serde_json::from_str::<Sampling>(raw).ok());
     let samples = field("n").and_then(|raw| serde_json::from_str(raw).ok()).or(sampling.and_then(|s| s.n));
     let prompts = ["prompt", "text", "input_ids"].into_iter().filter_map(field).map(prompts).max();
-    let choices = samples.unwrap_or(1).saturating_mul(prompts.unwrap_or(1));
-    choices.clamp(1, CHOICES_MAX) as u32
+    (prompts.unwrap_or(1), samples.unwrap_or(1))
 }
 
 /// A list of ids is one prompt; a list of texts or of lists, as many as it has items.
@@ -186,7 +208,7 @@ mod tests {
         let turn = |text: &str| format!(r#"{{"role":"user","content":"{}"}}"#, text.repeat(100));
         let work = |turns: &[String], more: &str| {
             let body = format!(r#"{{"messages":[{}]{more}}}"#, turns.join(","));
-            Routed::parse(body.as_bytes()).unwrap().work().clone()
+            Routed::parse_with_blocks(body.as_bytes()).unwrap().work().clone()
         };
         let [a, b, c] = ["alpha ", "beta ", "gamma "].map(turn);
         let (one, two) = (work(std::slice::from_ref(&a), ""), work(&[a.clone(), b.clone()], ""));
@@ -223,6 +245,17 @@ mod tests {
         let body = Routed::parse(b"{}").unwrap().address(Some(meeting), None, false);
         let expected = r#"{"bootstrap_host":"h","bootstrap_port":null,"bootstrap_room":7}"#;
         assert_eq!(String::from_utf8(body).unwrap(), expected);
+    }
+
+    #[test]
+    fn each_prompt_is_before_its_own_samples_only() {
+        let work = |body: &str| Routed::parse(body.as_bytes()).unwrap().work().clone();
+        let text = "many words ".repeat(40);
+        let two = work(&format!(r#"{{"prompt":["{text}","{text}"],"n":3}}"#));
+        assert_eq!((two.sequences, two.samples, two.context()), (6, 3, 3 * u64::from(two.tokens)));
+        let ids = work(r#"{"input_ids":[[1, 22222], [3]],"sampling_params":{"n":2}}"#);
+        assert_eq!((ids.sequences, ids.tokens, ids.context()), (4, 3, 6));
+        assert!(ids.blocks.is_empty(), "nobody asked for them");
     }
 
     #[test]

@@ -444,6 +444,13 @@ impl Fleet {
         }
     }
 
+    /// The worker of a call has read what it was to, and generates.
+    pub fn has_read(&mut self, conn: ConnId, now: Instant) {
+        if let Some(call) = self.calls.get_mut(&conn) {
+            self.router.has_read(&mut call.booking, now);
+        }
+    }
+
     /// Ends a booking, and with the last one of a worker that has left what was known of it.
     fn release(&mut self, booking: Booking, now: Instant) {
         let worker = booking.worker();

@@ -337,7 +337,9 @@ impl Flights {
                 return self.refused(client, flight, Role::Prefill, way);
             }
             What::Arrived => {
-                let Some(answer) = way.fleet.answer(conn) else { return self.keep(client, flight) };
+                let answer = way.fleet.answer(conn).filter(|answer| answer.is_success());
+                // What says why it failed is read when it is whole.
+                let Some(answer) = answer else { return self.keep(client, flight) };
                 let mut body = std::mem::take(&mut answer.body);
                 let news = self.pass_ahead(client, &mut flight, &mut body, way);
                 if let Some(answer) = way.fleet.answer(conn) {
@@ -450,6 +452,10 @@ impl Flights {
         };
         if bytes.is_empty() {
             return news;
+        }
+        if flight.body.is_none() || flight.core.is_retry() {
+            // Who reads alone generates now.
+            flight.lead.into_iter().for_each(|lead| way.fleet.has_read(lead, way.now));
         }
         if flight.body.is_none() {
             self.open_body(client, flight, media, is_stream, way);

@@ -172,9 +172,15 @@ impl Paths {
                 (Course::Abort, Err(error)) => return way.refuse(client, &error),
                 _ => None,
             };
+            if course == Course::Every {
+                way.fleet.router().forget_prompts();
+            }
             return fanout.begin(client, &order(&request, &id), request.body, aborted, way);
         }
         let load = match course {
+            Course::Pair if way.fleet.router().reads_prompts() => {
+                Routed::parse_with_blocks(&request.body).map(flights::Load::Routed)
+            }
             Course::Pair => Routed::parse(&request.body).map(flights::Load::Routed),
             Course::Trial => Routed::parse(TRIAL).map(flights::Load::Routed),
             Course::Decode => Ok(flights::Load::Decode(request.body.clone())),

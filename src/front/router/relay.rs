@@ -177,6 +177,7 @@ impl Relay {
         let mut bytes = Vec::with_capacity(body.len());
         let mut used = 0;
         while let Some(event) = self.lead.next(body, used) {
+            let before = used;
             used += event.len();
             match self.event(event, &mut bytes) {
                 Ok(None) => {}
@@ -184,6 +185,11 @@ impl Relay {
                     let error = error_in(event);
                     self.lead.used(body, used);
                     return Passed::Failed { bytes, cause, error };
+                }
+                // What was good before it is the client's; the next look begins with it.
+                Err(()) if !bytes.is_empty() => {
+                    self.lead.used(body, before);
+                    return Passed::Bytes(bytes);
                 }
                 Err(()) => return Passed::Broken,
             }
@@ -406,6 +412,12 @@ mod tests {
         {
             assert_eq!(take(&mut Relay::default(), &mut Vec::new(), piece), Passed::Broken, "{piece}");
         }
+        // What was good before it is the client's, who would otherwise be thought to have it.
+        let (mut relay, mut body) = (Relay::default(), Vec::new());
+        let both = [FIRST, ": {\"created\":7}\ndata: x\n\n"].concat();
+        assert_eq!(take(&mut relay, &mut body, &both), bytes("data: {\"a\":1}\n\n"));
+        assert_eq!(relay.take(&mut body), Passed::Broken);
+        assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5]);
         let endless = format!("{FIRST}{}", "x".repeat(SSE_EVENT_MAX + 1));
         assert_eq!(take(&mut Relay::default(), &mut Vec::new(), &endless), Passed::Broken);
     }

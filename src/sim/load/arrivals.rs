@@ -64,7 +64,7 @@ impl Arrivals {
         let whole = (input / BLOCK).min(blocks.len() as u32) as usize;
         // An id is this file's; a name is spread over all bits.
         let blocks = blocks[..whole].iter().map(|&id| mix(id)).collect();
-        Work { sequences: 1, tokens: input, block: BLOCK, blocks }
+        Work { sequences: 1, samples: 1, tokens: input, block: BLOCK, blocks }
     }
 
     /// The prompt of a request.

@@ -196,21 +196,21 @@ fn a_certificate_is_exchanged_while_streams_run() {
 #[test]
 fn keys_of_clients_are_exchanged() {
     let files = Files::new("clients");
-    let keys = files.put("keys", b"first\n");
-    let server = start("serve", &["--api-key-file", &keys]);
-    let router = Process::start(&["router", "--port", "0", "--api-key-file", &keys]);
+    // Each has a file of its own, so that it says nothing before its turn.
+    let [at_server, at_router] = ["server.keys", "router.keys"].map(|name| files.put(name, b"first\n"));
+    let server = start("serve", &["--api-key-file", &at_server]);
+    let router = Process::start(&["router", "--port", "0", "--api-key-file", &at_router]);
     let status = |process: &Process, key: &str| {
         let fields = format!("authorization: Bearer {key}\r\n");
         post_with(process.address, "/v1/completions", &fields, "{}").0
     };
-    for process in [&server, &router] {
-        files.put("keys", b"first\n");
-        wait_until("the first key", || status(process, "first") != 401);
-        files.put("keys", b"second\n");
+    for (process, name) in [(&server, "server.keys"), (&router, "router.keys")] {
+        assert_ne!(status(process, "first"), 401);
+        files.put(name, b"second\n");
         hang_up(process);
         wait_until("the second key", || status(process, "second") != 401);
         assert_eq!(status(process, "first"), 401);
-        files.put("keys", b"\n");
+        files.put(name, b"\n");
         hang_up(process);
         process.await_said("what there was stays");
         assert_ne!(status(process, "second"), 401);

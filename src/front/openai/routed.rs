@@ -165,15 +165,18 @@ fn work(entries: &[(String, &RawValue)], choices: u32, with_blocks: bool) -> Wor
     });
     // Ids are counted, whatever they look like.
     let first = text.iter().find(|byte| !b"[ \t\r\n".contains(byte));
-    let tokens = match first.is_some_and(u8::is_ascii_digit) {
-        true => 1 + text.iter().filter(|&&byte| byte == b',').count(),
-        false => text.len() / BYTES_PER_TOKEN,
+    let (tokens, block) = match first.is_some_and(u8::is_ascii_digit) {
+        true => {
+            let tokens = 1 + text.iter().filter(|&&byte| byte == b',').count();
+            (tokens, PROMPT_BLOCK_BYTES * tokens / text.len())
+        }
+        false => (text.len() / BYTES_PER_TOKEN, PROMPT_BLOCK_BYTES / BYTES_PER_TOKEN),
     };
     Work {
         sequences: choices,
         samples: 1,
         tokens: u32::try_from(tokens).unwrap_or(u32::MAX),
-        block: (PROMPT_BLOCK_BYTES * tokens / text.len().max(1)) as u32,
+        block: block as u32,
         blocks: blocks.collect(),
     }
 }

@@ -6,6 +6,7 @@ use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::Role;
 use crate::config::secret::Secret;
 use crate::front::connections::{Answer, JSON};
+use crate::front::handoff::random;
 use crate::front::http::{self, Method, REQUEST_TIMEOUT};
 use crate::front::openai::ApiError;
 use crate::front::openai::info::{Abort, DRAINING, Draining, Load, Loads, Version};
@@ -104,15 +105,15 @@ pub struct Paths {
     /// When requests are given up, where that is sooner than workers do it.
     timeout: Option<Duration>,
     draining: bool,
-    /// Makes names of requests unlike those before a restart.
-    started: u64,
+    /// Makes names of requests unlike those before a restart, and those of other routers: who aborts by name hits nobody
+    /// else's.
+    mark: u64,
     next_id: u64,
 }
 
 impl Paths {
     /// Everything is open but what `keys` guard, and what `workers` does.
     pub fn new(keys: Vec<Secret>, registry: Registry, workers: Workers) -> Paths {
-        let started = unix().map_or(0, |since| since.as_secs());
         Paths {
             keys,
             registry,
@@ -120,7 +121,7 @@ impl Paths {
             workers,
             timeout: None,
             draining: false,
-            started,
+            mark: u64::from_le_bytes(random()),
             next_id: 0,
         }
     }
@@ -293,7 +294,7 @@ impl Paths {
 
     fn make_id(&mut self) -> String {
         self.next_id += 1;
-        format!("{:x}-{:x}", self.started, self.next_id)
+        format!("{:x}-{:x}", self.mark, self.next_id)
     }
 }
 

@@ -193,10 +193,6 @@ impl RouterService {
         flights.try_again(&mut way);
         flights.admit(&mut way);
         self.settle(now);
-        // Who does not take what is said has gone, and has it ended.
-        while !self.connections.is_settled() {
-            self.settle(now);
-        }
         self.drained(now)
     }
 

@@ -207,7 +207,10 @@ impl Entry {
                     || tries.any(|(&pair, &chosen)| reasons.takes_nothing(pair, chosen, slack))
             }
             Cause::Aborted => self.aborted,
-            Cause::Unreachable | Cause::Flushed => reasons.may_break(&life, &self.pairs),
+            Cause::Unreachable => reasons.may_break(&life, &self.pairs),
+            Cause::Flushed => {
+                reasons.may_break(&life, &self.pairs) || reasons.may_break_lanes(&life, &self.pairs)
+            }
             Cause::Mismatch | Cause::Corrupt | Cause::Internal | Cause::Incompatible | Cause::Denied => false,
         }
     }

@@ -168,11 +168,7 @@ impl Reasons {
         };
         let breaks = |reason: &Reason| match reason.effect {
             Effect::Breaks => true,
-            // A lane on which nothing comes for so long does not prove itself.
-            Effect::Holds => {
-                reason.time.1 - reason.time.0 >= LOST_AFTER
-                    && pairs.iter().any(|&[one, other]| self.machines.may_stream(one, other))
-            }
+            Effect::Holds => self.breaks_lanes(reason, pairs),
             Effect::Skips(by) => by >= LOST_AFTER,
             Effect::Silences | Effect::Delays => false,
         };
@@ -206,6 +202,23 @@ impl Reasons {
                 _ => false,
             }
         })
+    }
+
+    /// Whether lanes of tcp between workers that such a request was with may have broken.
+    pub fn may_break_lanes(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
+        let mut felt = self.faults.iter().filter(|reason| reason.is_felt(life));
+        felt.any(|reason| self.breaks_lanes(reason, pairs))
+    }
+
+    fn breaks_lanes(&self, reason: &Reason, pairs: &[[usize; 2]]) -> bool {
+        let mut concerned = pairs.iter().filter(|&&pair| reason.place.concerns(pair));
+        let breaks = match reason.effect {
+            Effect::Breaks => true,
+            // A lane on which nothing comes for so long does not prove itself.
+            Effect::Holds => reason.time.1 - reason.time.0 >= LOST_AFTER,
+            Effect::Silences | Effect::Delays | Effect::Skips(_) => false,
+        };
+        breaks && concerned.any(|&[one, other]| self.machines.may_stream(one, other))
     }
 
     /// How much of its time a request of this life may have missed.

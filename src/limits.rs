@@ -11,6 +11,9 @@ pub const HTTP_HEADERS_MAX: usize = 100;
 pub const HTTP_BODY_DEFAULT: usize = 32 << 20;
 /// Longest HTTP body that a flag can allow: what SGLang's and vLLM's routers take by default.
 pub const HTTP_BODY_MAX: usize = 256 << 20;
+/// Bytes by which a body may be longer at a worker that takes part in hand-offs: what a router adds to one, which is
+/// where the other leg is, for each of its prompts, and the ids of a stream that goes on elsewhere.
+pub const HTTP_BODY_ADDED: usize = 1 << 20;
 /// Bytes of the bodies of all requests that are not answered yet, so that many large ones cannot exhaust memory: a few of the
 /// longest. A router has each twice while it sends it.
 pub const HTTP_BODIES_MAX: usize = 1 << 30;
@@ -236,11 +239,13 @@ pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 pub const HTTP_CONNECTIONS_MAX: usize = 16 << 10;
 
 const _: () = assert!(HTTP_CONNECTIONS_MAX * HTTP_BODY_USUAL <= HTTP_BODIES_MAX / 4);
-const _: () = assert!(2 * HTTP_BODY_MAX <= HTTP_BODIES_MAX);
+const _: () = assert!(2 * (HTTP_BODY_MAX + HTTP_BODY_ADDED) <= HTTP_BODIES_MAX);
 /// From a request's arrival to its last token: the field's routers give up after as long.
 pub const REQUEST_TIME_MAX: Duration = Duration::from_secs(1800);
 /// Requests whose prompts wait to be tokenised.
 pub const TOKENISE_QUEUE_MAX: usize = 1024;
+/// Bytes of text, or ids, of a prompt that is tokenised before longer ones: some 30 ms, and as much as most ever send.
+pub const TOKENISE_SHORT: usize = 64 << 10;
 /// How long a drain waits for requests that run: each has a deadline of its own, and ends before that; what does not
 /// is stuck.
 pub const DRAIN_TIME_MAX: Duration = Duration::from_secs(1830);

@@ -19,7 +19,7 @@ use crate::front::handoff::{Handoff, Source};
 use crate::front::openai::render::Renderer;
 use crate::front::openai::{ApiError, GenerateRequest, KeptKv, Prompts, resume};
 use crate::front::stages::ChoiceTimes;
-use crate::front::text::{self, Job, Made, Task, Text, TextQueue, prompt_param};
+use crate::front::text::{self, Job, Made, Task, Text, TextQueue, Ticket, prompt_param};
 use crate::ids::{RequestId, WorkerId};
 use crate::model::logprobs::Sampled;
 use crate::net::{ConnId, Reactor};
@@ -53,6 +53,7 @@ struct Live {
     conn: ConnId,
     request: Box<GenerateRequest>,
     id: String,
+    _ticket: Ticket,
     arrived: Instant,
     exchange: Option<Exchange>,
     begun: bool,
@@ -144,7 +145,7 @@ pub struct Generations {
     handoff: Handoff,
     live: HashMap<u64, Live>,
     /// Who waits for the tokeniser's answer itself.
-    converting: HashMap<u64, ConnId>,
+    converting: HashMap<u64, (ConnId, Ticket)>,
     /// Of both.
     by_conn: HashMap<ConnId, u64>,
     legs: HashMap<RequestId, Leg>,
@@ -251,13 +252,15 @@ impl Generations {
         let mut request = Box::new(request);
         let prompts = std::mem::replace(&mut request.prompts, Prompts::Ids(Vec::new()));
         let task = Task::Prompts(prompts, request.endpoint);
-        if let Err(error) = self.queue.submit(Job { id: exchange, task }) {
-            return way.refuse(conn, &error);
-        }
+        let ticket = match self.queue.submit(Job { id: exchange, task }) {
+            Ok(ticket) => ticket,
+            Err(error) => return way.refuse(conn, &error),
+        };
         let live = Live {
             conn,
             request,
             id,
+            _ticket: ticket,
             arrived: way.now,
             exchange: None,
             begun: false,
@@ -278,8 +281,8 @@ impl Generations {
     pub fn convert(&mut self, conn: ConnId, task: Task) -> Result<(), ApiError> {
         let id = self.next_exchange;
         self.next_exchange += 1;
-        self.queue.submit(Job { id, task })?;
-        self.converting.insert(id, conn);
+        let ticket = self.queue.submit(Job { id, task })?;
+        self.converting.insert(id, (conn, ticket));
         self.by_conn.insert(conn, id);
         Ok(())
     }
@@ -464,7 +467,7 @@ impl Generations {
 
     /// Takes the client of a conversion, if that is one and the client waits.
     fn converted(&mut self, id: u64) -> Option<ConnId> {
-        let conn = self.converting.remove(&id)?;
+        let (conn, _) = self.converting.remove(&id)?;
         self.by_conn.remove(&conn);
         Some(conn)
     }

@@ -327,8 +327,7 @@ impl Routes {
     ) -> Result<(), ApiError> {
         let asked = TokenizeRequest::parse(&request.body)?;
         generations.check_model(asked.model.as_deref())?;
-        let context = generations.terms().context;
-        generations.convert(conn, Task::Tokenize { asked, context })
+        generations.convert(conn, Task::Tokenize(asked))
     }
 
     fn detokenize(

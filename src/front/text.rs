@@ -1,9 +1,13 @@
-//! Text to ids and back, on a thread of its own: a long prompt takes milliseconds to tokenise, the longest
-//! body that is taken seconds, which would stall every stream and every link if `ctl` did it.
+//! Text to ids and back: what is asked, and how it is done.
 //!
-//! Thread: `tok` works, `ctl` asks. Bounded: a full queue refuses the request. A panic on a text is the end
-//! of its request alone.
+//! Thread: `tok` and `tok-long`, by way of [`TextQueue`]. Invariant: a text that is too long for the context whatever its
+//! tokens are is refused by its bytes, before time is spent on it. Not here: who waits for whom (`queue`).
 
+mod queue;
+
+pub use queue::{TextQueue, Ticket};
+
+use crate::cause::Cause;
 use crate::front::openai::request::Conversation;
 use crate::front::openai::tokenize::{
     DetokenizeAnswer, DetokenizeRequest, Subject, TokenizeAnswer, TokenizeRequest,
@@ -11,11 +15,8 @@ use crate::front::openai::tokenize::{
 use crate::front::openai::{ApiError, Endpoint, Prompts};
 use crate::model::chat::{self, ChatTemplate};
 use crate::model::tokenizer::Tokenizer;
-use crate::stdx::bell::Bell;
-use crossbeam_channel::{Receiver, Sender, TrySendError};
 use serde::Serialize;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
+use serde_json::Value;
 use std::time::SystemTime;
 
 /// What turns text into ids and back.
@@ -25,6 +26,8 @@ pub struct Text {
     pub tokenizer: Tokenizer,
     /// The model's chat template, where it has one.
     pub chat: Option<ChatTemplate>,
+    /// Tokens of the context.
+    pub context: usize,
 }
 
 /// Something to do.
@@ -42,14 +45,36 @@ pub enum Task {
     /// Prompts to tokenise; the endpoint decides the name of the field at fault.
     Prompts(Prompts, Endpoint),
     /// A text or conversation whose ids are the answer.
-    Tokenize {
-        /// What was asked.
-        asked: TokenizeRequest,
-        /// Tokens of the context, which the answer tells.
-        context: usize,
-    },
+    Tokenize(TokenizeRequest),
     /// Ids whose text is the answer.
     Detokenize(DetokenizeRequest),
+}
+
+impl Task {
+    /// Bytes of text, or ids, that it is about.
+    fn size(&self) -> usize {
+        let of_chat = |chat: &Conversation| chat.messages.iter().map(text_size).sum();
+        match self {
+            Task::Prompts(Prompts::Texts(texts), _) => texts.iter().map(String::len).sum(),
+            Task::Prompts(Prompts::Ids(lists), _) => lists.iter().map(Vec::len).sum(),
+            Task::Prompts(Prompts::Chat(conversation), _) => of_chat(conversation),
+            Task::Tokenize(asked) => match &asked.subject {
+                Subject::Prompt(prompt) => prompt.len(),
+                Subject::Chat(conversation) => of_chat(conversation),
+            },
+            Task::Detokenize(asked) => asked.tokens.len(),
+        }
+    }
+}
+
+/// Bytes of all strings in it; what a parser has read is not deep.
+fn text_size(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(items) => items.iter().map(text_size).sum(),
+        Value::Object(fields) => fields.values().map(text_size).sum(),
+        _ => 0,
+    }
 }
 
 /// What has come of a job.
@@ -70,70 +95,15 @@ pub enum Made {
     Body(Vec<u8>),
 }
 
-/// `ctl`'s end.
-#[derive(Debug)]
-pub struct TextQueue {
-    jobs: Sender<Job>,
-    done: Receiver<Answer>,
-}
-
-impl TextQueue {
-    /// Starts the thread. At most `capacity` jobs wait; `ctl` is rung for each answer.
-    pub fn start(text: Arc<Text>, capacity: usize, ctl: Arc<Bell>) -> std::io::Result<TextQueue> {
-        TextQueue::over(move |task| text.work(task), capacity, ctl)
-    }
-
-    fn over(
-        mut work: impl FnMut(Task) -> Result<Made, ApiError> + Send + 'static,
-        capacity: usize,
-        ctl: Arc<Bell>,
-    ) -> std::io::Result<TextQueue> {
-        let (jobs, queue) = crossbeam_channel::bounded::<Job>(capacity);
-        let (answers, done) = crossbeam_channel::bounded(capacity);
-        std::thread::Builder::new().name("tok".into()).spawn(move || {
-            for job in queue {
-                // Nothing is changed by a job, so nothing is left half changed.
-                let made = catch_unwind(AssertUnwindSafe(|| work(job.task)));
-                let made = made.unwrap_or_else(|_| {
-                    Err(ApiError::new(500, "internal", "the text could not be tokenised"))
-                });
-                if answers.send(Answer { id: job.id, made }).is_err() {
-                    return;
-                }
-                ctl.ring();
-            }
-        })?;
-        Ok(TextQueue { jobs, done })
-    }
-
-    /// Queues a job, or refuses it.
-    pub fn submit(&self, job: Job) -> Result<(), ApiError> {
-        self.jobs.try_send(job).map_err(|error| match error {
-            TrySendError::Full(_) => ApiError::overloaded(1),
-            TrySendError::Disconnected(_) => ApiError::new(500, "internal", "the tokeniser has stopped"),
-        })
-    }
-
-    /// Whether an answer waits.
-    pub fn has_news(&self) -> bool {
-        !self.done.is_empty()
-    }
-
-    /// The next answer.
-    pub fn poll(&self) -> Option<Answer> {
-        self.done.try_recv().ok()
-    }
-}
-
 impl Text {
-    /// Does a task.
-    fn work(&self, task: Task) -> Result<Made, ApiError> {
+    /// Does a task, for as long as it is wanted.
+    fn work(&self, task: Task, is_wanted: &dyn Fn() -> bool) -> Result<Made, ApiError> {
         match task {
             Task::Prompts(prompts, endpoint) => {
-                let ids = self.ids(&prompts, endpoint)?;
+                let ids = self.ids_while(&prompts, endpoint, is_wanted)?;
                 Ok(Made::Ids(prompts, ids))
             }
-            Task::Tokenize { asked, context } => self.tokenize(&asked, context),
+            Task::Tokenize(asked) => self.tokenize(&asked),
             Task::Detokenize(asked) => {
                 let prompt = self.tokenizer.decode(&asked.tokens, false);
                 body(&DetokenizeAnswer { prompt: &prompt })
@@ -141,7 +111,7 @@ impl Text {
         }
     }
 
-    fn tokenize(&self, asked: &TokenizeRequest, context: usize) -> Result<Made, ApiError> {
+    fn tokenize(&self, asked: &TokenizeRequest) -> Result<Made, ApiError> {
         let rendered;
         let source = match &asked.subject {
             Subject::Prompt(prompt) => prompt,
@@ -154,13 +124,32 @@ impl Text {
         let tokens = encoded.map_err(|error| ApiError::invalid("prompt", error.to_string()))?;
         let text = |&token| self.tokenizer.token_text(token);
         let token_strs = asked.return_token_strs.then(|| tokens.iter().map(text).collect());
-        body(&TokenizeAnswer { count: tokens.len(), max_model_len: context, tokens: &tokens, token_strs })
+        body(&TokenizeAnswer {
+            count: tokens.len(),
+            max_model_len: self.context,
+            tokens: &tokens,
+            token_strs,
+        })
     }
 
     /// The ids of each prompt. Ids given as such are compared with the vocabulary.
     pub fn ids(&self, prompts: &Prompts, endpoint: Endpoint) -> Result<Vec<Vec<u32>>, ApiError> {
+        self.ids_while(prompts, endpoint, &|| true)
+    }
+
+    fn ids_while(
+        &self,
+        prompts: &Prompts,
+        endpoint: Endpoint,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Vec<Vec<u32>>, ApiError> {
         let param = prompt_param(endpoint, prompts);
         let encode = |text: &str, special: bool| {
+            if !is_wanted() {
+                let cause = Cause::ClientGone;
+                return Err(ApiError::new(cause.http_status(), cause.name(), "nobody waits for it"));
+            }
+            self.fits(param, text)?;
             self.tokenizer.encode(text, special).map_err(|error| ApiError::invalid(param, error.to_string()))
         };
         let lists = match prompts {
@@ -182,6 +171,14 @@ impl Text {
         match lists.iter().any(Vec::is_empty) {
             true => Err(ApiError::invalid(param, "has no tokens")),
             false => Ok(lists),
+        }
+    }
+
+    fn fits(&self, param: &str, text: &str) -> Result<(), ApiError> {
+        let most = self.tokenizer.longest_text(self.context);
+        match text.len() > most {
+            true => Err(ApiError::text_too_long(param, text.len(), most, self.context)),
+            false => Ok(()),
         }
     }
 
@@ -221,33 +218,17 @@ pub fn prompt_param(endpoint: Endpoint, prompts: &Prompts) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::time::{Duration, Instant};
-
-    fn answer(queue: &TextQueue) -> Answer {
-        let begun = Instant::now();
-        loop {
-            if let Some(answer) = queue.poll() {
-                return answer;
-            }
-            assert!(begun.elapsed() < Duration::from_secs(60), "no answer");
-            std::thread::yield_now();
-        }
-    }
 
     #[test]
-    fn a_panic_ends_its_request_and_not_the_thread() {
-        let work = |task: Task| match task {
-            Task::Detokenize(asked) if asked.tokens.is_empty() => panic!("a fault in a tokeniser"),
-            _ => Ok(Made::Body(b"well".to_vec())),
-        };
-        let queue = TextQueue::over(work, 4, Arc::new(Bell::new(|| {}))).unwrap();
-        let job = |id, tokens| Job { id, task: Task::Detokenize(DetokenizeRequest { model: None, tokens }) };
-        queue.submit(job(0, vec![])).unwrap();
-        let failed = answer(&queue);
-        assert_eq!((failed.id, failed.made.unwrap_err().status), (0, 500));
-        queue.submit(job(7, vec![1])).unwrap();
-        let well = answer(&queue);
-        assert!(well.id == 7 && matches!(well.made, Ok(Made::Body(body)) if body == b"well"));
+    fn a_text_too_long_for_any_tokens_is_refused_by_its_bytes() {
+        let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
+        let text = Text { tokenizer, chat: None, context: 64 };
+        let ids = |bytes: usize| text.ids(&Prompts::Texts(vec!["x".repeat(bytes)]), Endpoint::Completions);
+        let most = text.tokenizer.longest_text(64);
+        assert!(ids(most).is_ok(), "that is for who counts tokens to say");
+        let refused = ids(most + 1).unwrap_err();
+        assert_eq!((refused.code, refused.param.as_deref()), ("context_length_exceeded", Some("prompt")));
+        assert!(refused.message.contains(&most.to_string()), "{}", refused.message);
     }
 
     #[test]
@@ -255,7 +236,7 @@ mod tests {
         let source = "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
         let chat = ChatTemplate::new(source, Vec::new()).unwrap();
         let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
-        let text = Text { tokenizer, chat: Some(chat) };
+        let text = Text { tokenizer, chat: Some(chat), context: 64 };
         let message = serde_json::json!({"role": "user", "content": "x"});
         let conversation = Conversation {
             messages: vec![message],

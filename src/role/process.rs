@@ -18,7 +18,7 @@ use crate::ids::WorkerId;
 use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
-use crate::limits::{SESSIONS_MAX, TOKENISE_QUEUE_MAX};
+use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX, TOKENISE_QUEUE_MAX};
 use crate::model::config::{Architecture, ModelConfig};
 use crate::net::Reactor;
 use crate::obs::log::event;
@@ -282,7 +282,8 @@ impl Process {
                     .map_err(io)?,
             );
         }
-        let text = Arc::new(Text { tokenizer: files.tokenizer, chat: files.chat_template.ok() });
+        let (tokenizer, chat) = (files.tokenizer, files.chat_template.ok());
+        let text = Arc::new(Text { tokenizer, chat, context: sched.context as usize });
         let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
         let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data, lanes: LANES });
         let terms = Terms {
@@ -294,6 +295,7 @@ impl Process {
         };
         let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
         let generations = Generations::new(terms, text, queue, handoff, metrics);
+        let added = if mode.handoff.is_some() { HTTP_BODY_ADDED } else { 0 };
         let pool_tokens = pages as usize * layout.page_size as usize;
         let about = about(config, &files.config, &files.sampling, &sched, pool_tokens, mode);
         let telemetry = Telemetry::new(self.registry, self.watched);
@@ -310,7 +312,7 @@ impl Process {
             Instant::now(),
         )
         .map_err(|error| RoleError::Listen { flag: "--port", address, error })?
-        .within(config.front.body_max);
+        .within(config.front.body_max + added);
         if let Some(identity) = identity {
             service.secure(identity);
         }

@@ -71,6 +71,15 @@ impl ApiError {
         Self { param: Some(param.into()), ..error }
     }
 
+    /// A text that is too long for the context, whatever its tokens are. `param` is the field that held it.
+    pub fn text_too_long(param: &str, bytes: usize, most: usize, context: usize) -> Self {
+        let message = format!(
+            "this model's context holds {context} tokens, which stand for {most} bytes of text at most; the prompt has {bytes}"
+        );
+        let error = Self::new(400, "context_length_exceeded", message);
+        Self { param: Some(param.into()), ..error }
+    }
+
     /// Prompt and answer take more KV than a worker's memory holds. `held` are tokens of whole pages.
     pub fn kv_memory_exceeded(prompt: usize, answer: usize, held: usize) -> Self {
         let message = format!(

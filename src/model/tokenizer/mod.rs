@@ -111,6 +111,13 @@ impl Tokenizer {
         self.pieces.len()
     }
 
+    /// Bytes of the longest text that `tokens` ids can stand for, each as long as the longest.
+    pub fn longest_text(&self, tokens: usize) -> usize {
+        // Normal forms make a text shorter: NFC a syllable of three letters a third of it, NFKC a letter of four bytes one.
+        let shortened = if self.inner.get_normalizer().is_some() { 4 } else { 1 };
+        tokens.saturating_mul(self.pieces.longest()).saturating_mul(shortened)
+    }
+
     /// All that decides ids and text, for comparison.
     pub fn rules(&self) -> String {
         let inner = self.inner.to_string(false).unwrap_or_default();

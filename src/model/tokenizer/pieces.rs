@@ -84,6 +84,8 @@ pub(super) struct Pieces {
     bytes: Vec<u8>,
     /// End of each id's bytes; the sign bit marks a special token.
     ends: Vec<u32>,
+    /// Bytes of the longest.
+    longest: usize,
     pub(super) decoding: Decoding,
 }
 
@@ -106,17 +108,23 @@ impl Pieces {
             tokens[id as usize] = token;
         }
         let added = inner.get_added_tokens_decoder();
-        let (mut bytes, mut ends) = (Vec::new(), Vec::with_capacity(size));
+        let (mut bytes, mut ends, mut longest) = (Vec::new(), Vec::with_capacity(size), 0);
         for (id, token) in (0..).zip(tokens) {
-            let added = added.get(&id);
+            let (added, start) = (added.get(&id), bytes.len());
             decoding.append(added.map_or(token, |added| &added.content), &mut bytes);
+            longest = longest.max(bytes.len() - start);
             let special = added.is_some_and(|added| added.special);
             ends.push(bytes.len() as u32 | if special { SPECIAL } else { 0 });
         }
         if bytes.len() >= SPECIAL as usize {
             return Err(LoadError::field(file, "tokens", "less than 2 GiB of text", bytes.len()));
         }
-        Ok(Pieces { bytes, ends, decoding })
+        Ok(Pieces { bytes, ends, longest, decoding })
+    }
+
+    /// Bytes that an id adds at most.
+    pub(super) fn longest(&self) -> usize {
+        self.longest
     }
 
     pub(super) fn len(&self) -> usize {

@@ -6,12 +6,15 @@ use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
 
+/// Where an etcd speaks to its clients unless it is told otherwise.
+const ETCD_PORT: u16 = 2379;
+
 /// What `--registry` names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RegistryAddress {
     /// Routers, each with a registry of its own: `[http://]HOST:PORT[,[http://]HOST:PORT]`.
     Routers(Vec<WorkerUrl>),
-    /// Members of one etcd: `etcd://HOST:PORT[,HOST:PORT]`.
+    /// Members of one etcd: `etcd://HOST[:PORT][,HOST[:PORT]]`.
     Etcd(Vec<WorkerUrl>),
 }
 
@@ -20,16 +23,16 @@ impl FromStr for RegistryAddress {
 
     fn from_str(text: &str) -> Result<RegistryAddress, String> {
         const FORM: &str =
-            "a registry is [http://]ROUTER:PORT[,[http://]ROUTER:PORT] or etcd://HOST:PORT[,HOST:PORT]";
-        let (hosts, is_etcd) = match text.strip_prefix("etcd://") {
-            Some(hosts) => (hosts, true),
-            None => (text, false),
+            "a registry is [http://]ROUTER:PORT[,[http://]ROUTER:PORT] or etcd://HOST[:PORT][,HOST[:PORT]]";
+        let (hosts, is_etcd, port) = match text.strip_prefix("etcd://") {
+            Some(hosts) => (hosts, true, ETCD_PORT),
+            None => (text, false, 80),
         };
         let mut urls: Vec<WorkerUrl> = Vec::new();
         for host in hosts.split(',') {
             // Before each router a scheme may stand; before the members of an etcd one stands for all.
             let is_formed = !(is_etcd && host.contains("://"));
-            let url = host.parse::<WorkerUrl>().ok().filter(|_| is_formed).ok_or(FORM)?;
+            let url = WorkerUrl::parse(host, port).ok().filter(|_| is_formed).ok_or(FORM)?;
             if !urls.contains(&url) {
                 urls.push(url);
             }
@@ -72,6 +75,8 @@ mod tests {
             let found = text.parse::<RegistryAddress>().map(|found| found.to_string());
             assert_eq!(found.as_deref(), Ok("http://a:1,http://b:2"), "{text}");
         }
+        let etcd = "etcd://a,[fd00::1],b:1".parse::<RegistryAddress>().map(|found| found.to_string());
+        assert_eq!(etcd.as_deref(), Ok("etcd://a:2379,[fd00::1]:2379,b:1"));
         for text in [
             "",
             "http://a:1,etcd://b:2",

@@ -170,7 +170,7 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("decode m --cluster-key-file /nowhere", &["--cluster-key-file /nowhere", "No such file"]),
         ("decode m --bootstrap-allow 10.0.0.0/99", &["10.0.0.0/99", "--bootstrap-allow", "32 bits"]),
         ("prefill m --host 0.0.0.0 --insecure --registry http://a:1", &["--advertise-host", "0.0.0.0"]),
-        ("decode m --registry ftp://a:1", &["ftp://a:1", "--registry", "etcd://HOST:PORT"]),
+        ("decode m --registry ftp://a:1", &["ftp://a:1", "--registry", "etcd://HOST[:PORT]"]),
         ("decode m --peer-timeout 0.4", &["0.4", "--peer-timeout", "0.5 to 60"]),
         ("router --registry http://a:1", &["--registry http://a:1", "etcd://"]),
         ("router --registry etcd://10.0.0.1:2379", &["--cluster-key-file or --insecure", "etcd"]),

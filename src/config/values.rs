@@ -197,7 +197,7 @@ impl FromStr for CpuList {
     }
 }
 
-/// A worker's HTTP address: host and port of `http://HOST[:PORT]`.
+/// The HTTP address of a worker or registry: host and port of `http://HOST[:PORT]`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct WorkerUrl {
     /// Name or address; an IPv6 address without its brackets.
@@ -210,6 +210,16 @@ impl FromStr for WorkerUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<WorkerUrl, String> {
+        WorkerUrl::parse(text, 80)
+    }
+}
+
+impl WorkerUrl {
+    /// The same, with this port where none is named.
+    ///
+    /// # Errors
+    /// It has another form.
+    pub fn parse(text: &str, port: u16) -> Result<WorkerUrl, String> {
         const FORM: &str = "a worker's address is http://HOST:PORT";
         let rest = match text.split_once("://") {
             Some(("http", rest)) => rest,
@@ -221,7 +231,7 @@ impl FromStr for WorkerUrl {
             Some((host, port)) if !port.ends_with(']') => {
                 (host, port.parse().ok().filter(|&port| port > 0).ok_or(FORM)?)
             }
-            _ => (authority, 80),
+            _ => (authority, port),
         };
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let is_bracketed_v6 = bare.len() != host.len() && bare.parse::<std::net::Ipv6Addr>().is_ok();

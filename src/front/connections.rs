@@ -317,7 +317,11 @@ impl Connections {
     }
 
     fn reject(&mut self, reactor: &mut Reactor, conn: ConnId, error: HttpError) {
-        self.turn_away(reactor, conn, &ApiError::new(error.status(), "bad_http", error.to_string()));
+        let mut message = error.to_string();
+        if matches!(error, HttpError::BodyTooLarge { .. }) {
+            message.push_str(" (--max-payload-size)");
+        }
+        self.turn_away(reactor, conn, &ApiError::new(error.status(), "bad_http", message));
     }
 
     /// Answers what is not read to its end; nothing behind it can be understood.

@@ -17,6 +17,13 @@ use std::net::Shutdown;
 use std::path::Path;
 use std::sync::Arc;
 
+/// What a client that does not speak TLS is told; records of TLS begin with no letter.
+const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 111\r\n\
+    connection: close\r\n\r\n\
+    {\"error\":{\"message\":\"this port speaks HTTPS alone\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
+/// Bytes of such a request that are read: most are whole then.
+const PLAIN_READ: usize = 16 << 10;
+
 /// A certificate, those that vouch for it, and its key.
 #[derive(Clone, Debug)]
 pub struct Identity(Arc<ServerConfig>);
@@ -75,6 +82,7 @@ pub(super) struct Secured {
 impl Secured {
     /// Goes on with the handshake as far as the socket lets it; whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
+        self.refuse_plain()?;
         self.flush()?;
         while self.session.is_handshaking() {
             match self.take_in() {
@@ -85,6 +93,19 @@ impl Secured {
             }
         }
         Ok(true)
+    }
+
+    /// Who speaks HTTP in the clear is told so in the clear: an alert is nothing to such a client.
+    fn refuse_plain(&mut self) -> io::Result<()> {
+        let mut first = [0];
+        let is_plain = matches!(self.tcp.peek(&mut first), Ok(1)) && first[0].is_ascii_uppercase();
+        if !is_plain {
+            return Ok(());
+        }
+        // What was read does not reset the connection, and the answer with it, as what is left unread would.
+        let _ = self.tcp.read(&mut [0; PLAIN_READ]);
+        let _ = self.tcp.write(PLAIN_REFUSED);
+        Err(io::Error::new(ErrorKind::InvalidData, "HTTP in the clear, where HTTPS is spoken"))
     }
 
     pub(super) fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {

@@ -137,13 +137,16 @@ fn clients_are_served_over_tls() {
         stream.conn.send_close_notify();
         stream.flush().unwrap();
         assert!(rest(stream).contains("data: [DONE]"));
-        // Who speaks in the clear gets no answer that it could take for one.
+        // Who speaks in the clear is told what is spoken here.
         let mut plain = TcpStream::connect(address).unwrap();
         plain.set_read_timeout(Some(PATIENCE)).unwrap();
         plain.write_all(b"GET /health HTTP/1.1\r\nhost: t\r\n\r\n").unwrap();
         let mut got = Vec::new();
         let _ = plain.read_to_end(&mut got);
-        assert!(!got.starts_with(b"HTTP"), "{}", String::from_utf8_lossy(&got));
+        let got = String::from_utf8_lossy(&got);
+        assert!(got.starts_with("HTTP/1.1 400") && got.contains("this port speaks HTTPS alone"), "{got}");
+        let (head, body) = got.split_once("\r\n\r\n").unwrap();
+        assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{got}");
         server.check_alive();
     });
 }

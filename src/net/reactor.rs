@@ -9,6 +9,11 @@
 //! Cost: an entry is looked up by id on every call; that is an index and a comparison.
 
 mod accepting;
+mod ending;
+mod event;
+mod sending;
+
+pub use event::{Event, SendError};
 
 use super::buffer::Spare;
 use super::connection::{CloseReason, ConnId, Connection, ReadEnd, State};
@@ -16,76 +21,20 @@ use super::signals::Signals;
 use super::stream::{Address, Listener, Stream};
 use super::table::Table;
 use super::timer::Timers;
-use super::{Identity, Waker, descriptors};
+use super::{Identity, Waker};
 use crate::limits;
 use mio::{Interest, Token};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use std::collections::VecDeque;
-use std::fmt;
 use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// Names a listener.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct ListenerId(u32);
-
-/// What has happened.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// A peer has connected.
-    Accepted {
-        /// To this listener.
-        listener: ListenerId,
-        /// The new connection.
-        conn: ConnId,
-        /// The peer's address, over TCP.
-        peer: Option<SocketAddr>,
-    },
-    /// A dialled connection stands.
-    Connected(ConnId),
-    /// Bytes wait in [`Reactor::received`].
-    Received(ConnId),
-    /// The peer has closed its end; it may still be sent to, and `Closed` follows where it turns out to be gone.
-    Eof(ConnId),
-    /// All that was queued has been handed to the kernel, after that took no more for a while.
-    Drained(ConnId),
-    /// The connection is over.
-    Closed {
-        /// Which.
-        conn: ConnId,
-        /// Why.
-        reason: CloseReason,
-    },
-    /// A [`Waker`] was used.
-    Woken,
-    /// SIGTERM or SIGINT came.
-    Terminate,
-    /// SIGHUP came.
-    Hangup,
-}
-
-/// Bytes were not taken.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum SendError {
-    /// The connection is over, or was given up.
-    Closed,
-    /// Too much waits already: the reader is too slow. Nothing of it was taken.
-    Full,
-}
-
-impl fmt::Display for SendError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            SendError::Closed => write!(f, "connection is closed"),
-            SendError::Full => write!(f, "peer reads too slowly, too many bytes wait for it"),
-        }
-    }
-}
-
-impl std::error::Error for SendError {}
 
 /// Owns every listener and connection of the process's control side.
 #[derive(Debug)]
@@ -336,86 +285,6 @@ impl Reactor {
         self.owned_mut(id).map_or_else(Vec::new, |connection| std::mem::take(&mut connection.descriptors))
     }
 
-    /// Sends bytes before the next wait where the socket takes them, else in their turn. All or nothing.
-    pub fn send(&mut self, id: ConnId, bytes: &[u8]) -> Result<(), SendError> {
-        let total = self.queued_total;
-        let connection = self.sendable(id)?;
-        if connection.queued.len() + bytes.len() > limits::NET_QUEUED_MAX
-            || total + bytes.len() > limits::NET_QUEUED_TOTAL_MAX
-        {
-            return Err(SendError::Full);
-        }
-        let is_large = connection.queued.len() + bytes.len() > limits::NET_BUFFER_KEPT;
-        if is_large {
-            self.write_if_due(id);
-        }
-        let connection = self.sendable(id)?;
-        let mut sent = 0;
-        if is_large && connection.state == State::Open && connection.queued.is_empty() {
-            match connection.write(bytes) {
-                Ok(count) => sent = count,
-                Err(reason) => {
-                    self.fail(id, reason);
-                    return Err(SendError::Closed);
-                }
-            }
-            connection.blocked = sent < bytes.len() || !connection.is_flushed();
-        }
-        self.queue(id, &bytes[sent..]);
-        Ok(())
-    }
-
-    /// Has bytes wait behind those that do.
-    fn queue(&mut self, id: ConnId, bytes: &[u8]) {
-        let Some(connection) = self.table.get_mut(id).filter(|_| !bytes.is_empty()) else { return };
-        self.spare.lend(&mut connection.queued);
-        connection.queued.append(bytes);
-        self.queued_total += bytes.len();
-        connection.blocked |= connection.state == State::Connecting;
-        if !connection.blocked && !std::mem::replace(&mut connection.due, true) {
-            self.due.push(id);
-        }
-    }
-
-    fn write_if_due(&mut self, id: ConnId) {
-        if self.table.get(id).is_some_and(|connection| connection.due) {
-            self.write(id);
-        }
-    }
-
-    /// Has what was sent in this turn leave now, for who is about to wait for something else than [`poll`](Self::poll).
-    pub fn write_due(&mut self) {
-        let mut due = std::mem::take(&mut self.due);
-        for id in due.drain(..) {
-            self.write(id);
-        }
-        self.due = due;
-    }
-
-    /// Sends bytes, at least one, and with the first of them descriptors, over an open unix stream
-    /// that has nothing queued; else they are `Full`.
-    pub fn send_descriptors(
-        &mut self,
-        id: ConnId,
-        bytes: &[u8],
-        fds: &[BorrowedFd<'_>],
-    ) -> Result<(), SendError> {
-        self.write_if_due(id);
-        let connection = self.sendable(id)?;
-        let Some(Stream::Unix(stream)) = &connection.stream else { return Err(SendError::Closed) };
-        if connection.state != State::Open || !connection.queued.is_empty() {
-            return Err(SendError::Full);
-        }
-        match descriptors::send(stream.as_fd(), bytes, fds) {
-            Ok(sent) => self.send(id, &bytes[sent..]),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => Err(SendError::Full),
-            Err(error) => {
-                self.fail(id, error.into());
-                Err(SendError::Closed)
-            }
-        }
-    }
-
     /// Gives a TCP connection away, with what it has received and nobody has consumed: another thread goes
     /// on with it. `None` where it is over, is no TCP connection, or still has bytes to send.
     pub fn give_away(&mut self, id: ConnId) -> Option<(std::net::TcpStream, Vec<u8>)> {
@@ -438,54 +307,6 @@ impl Reactor {
         given
     }
 
-    /// Bytes queued and not yet handed to the kernel. Where they are more than
-    /// [`NET_BUFFER_KEPT`](limits::NET_BUFFER_KEPT), the socket takes no more now, and `Drained` will come.
-    pub fn queued(&self, id: ConnId) -> usize {
-        self.owned(id).map_or(0, |connection| connection.queued.len())
-    }
-
-    /// Ends a connection now; what is queued and the socket does not take is lost.
-    pub fn close(&mut self, id: ConnId) {
-        self.write_if_due(id);
-        if self.owned(id).is_some() {
-            self.release(id);
-        }
-    }
-
-    /// Ends a connection once what is queued has been sent and the peer has closed its end, at the latest
-    /// after [`NET_LINGER`](limits::NET_LINGER), or at the time given to [`Reactor::flush_until`] where that
-    /// is later. One that is not yet connected ends now.
-    pub fn close_after_flush(&mut self, id: ConnId) {
-        self.write_if_due(id);
-        match self.owned_mut(id) {
-            Some(connection) if connection.state == State::Open => {
-                connection.state = State::Flushing;
-                connection.discard();
-                // It may have been paused, and the peer's end is still to be seen.
-                self.turns.push_back(id);
-                let linger = Instant::now() + limits::NET_LINGER;
-                self.set_deadline(id, self.flush_until.map_or(linger, |until| until.max(linger)));
-                self.linger_if_flushed(id);
-            }
-            Some(_) => self.release(id),
-            None => {}
-        }
-    }
-
-    /// Gives closing connections, those that close from now on too, until then to take what is queued for
-    /// them, where that is later than they would have.
-    pub fn flush_until(&mut self, until: Instant) {
-        self.flush_until = Some(until);
-        for id in self.table.in_state(State::Flushing) {
-            self.set_deadline(id, until.max(Instant::now() + limits::NET_LINGER));
-        }
-    }
-
-    /// Bytes that wait to be sent, on all connections.
-    pub fn queued_total(&self) -> usize {
-        self.queued_total
-    }
-
     /// Connections that are open or on their way.
     pub fn connections(&self) -> usize {
         self.table.len()
@@ -502,11 +323,6 @@ impl Reactor {
 
     fn owned_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
         self.table.get_mut(id).filter(|connection| connection.is_owned())
-    }
-
-    fn sendable(&mut self, id: ConnId) -> Result<&mut Connection, SendError> {
-        let connection = self.owned_mut(id).filter(|connection| connection.state != State::Failed);
-        connection.ok_or(SendError::Closed)
     }
 
     fn copy_readiness(&mut self) {
@@ -584,31 +400,6 @@ impl Reactor {
         }
     }
 
-    fn write(&mut self, id: ConnId) {
-        let Some(connection) = self.table.get_mut(id) else { return };
-        connection.due = false;
-        if connection.state == State::Connecting {
-            self.finish_connect(id);
-        }
-        let Some(connection) = self.table.get_mut(id) else { return };
-        if !matches!(connection.state, State::Open | State::Flushing) || connection.is_flushed() {
-            return;
-        }
-        match connection.flush() {
-            Ok(count) => {
-                self.queued_total -= count;
-                self.spare.take_back(&mut connection.queued);
-                let is_blocked = !connection.is_flushed();
-                let was_blocked = std::mem::replace(&mut connection.blocked, is_blocked);
-                if was_blocked && !connection.blocked && connection.state == State::Open {
-                    self.events.push_back(Event::Drained(id));
-                }
-                self.linger_if_flushed(id);
-            }
-            Err(reason) => self.fail(id, reason),
-        }
-    }
-
     fn finish_connect(&mut self, id: ConnId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         let Some(stream) = &connection.stream else { return };
@@ -650,55 +441,6 @@ impl Reactor {
                 self.accept(id);
             }
             Deadline::Connection(id) => self.fail(id, CloseReason::ConnectDeadline),
-        }
-    }
-
-    fn linger_if_flushed(&mut self, id: ConnId) {
-        let Some(connection) = self.table.get_mut(id) else { return };
-        if connection.state != State::Flushing || !connection.is_flushed() {
-            return;
-        }
-        connection.state = State::Lingering;
-        let shut = connection.stream.as_mut().map_or(Ok(()), Stream::shutdown_write);
-        if connection.eof || shut.is_err() {
-            self.release(id);
-        } else {
-            self.set_deadline(id, Instant::now() + limits::NET_LINGER);
-        }
-    }
-
-    /// Ends a connection that died, and tells its owner, if it has one.
-    fn fail(&mut self, id: ConnId, reason: CloseReason) {
-        self.detach(id);
-        let Some(connection) = self.table.get_mut(id) else { return };
-        if connection.is_owned() {
-            connection.state = State::Failed;
-            self.events.push_back(Event::Closed { conn: id, reason });
-        } else {
-            self.table.remove(id);
-        }
-    }
-
-    /// Ends a connection without telling anybody.
-    fn release(&mut self, id: ConnId) {
-        self.detach(id);
-        self.table.remove(id);
-    }
-
-    /// Closes the socket and returns what the connection had taken. Once.
-    fn detach(&mut self, id: ConnId) {
-        let Some(connection) = self.table.get_mut(id) else { return };
-        // Closing a socket also takes it out of epoll.
-        connection.stream = None;
-        let queued = std::mem::take(&mut connection.queued);
-        self.queued_total -= queued.len();
-        if let Some(timer) = connection.timer.take() {
-            self.timers.cancel(timer);
-        }
-        if let Some(listener) = connection.listener.take()
-            && let Some(Some(listening)) = self.listeners.get_mut(listener as usize)
-        {
-            listening.open -= 1;
         }
     }
 }

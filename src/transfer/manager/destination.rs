@@ -4,30 +4,32 @@
 //! Life of a source: down → dialling → announced → binding → ready; any trouble leads back to down, fails
 //! what waited, and holds off the next dial for a while. Only a transport that cannot be set up leads from
 //! announced or binding back to announced, without that transport, until none is left.
+//! Here is what a worker asks for and what happens to it from outside; not here: the steps of a session (`sessions`), what
+//! becomes of slots (`slots`).
+
+mod effects;
+mod sessions;
+mod slots;
+
+pub use effects::{Binding, DestinationEffects};
 
 use crate::cause::Cause;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
-use crate::kv::layout::KvLayout;
-use crate::limits::{ABORT_ANSWER_MAX, DIAL_HOLD_OFF, RDMA_BARRED, SESSION_SETUP_DEADLINE};
+use crate::limits::{ABORT_ANSWER_MAX, SESSION_SETUP_DEADLINE};
 use crate::stdx::planted::is_planted;
 use crate::transfer::command::{DestinationCommand, SessionId};
-use crate::transfer::manager::choice::Choice;
-use crate::transfer::manager::identity::{Identity, Mismatch};
+use crate::transfer::manager::identity::Identity;
 use crate::transfer::manager::rooms::{Prompt, Slot};
-use crate::transfer::manager::trust::Trust;
 use crate::transfer::mover::Report;
-use crate::transfer::plan::Template;
-use crate::transfer::status::{Move, State, StatusTable};
+use crate::transfer::status::{State, StatusTable};
 use crate::transfer::transport::DestinationBinding;
-use crate::wire::message::{
-    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Rank, Refusal, Refused, Status,
-    TransferId, Transport, Welcome,
-};
+use crate::wire::message::{Abort, Destination, Done, Interest, Message, TransferId, Transport};
+use sessions::{Source, Stage};
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What a decode worker wants to be read for it.
 #[derive(Clone, Copy, Debug)]
@@ -47,86 +49,6 @@ pub struct Rest<'a> {
     pub prefix: u32,
     /// Where it wants those behind them.
     pub pages: &'a [PageId],
-}
-
-/// What the protocol makes happen. `L` names a link, `A` where a prefill worker is reached.
-pub trait DestinationEffects<L, A> {
-    /// Sends a message over a link.
-    fn send(&mut self, link: L, message: &Message<'_>);
-    /// Tells the worker's mover.
-    fn mover(&mut self, command: DestinationCommand);
-    /// Opens a link; [`DestinationManager::link_up`] or [`DestinationManager::dial_failed`] follows.
-    fn dial(&mut self, source: &A);
-    /// Ends a link.
-    fn hang_up(&mut self, link: L);
-    /// What this worker offers to a source in a new session: one rank, these transports not in it. `None`
-    /// where nothing is left to offer.
-    fn offer(&mut self, session: SessionId, source: &A, without: &[Transport]) -> Option<Rank>;
-    /// What was offered for a session that has not come to be is not wanted any more.
-    fn withdraw(&mut self, session: SessionId);
-    /// Sets up this side of the transport that the source chose; [`DestinationManager::bound`] follows.
-    fn bind(&mut self, link: L, session: SessionId, how: Binding<'_>);
-    /// Tells the scheduler that the slot's session stands, and that pages may be leased.
-    fn ready(&mut self, slot: Slot, session: SessionId);
-    /// Tells the scheduler that a slot has failed; it is marked already.
-    fn failed(&mut self, slot: Slot, cause: Cause);
-    /// A transport that breaks again and again is not offered for a while; for the log.
-    fn left_out(&mut self, source: &A, transport: Transport, time: Duration);
-    /// Two workers do not fit; for the log.
-    fn refused(&mut self, source: &A, mismatch: &Mismatch);
-}
-
-/// What a transport is made of.
-#[derive(Debug)]
-pub struct Binding<'a> {
-    /// What the source chose, and why.
-    pub choice: Choice,
-    /// The source's answer.
-    pub welcome: &'a Welcome,
-    /// The source's layout, checked.
-    pub layout: KvLayout,
-    /// Where the bytes come to.
-    pub template: Template,
-}
-
-#[derive(Debug)]
-enum Stage<L> {
-    /// Not dialled before this time, for this reason.
-    Down {
-        until: Instant,
-        cause: Cause,
-    },
-    Dialling {
-        deadline: Instant,
-    },
-    Announced {
-        link: L,
-        offered: Box<Rank>,
-        deadline: Instant,
-    },
-    Binding {
-        link: L,
-        transport: Transport,
-        late: bool,
-        deadline: Instant,
-    },
-    Ready {
-        link: L,
-        transport: Transport,
-        /// Pages are leased when the source says that it has computed.
-        late: bool,
-    },
-}
-
-#[derive(Debug)]
-struct Source<L> {
-    stage: Stage<L>,
-    /// Counted by this worker over all uses of the session's index.
-    generation: SessionGeneration,
-    session: SessionId,
-    /// Transports that could not be set up over the link of now.
-    without: Vec<Transport>,
-    rdma: Trust,
 }
 
 #[derive(Debug)]
@@ -444,336 +366,15 @@ where
         }
     }
 
-    /// A source whose RDMA was left out until now, in a session of another transport that no slot waits for.
-    fn regained(&mut self, now: Instant) -> Option<A> {
-        let slots = &self.slots;
-        let is_idle = |name: &A| slots.values().all(|waiting| waiting.source != *name);
-        let other = |source: &Source<L>| source.transport().is_some_and(|way| way != Transport::Rdma);
-        self.sessions.iter().flatten().filter(|name| is_idle(name)).find_map(|name| {
-            let source = self.sources.get_mut(name).filter(|source| other(source))?;
-            source.rdma.take_end(now).then(|| name.clone())
-        })
-    }
-
-    /// Bytes have come over the session's transport.
-    fn trust(&mut self, session: SessionId) {
-        let source = self.sessions[session.0 as usize].as_ref();
-        let entry = source.and_then(|source| self.sources.get_mut(source));
-        if let Some(entry) = entry.filter(|entry| entry.transport() == Some(Transport::Rdma)) {
-            entry.rdma.carry();
-        }
-    }
-
-    /// A source that owes an answer.
-    fn unanswered(&self, now: Instant) -> Option<A> {
-        let late = self.aborting.iter().filter(|(_, asked)| asked.until <= now);
-        late.min_by_key(|(slot, _)| **slot).map(|(_, asked)| asked.source.clone())
-    }
-
     /// Slots that have not ended.
     pub fn open_slots(&self) -> usize {
         self.slots.len()
-    }
-
-    /// A source without a name yet, in a free session or in that of the source that has been down for the
-    /// longest and that no slot waits for: prefill workers come and go, and what is left of one must not keep
-    /// the next one out. Generations go on where the session's last source left them, so that a late lane
-    /// or report of it is not taken for one of the new source.
-    fn make_room(&mut self, now: Instant) -> Option<Source<L>> {
-        let down = |session, generation| Source {
-            stage: Stage::Down { until: now, cause: Cause::PeerLost },
-            generation,
-            session,
-            without: Vec::new(),
-            rdma: Trust::default(),
-        };
-        if let Some(free) = self.sessions.iter().position(Option::is_none) {
-            return Some(down(SessionId(free as u32), SessionGeneration(0)));
-        }
-        let is_awaited = |name: &A| self.slots.values().any(|waiting| waiting.source == *name);
-        let idle = self.sources.iter().filter_map(|(name, source)| match source.stage {
-            Stage::Down { until, .. } => Some((until, source.session, name)),
-            _ => None,
-        });
-        let idle = idle.filter(|(.., name)| !is_awaited(name));
-        let (.., oldest) = idle.min_by_key(|&(until, session, _)| (until, session.0))?;
-        let oldest = oldest.clone();
-        self.sources.remove(&oldest).map(|gone| down(gone.session, gone.generation))
-    }
-
-    fn source_of(&self, link: L) -> Option<A> {
-        self.sources.iter().find(|(_, source)| source.link() == Some(link)).map(|(name, _)| name.clone())
-    }
-
-    fn welcome(
-        &mut self,
-        source: &A,
-        link: L,
-        welcome: &Welcome,
-        now: Instant,
-        effects: &mut impl DestinationEffects<L, A>,
-    ) {
-        let Some(entry) = self.sources.get_mut(source) else { return };
-        let Stage::Announced { offered, .. } = &entry.stage else { return };
-        if welcome.session != entry.generation {
-            return;
-        }
-        // It chooses among what was offered. Another one, such as fake, would pass off old pages as KV.
-        if !offered.offers(welcome.transport) {
-            let theirs = Transport::ALL.into_iter().filter(|&transport| offered.offers(transport));
-            let mismatch = Mismatch {
-                reason: Refusal::Transport,
-                field: "transport".into(),
-                source: welcome.transport.to_string(),
-                destination: Transport::list(theirs),
-            };
-            effects.refused(source, &mismatch);
-            return self.down(source, now, Cause::Incompatible, effects);
-        }
-        match self.identity.plan_from(welcome) {
-            Ok((layout, template)) => {
-                let transport = welcome.transport;
-                let offers = |way: &Transport| offered.offers(*way);
-                let left: Vec<Transport> = Transport::ALL.into_iter().filter(offers).collect();
-                let choice = Choice::explain(transport, &left, &entry.without, None);
-                let deadline = now + SESSION_SETUP_DEADLINE;
-                entry.stage = Stage::Binding { link, transport, late: welcome.late, deadline };
-                effects.bind(link, entry.session, Binding { choice, welcome, layout, template });
-            }
-            Err(mismatch) => {
-                effects.refused(source, &mismatch);
-                self.down(source, now, Cause::Incompatible, effects);
-            }
-        }
-    }
-
-    fn refused(
-        &mut self,
-        source: &A,
-        refused: &Refused<'_>,
-        now: Instant,
-        effects: &mut impl DestinationEffects<L, A>,
-    ) {
-        let Some(entry) = self.sources.get(source).filter(|entry| entry.generation == refused.session) else {
-            return;
-        };
-        let mismatch = Mismatch {
-            reason: refused.reason,
-            field: refused.field.into(),
-            source: refused.source.into(),
-            destination: refused.destination.into(),
-        };
-        effects.refused(source, &mismatch);
-        match &entry.stage {
-            // Of those offered a source without other wishes takes the best.
-            Stage::Announced { offered, .. } if refused.reason == Refusal::Transport => {
-                match Transport::ALL.into_iter().find(|&transport| offered.offers(transport)) {
-                    Some(best) => self.announce_without(source, best, Cause::Incompatible, now, effects),
-                    None => self.down(source, now, Cause::Incompatible, effects),
-                }
-            }
-            _ if refused.reason == Refusal::Busy => self.down(source, now, Cause::Overloaded, effects),
-            _ => self.down(source, now, Cause::Incompatible, effects),
-        }
-    }
-
-    /// Announces a session, in whose place the link may have had another. `failure` is for where nothing is
-    /// left to offer.
-    fn announce(
-        &mut self,
-        source: &A,
-        link: L,
-        failure: Cause,
-        now: Instant,
-        effects: &mut impl DestinationEffects<L, A>,
-    ) {
-        let Some(entry) = self.sources.get_mut(source) else { return };
-        entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
-        let barred = entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
-        let offered = barred.and_then(|without| effects.offer(entry.session, source, &without));
-        // What is barred is better than nothing.
-        let offered = offered.or_else(|| effects.offer(entry.session, source, &entry.without));
-        let Some(offered) = offered else {
-            effects.hang_up(link);
-            return self.down(source, now, failure, effects);
-        };
-        entry.rdma.begin(offered.rdma.map_or(0, |grant| grant.rails));
-        let deadline = now + SESSION_SETUP_DEADLINE;
-        entry.stage = Stage::Announced { link, offered: Box::new(offered), deadline };
-        let announce = Announce {
-            session: entry.generation,
-            fingerprint: self.identity.fingerprint,
-            kv: self.identity.kv_claim(),
-            aux: self.identity.aux_claim(),
-            ranks: vec![offered],
-        };
-        effects.send(link, &Message::Announce(Box::new(announce)));
-    }
-
-    /// A transport could not be set up: the session is announced anew with what is left.
-    fn announce_without(
-        &mut self,
-        source: &A,
-        transport: Transport,
-        failure: Cause,
-        now: Instant,
-        effects: &mut impl DestinationEffects<L, A>,
-    ) {
-        let Some((entry, link)) = self.sources.get_mut(source).and_then(|entry| {
-            let link = entry.link()?;
-            Some((entry, link))
-        }) else {
-            return;
-        };
-        entry.without.push(transport);
-        entry.stage = Stage::Dialling { deadline: now };
-        self.announce(source, link, failure, now, effects);
-    }
-
-    /// Asked for or not: the source posts nothing more for this use of the slot, and, if quiet, has nothing under
-    /// way. If it is not, only a reset makes sure of that. The lease is the mover's to end.
-    fn abort_ack(
-        &mut self,
-        source: &A,
-        ack: &AbortAck,
-        now: Instant,
-        effects: &mut impl DestinationEffects<L, A>,
-    ) {
-        let slot = Slot::from(ack.id);
-        let asked = self.aborting.get(&slot.id).is_some_and(|asked| {
-            asked.generation == slot.generation && asked.room == ack.id.room && asked.source == *source
-        });
-        if asked {
-            self.aborting.remove(&slot.id);
-        } else if self.holds(source, &ack.id) {
-            self.fail(slot, ack.cause, effects);
-            // It knows nothing more of this attempt, and would not answer an Abort.
-            if let Some(waiting) = self.slots.get_mut(&slot.id).filter(|_| ack.quiet) {
-                waiting.sent = false;
-            }
-        } else {
-            return;
-        }
-        let writes = self.sources.get(source).and_then(Source::transport).is_some_and(Transport::writes);
-        match (writes, ack.quiet) {
-            (false, _) => {}
-            (true, true) => {
-                effects.mover(DestinationCommand::Quiet { slot: slot.id, generation: slot.generation });
-            }
-            (true, false) => self.down(source, now, Cause::PeerLost, effects),
-        }
-    }
-
-    fn status(
-        &mut self,
-        source: &A,
-        status: &Status,
-        now: Instant,
-        effects: &mut impl DestinationEffects<L, A>,
-    ) {
-        if !self.holds(source, &status.id) || status.state != State::Failed as u8 {
-            return;
-        }
-        let cause = status.cause.unwrap_or(Cause::OtherLeg);
-        self.fail(Slot::from(status.id), cause, effects);
-        let Some(entry) = self.sources.get_mut(source) else { return };
-        let by_rdma = entry.transport() == Some(Transport::Rdma);
-        if by_rdma && cause == Cause::Unreachable && entry.rdma.fail(now) {
-            effects.left_out(source, Transport::Rdma, RDMA_BARRED);
-        }
-    }
-
-    /// The source has computed what it was asked for: pages may be leased.
-    fn computed(&mut self, source: &A, id: &TransferId, effects: &mut impl DestinationEffects<L, A>) {
-        if !self.holds(source, id) {
-            return;
-        }
-        let session = self.sources.get(source).map(|source| source.session);
-        let waiting = self.slots.get_mut(&id.slot);
-        // Once: the scheduler is told of nothing that was not asked for.
-        let is_due = waiting.is_some_and(|waiting| std::mem::take(&mut waiting.ready_due));
-        if let Some(session) = session.filter(|_| is_due) {
-            effects.ready(Slot::from(*id), session);
-        }
-    }
-
-    fn holds(&self, source: &A, id: &TransferId) -> bool {
-        self.slots.get(&id.slot).is_some_and(|held| {
-            held.generation == id.generation && held.asked.room == id.room && held.source == *source
-        })
-    }
-
-    /// Marks the slot Failed, then sends Cancel down the mover's ring, then tells the scheduler. A slot in
-    /// Success runs on.
-    fn fail(&self, slot: Slot, cause: Cause, effects: &mut impl DestinationEffects<L, A>) {
-        if self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok() {
-            effects.mover(DestinationCommand::Cancel { slot: slot.id, generation: slot.generation });
-            effects.failed(slot, cause);
-        }
-    }
-
-    /// The session is void, or never came to be.
-    fn down(&mut self, source: &A, now: Instant, cause: Cause, effects: &mut impl DestinationEffects<L, A>) {
-        let Some(entry) = self.sources.get_mut(source) else { return };
-        let link = entry.link();
-        let stood = matches!(entry.stage, Stage::Ready { .. });
-        let session = entry.session;
-        // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
-        let hold_off = match () {
-            () if is_planted("held off for an hour") => DIAL_HOLD_OFF * 3600,
-            () if is_planted("held off for seven seconds") => DIAL_HOLD_OFF * 7,
-            () => DIAL_HOLD_OFF,
-        };
-        let until = if stood { now } else { now + hold_off };
-        entry.stage = Stage::Down { until, cause };
-        match stood {
-            true => effects.mover(DestinationCommand::Close { session }),
-            false => effects.withdraw(session),
-        }
-        if let Some(link) = link {
-            effects.hang_up(link);
-        }
-        // Reset, nothing is owed any more: closing the session has ended the leases.
-        self.aborting.retain(|_, asked| asked.source != *source);
-        for slot in self.waiting_for(source) {
-            if let Some(waiting) = self.slots.get_mut(&slot.id) {
-                waiting.sent = false;
-            }
-            self.fail(slot, cause, effects);
-        }
-    }
-
-    /// In the order of their indices, so that what is told of them is told in one order.
-    fn waiting_for(&self, source: &A) -> Vec<Slot> {
-        let waiting = self.slots.iter().filter(|(_, waiting)| waiting.source == *source);
-        let mut slots: Vec<Slot> =
-            waiting.map(|(&id, waiting)| Slot { id, generation: waiting.generation }).collect();
-        slots.sort_unstable_by_key(|slot| slot.id);
-        slots
     }
 }
 
 /// Milliseconds left, as the wire has them.
 fn millis_until(deadline: Instant, now: Instant) -> u32 {
     u32::try_from(deadline.saturating_duration_since(now).as_millis()).unwrap_or(u32::MAX)
-}
-
-impl<L: Copy> Source<L> {
-    fn transport(&self) -> Option<Transport> {
-        match self.stage {
-            Stage::Ready { transport, .. } => Some(transport),
-            _ => None,
-        }
-    }
-
-    fn link(&self) -> Option<L> {
-        match self.stage {
-            Stage::Announced { link, .. } | Stage::Binding { link, .. } | Stage::Ready { link, .. } => {
-                Some(link)
-            }
-            Stage::Down { .. } | Stage::Dialling { .. } => None,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -1,12 +1,18 @@
 //! Sessions of a decode worker over the lives of many prefill workers.
 
 use super::*;
-use crate::kv::layout::KvDtype;
-use crate::limits::RDMA_BREAKS_MAX;
+use crate::kv::layout::{KvDtype, KvLayout};
+use crate::limits::{DIAL_HOLD_OFF, RDMA_BARRED, RDMA_BREAKS_MAX};
+use crate::transfer::manager::identity::Mismatch;
+use crate::transfer::status::Move;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::message as wire;
-use crate::wire::message::{Fingerprint, HostId, ShmGrant, SocketName, TcpGrant, Token, Transport};
+use crate::wire::message::{
+    AbortAck, Announce, Fingerprint, HostId, Rank, Refusal, Refused, ShmGrant, SocketName, TcpGrant, Token,
+    Transport, Welcome,
+};
 use bytemuck::Zeroable;
+use std::time::Duration;
 
 const SESSIONS: usize = 4;
 const REST: Rest<'static> = Rest { prefix: 0, pages: &[PageId(0)] };

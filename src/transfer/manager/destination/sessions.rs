@@ -1,0 +1,294 @@
+//! The session of each source: announced, bound, and given up.
+//!
+//! Invariants: a source has one session at most, and its generation is never used again; what a session carried fails
+//! with it.
+
+use super::{Binding, DestinationEffects, DestinationManager};
+use crate::cause::Cause;
+use crate::ids::SessionGeneration;
+use crate::limits::{DIAL_HOLD_OFF, SESSION_SETUP_DEADLINE};
+use crate::stdx::planted::is_planted;
+use crate::transfer::command::{DestinationCommand, SessionId};
+use crate::transfer::manager::choice::Choice;
+use crate::transfer::manager::identity::Mismatch;
+use crate::transfer::manager::trust::Trust;
+use crate::wire::message::{Announce, Message, Rank, Refusal, Refused, Transport, Welcome};
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::time::Instant;
+
+#[derive(Debug)]
+pub(super) enum Stage<L> {
+    /// Not dialled before this time, for this reason.
+    Down {
+        until: Instant,
+        cause: Cause,
+    },
+    Dialling {
+        deadline: Instant,
+    },
+    Announced {
+        link: L,
+        offered: Box<Rank>,
+        deadline: Instant,
+    },
+    Binding {
+        link: L,
+        transport: Transport,
+        late: bool,
+        deadline: Instant,
+    },
+    Ready {
+        link: L,
+        transport: Transport,
+        /// Pages are leased when the source says that it has computed.
+        late: bool,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct Source<L> {
+    pub(super) stage: Stage<L>,
+    /// Counted by this worker over all uses of the session's index.
+    pub(super) generation: SessionGeneration,
+    pub(super) session: SessionId,
+    /// Transports that could not be set up over the link of now.
+    pub(super) without: Vec<Transport>,
+    pub(super) rdma: Trust,
+}
+
+impl<L: Copy> Source<L> {
+    pub(super) fn transport(&self) -> Option<Transport> {
+        match self.stage {
+            Stage::Ready { transport, .. } => Some(transport),
+            _ => None,
+        }
+    }
+
+    pub(super) fn link(&self) -> Option<L> {
+        match self.stage {
+            Stage::Announced { link, .. } | Stage::Binding { link, .. } | Stage::Ready { link, .. } => {
+                Some(link)
+            }
+            Stage::Down { .. } | Stage::Dialling { .. } => None,
+        }
+    }
+}
+
+impl<L, A> DestinationManager<L, A>
+where
+    L: Copy + Eq + Hash,
+    A: Clone + Eq + Hash + Debug,
+{
+    /// A source without a name yet, in a free session or in that of the source that has been down for the
+    /// longest and that no slot waits for: prefill workers come and go, and what is left of one must not keep
+    /// the next one out. Generations go on where the session's last source left them, so that a late lane
+    /// or report of it is not taken for one of the new source.
+    pub(super) fn make_room(&mut self, now: Instant) -> Option<Source<L>> {
+        let down = |session, generation| Source {
+            stage: Stage::Down { until: now, cause: Cause::PeerLost },
+            generation,
+            session,
+            without: Vec::new(),
+            rdma: Trust::default(),
+        };
+        if let Some(free) = self.sessions.iter().position(Option::is_none) {
+            return Some(down(SessionId(free as u32), SessionGeneration(0)));
+        }
+        let is_awaited = |name: &A| self.slots.values().any(|waiting| waiting.source == *name);
+        let idle = self.sources.iter().filter_map(|(name, source)| match source.stage {
+            Stage::Down { until, .. } => Some((until, source.session, name)),
+            _ => None,
+        });
+        let idle = idle.filter(|(.., name)| !is_awaited(name));
+        let (.., oldest) = idle.min_by_key(|&(until, session, _)| (until, session.0))?;
+        let oldest = oldest.clone();
+        self.sources.remove(&oldest).map(|gone| down(gone.session, gone.generation))
+    }
+
+    pub(super) fn source_of(&self, link: L) -> Option<A> {
+        self.sources.iter().find(|(_, source)| source.link() == Some(link)).map(|(name, _)| name.clone())
+    }
+
+    pub(super) fn welcome(
+        &mut self,
+        source: &A,
+        link: L,
+        welcome: &Welcome,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(entry) = self.sources.get_mut(source) else { return };
+        let Stage::Announced { offered, .. } = &entry.stage else { return };
+        if welcome.session != entry.generation {
+            return;
+        }
+        // It chooses among what was offered. Another one, such as fake, would pass off old pages as KV.
+        if !offered.offers(welcome.transport) {
+            let theirs = Transport::ALL.into_iter().filter(|&transport| offered.offers(transport));
+            let mismatch = Mismatch {
+                reason: Refusal::Transport,
+                field: "transport".into(),
+                source: welcome.transport.to_string(),
+                destination: Transport::list(theirs),
+            };
+            effects.refused(source, &mismatch);
+            return self.down(source, now, Cause::Incompatible, effects);
+        }
+        match self.identity.plan_from(welcome) {
+            Ok((layout, template)) => {
+                let transport = welcome.transport;
+                let offers = |way: &Transport| offered.offers(*way);
+                let left: Vec<Transport> = Transport::ALL.into_iter().filter(offers).collect();
+                let choice = Choice::explain(transport, &left, &entry.without, None);
+                let deadline = now + SESSION_SETUP_DEADLINE;
+                entry.stage = Stage::Binding { link, transport, late: welcome.late, deadline };
+                effects.bind(link, entry.session, Binding { choice, welcome, layout, template });
+            }
+            Err(mismatch) => {
+                effects.refused(source, &mismatch);
+                self.down(source, now, Cause::Incompatible, effects);
+            }
+        }
+    }
+
+    pub(super) fn refused(
+        &mut self,
+        source: &A,
+        refused: &Refused<'_>,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(entry) = self.sources.get(source).filter(|entry| entry.generation == refused.session) else {
+            return;
+        };
+        let mismatch = Mismatch {
+            reason: refused.reason,
+            field: refused.field.into(),
+            source: refused.source.into(),
+            destination: refused.destination.into(),
+        };
+        effects.refused(source, &mismatch);
+        match &entry.stage {
+            // Of those offered a source without other wishes takes the best.
+            Stage::Announced { offered, .. } if refused.reason == Refusal::Transport => {
+                match Transport::ALL.into_iter().find(|&transport| offered.offers(transport)) {
+                    Some(best) => self.announce_without(source, best, Cause::Incompatible, now, effects),
+                    None => self.down(source, now, Cause::Incompatible, effects),
+                }
+            }
+            _ if refused.reason == Refusal::Busy => self.down(source, now, Cause::Overloaded, effects),
+            _ => self.down(source, now, Cause::Incompatible, effects),
+        }
+    }
+
+    /// Announces a session, in whose place the link may have had another. `failure` is for where nothing is
+    /// left to offer.
+    pub(super) fn announce(
+        &mut self,
+        source: &A,
+        link: L,
+        failure: Cause,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(entry) = self.sources.get_mut(source) else { return };
+        entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
+        let barred = entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
+        let offered = barred.and_then(|without| effects.offer(entry.session, source, &without));
+        // What is barred is better than nothing.
+        let offered = offered.or_else(|| effects.offer(entry.session, source, &entry.without));
+        let Some(offered) = offered else {
+            effects.hang_up(link);
+            return self.down(source, now, failure, effects);
+        };
+        entry.rdma.begin(offered.rdma.map_or(0, |grant| grant.rails));
+        let deadline = now + SESSION_SETUP_DEADLINE;
+        entry.stage = Stage::Announced { link, offered: Box::new(offered), deadline };
+        let announce = Announce {
+            session: entry.generation,
+            fingerprint: self.identity.fingerprint,
+            kv: self.identity.kv_claim(),
+            aux: self.identity.aux_claim(),
+            ranks: vec![offered],
+        };
+        effects.send(link, &Message::Announce(Box::new(announce)));
+    }
+
+    /// A transport could not be set up: the session is announced anew with what is left.
+    pub(super) fn announce_without(
+        &mut self,
+        source: &A,
+        transport: Transport,
+        failure: Cause,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some((entry, link)) = self.sources.get_mut(source).and_then(|entry| {
+            let link = entry.link()?;
+            Some((entry, link))
+        }) else {
+            return;
+        };
+        entry.without.push(transport);
+        entry.stage = Stage::Dialling { deadline: now };
+        self.announce(source, link, failure, now, effects);
+    }
+
+    /// A source whose RDMA was left out until now, in a session of another transport that no slot waits for.
+    pub(super) fn regained(&mut self, now: Instant) -> Option<A> {
+        let slots = &self.slots;
+        let is_idle = |name: &A| slots.values().all(|waiting| waiting.source != *name);
+        let other = |source: &Source<L>| source.transport().is_some_and(|way| way != Transport::Rdma);
+        self.sessions.iter().flatten().filter(|name| is_idle(name)).find_map(|name| {
+            let source = self.sources.get_mut(name).filter(|source| other(source))?;
+            source.rdma.take_end(now).then(|| name.clone())
+        })
+    }
+
+    /// Bytes have come over the session's transport.
+    pub(super) fn trust(&mut self, session: SessionId) {
+        let source = self.sessions[session.0 as usize].as_ref();
+        let entry = source.and_then(|source| self.sources.get_mut(source));
+        if let Some(entry) = entry.filter(|entry| entry.transport() == Some(Transport::Rdma)) {
+            entry.rdma.carry();
+        }
+    }
+
+    /// The session is void, or never came to be.
+    pub(super) fn down(
+        &mut self,
+        source: &A,
+        now: Instant,
+        cause: Cause,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
+        let Some(entry) = self.sources.get_mut(source) else { return };
+        let link = entry.link();
+        let stood = matches!(entry.stage, Stage::Ready { .. });
+        let session = entry.session;
+        // A session that stood may be rebuilt at once; a source that cannot be reached is left alone a while.
+        let hold_off = match () {
+            () if is_planted("held off for an hour") => DIAL_HOLD_OFF * 3600,
+            () if is_planted("held off for seven seconds") => DIAL_HOLD_OFF * 7,
+            () => DIAL_HOLD_OFF,
+        };
+        let until = if stood { now } else { now + hold_off };
+        entry.stage = Stage::Down { until, cause };
+        match stood {
+            true => effects.mover(DestinationCommand::Close { session }),
+            false => effects.withdraw(session),
+        }
+        if let Some(link) = link {
+            effects.hang_up(link);
+        }
+        // Reset, nothing is owed any more: closing the session has ended the leases.
+        self.aborting.retain(|_, asked| asked.source != *source);
+        for slot in self.waiting_for(source) {
+            if let Some(waiting) = self.slots.get_mut(&slot.id) {
+                waiting.sent = false;
+            }
+            self.fail(slot, cause, effects);
+        }
+    }
+}

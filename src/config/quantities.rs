@@ -29,17 +29,21 @@ pub fn coefficients(
     default: [f64; 4],
     most: u32,
 ) -> Result<[f64; 4], ConfigError> {
+    const FORM: &str = "three or four numbers that are finite: A,B,C or A,B,C,D, as --help has them";
     let typed = || given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
     let numbers = match *given {
         [] => return Ok(default),
         [a, b, c] => [a, b, c, 0.0],
         [a, b, c, d] => [a, b, c, d],
-        _ => return Err(value(flag, typed(), "three or four numbers".into())),
+        _ => return Err(value(flag, typed(), FORM.into())),
     };
+    if !numbers.iter().all(|number| number.is_finite()) {
+        return Err(value(flag, typed(), FORM.into()));
+    }
     let [a, b, _, d] = numbers;
     let most = f64::from(most);
     let are_times = numbers[..3].iter().all(|&number| number >= 0.0) && a + b * most + d * most * most >= 0.0;
-    match are_times && numbers.iter().all(|number| number.is_finite()) {
+    match are_times {
         true => Ok(numbers),
         false => {
             let limit =

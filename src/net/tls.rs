@@ -49,7 +49,13 @@ impl Identity {
             .map_err(|why| why.to_string())?
             .with_no_client_auth()
             .with_single_cert(chain, secret)
-            .map_err(|why| format!("{} and {}: {why}", certificates.display(), key.display()))?;
+            .map_err(|why| {
+                let why = match why {
+                    rustls::Error::InconsistentKeys(_) => "the key is not that of the certificate".to_owned(),
+                    why => why.to_string(),
+                };
+                format!("{} and {}: {why}", certificates.display(), key.display())
+            })?;
         Ok(Identity(Arc::new(config)))
     }
 

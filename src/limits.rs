@@ -258,6 +258,12 @@ pub const DRAIN_FLUSH_TIME: Duration = Duration::from_secs(60);
 /// look twice in that time.
 pub const DRAIN_NOTICE_TIME: Duration = Duration::from_secs(5);
 
+/// How long a change of role waits for requests that run, unless it is told otherwise: most have ended by then, and a
+/// worker that took nothing for longer would be missed.
+pub const ROLE_CHANGE_TIME: Duration = Duration::from_secs(60);
+/// How long it may be told to wait: as a drain.
+pub const ROLE_CHANGE_TIME_MAX: Duration = DRAIN_TIME_MAX;
+
 /// Bytes of an answer to `baton drain`; an error's message takes some 200.
 pub const DRAIN_ANSWER_MAX: usize = 64 << 10;
 
@@ -406,6 +412,12 @@ pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);
 pub const ERROR_CODE_MAX: usize = 64;
 /// Bytes of a model's name that a worker tells and `/workers` repeats: a path.
 pub const MODEL_NAME_MAX: usize = 4096;
+/// Between two looks at how hard workers are pressed: windows are seconds.
+pub const BALANCE_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest time that may be asked for as what prefill workers may be behind: longer is never, as requests end before.
+pub const BALANCE_MS_MAX: u32 = 600_000;
+/// Longest window, and dwell time: a day.
+pub const BALANCE_SECONDS_MAX: u32 = 86_400;
 /// How long all workers together may take for what is asked of each of them.
 pub const ROUTER_FANOUT_TIME: Duration = Duration::from_secs(10);
 

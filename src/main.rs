@@ -16,6 +16,7 @@ use baton::say;
 use baton::sim::campaign::Campaign;
 use baton::sim::load;
 use baton::sys::files;
+use baton::wire::message::Role;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -52,8 +53,8 @@ fn run(command: &Command) -> ExitCode {
     }
     let ended = match command {
         Command::Serve(config) => role::serve(config),
-        Command::Prefill(config) => role::prefill(config),
-        Command::Decode(config) => role::decode(config),
+        Command::Prefill(config) => role::part::run(config, Role::Prefill),
+        Command::Decode(config) => role::part::run(config, Role::Decode),
         Command::Router(config) => role::router::router(config),
     };
     match ended {

@@ -105,9 +105,13 @@ pub struct PrefillFlags {
     #[command(flatten)]
     pub(super) prefill: ChunkFlags,
     #[command(flatten)]
+    pub(super) retraction: RetractionFlags,
+    #[command(flatten)]
     pub(super) handoff: HandoffFlags,
     #[command(flatten)]
     pub(super) source: SourceFlags,
+    #[command(flatten)]
+    pub(super) destination: DestinationFlags,
     #[command(flatten)]
     pub(super) process: ProcessFlags,
 }
@@ -123,6 +127,8 @@ pub struct DecodeFlags {
     pub(super) retraction: RetractionFlags,
     #[command(flatten)]
     pub(super) handoff: HandoffFlags,
+    #[command(flatten)]
+    pub(super) source: SourceFlags,
     #[command(flatten)]
     pub(super) destination: DestinationFlags,
     #[command(flatten)]
@@ -437,11 +443,12 @@ pub(super) struct HandoffFlags {
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Hand-off")]
+#[command(next_help_heading = "While it is a prefill worker (POST /role changes that)")]
 pub(super) struct SourceFlags {
-    /// Port of the registry where decode workers look this worker up; 0 takes a free one
-    #[arg(long, value_name = "PORT", default_value_t = super::resolved::BOOTSTRAP_PORT)]
-    pub(super) bootstrap_port: u16,
+    /// Port of the registry where decode workers look this worker up; 0 takes a free one [default: of baton prefill 8998,
+    /// of baton decode a free one]
+    #[arg(long, value_name = "PORT")]
+    pub(super) bootstrap_port: Option<u16>,
     /// Port that decode workers dial; 0 takes a free one, which the registry tells
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     pub(super) control_port: u16,
@@ -460,7 +467,7 @@ pub(super) struct SourceFlags {
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Hand-off")]
+#[command(next_help_heading = "While it is a decode worker (POST /role changes that)")]
 pub(super) struct DestinationFlags {
     /// Port where KV arrives over tcp; 0 takes a free one, which peers are told
     #[arg(long, value_name = "PORT", default_value_t = 0)]

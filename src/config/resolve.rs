@@ -4,19 +4,20 @@ mod routing;
 
 use super::error::ConfigError;
 use super::flags::{
-    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DrainFlags, FrontFlags, HandoffFlags,
-    LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags, ServeFlags, WorkerFlags,
+    BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DestinationFlags, DrainFlags,
+    FrontFlags, HandoffFlags, LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags,
+    ServeFlags, SourceFlags, WorkerFlags,
 };
 use super::resolved::{
-    ChunkConfig, Command, CoreConfig, DataThreads, DecodeConfig, DrainConfig, FrontConfig, HandoffConfig,
-    KvConfig, LogConfig, ModelConfig, PrefillConfig, RetractionConfig, ServeConfig, Transfer, WorkerConfig,
-    WorkerLayout,
+    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DrainConfig, FrontConfig, HandoffConfig,
+    KvConfig, LogConfig, ModelConfig, NO_NAMES, PartConfig, RetractionConfig, ServeConfig, Transfer,
+    WorkerConfig, WorkerLayout,
 };
 use super::secret::{Secret, read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, parse_host};
 use super::{Invocation, Surroundings};
 use crate::limits::{CLUSTER_KEYS_MAX, HTTP_BODY_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
-use crate::wire::message::RdmaGrant;
+use crate::wire::message::{RdmaGrant, Role};
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -84,61 +85,71 @@ impl Resolver<'_> {
         Ok(ServeConfig { worker, layout, chunks, retraction, log: self.log(&flags.process)? })
     }
 
-    fn prefill(&mut self, flags: PrefillFlags) -> Result<PrefillConfig, ConfigError> {
-        let (host, transfer) = (flags.worker.front.host, flags.handoff.transfer);
-        asked_by_http(&flags.worker.front, &flags.handoff)?;
-        let config = PrefillConfig {
-            worker: self.worker(flags.worker, PREFILL_PORT)?,
-            chunks: chunks(&flags.prefill)?,
-            handoff: self.handoff(flags.handoff, host, true)?,
-            bootstrap_port: flags.source.bootstrap_port,
-            control_port: flags.source.control_port,
-            bootstrap_timeout: Duration::from_secs(flags.source.bootstrap_timeout.into()),
-            data_threads: data_threads(flags.source.data_threads, transfer)?,
-            decode_allocation: flags.source.decode_allocation,
-            log: self.log(&flags.process)?,
-        };
-        distinct_ports(&[
-            ("--port", config.worker.front.port),
-            ("--bootstrap-port", config.bootstrap_port),
-            ("--control-port", config.control_port),
-        ])?;
-        Ok(config)
+    fn prefill(&mut self, flags: PrefillFlags) -> Result<PartConfig, ConfigError> {
+        let PrefillFlags { worker, prefill, retraction, handoff, source, destination, process } = flags;
+        self.part(Role::Prefill, worker, (prefill, retraction), handoff, (source, destination), &process)
     }
 
-    fn decode(&mut self, flags: DecodeFlags) -> Result<DecodeConfig, ConfigError> {
-        asked_by_http(&flags.worker.front, &flags.handoff)?;
-        let host = flags.worker.front.host;
-        let listens_for_peers = flags.handoff.transfer.takes_tcp();
-        if let Some(name) = flags.handoff.advertise_host.as_ref().filter(|name| parse_host(name).is_err()) {
-            let limit = "must be an IP address: a decode worker tells its peers no names";
-            return Err(value("--advertise-host", name, limit));
+    fn decode(&mut self, flags: DecodeFlags) -> Result<PartConfig, ConfigError> {
+        let DecodeFlags { worker, recompute, retraction, handoff, source, destination, process } = flags;
+        self.part(Role::Decode, worker, (recompute, retraction), handoff, (source, destination), &process)
+    }
+
+    /// A worker of a cluster that begins in this role.
+    fn part(
+        &mut self,
+        role: Role,
+        worker: WorkerFlags,
+        (chunking, retracting): (ChunkFlags, RetractionFlags),
+        handoff: HandoffFlags,
+        (source, destination): (SourceFlags, DestinationFlags),
+        process: &ProcessFlags,
+    ) -> Result<PartConfig, ConfigError> {
+        asked_by_http(&worker.front, &handoff)?;
+        let (host, transfer) = (worker.front.host, handoff.transfer);
+        let is_decode = role == Role::Decode;
+        let listens_for_peers = !is_decode || transfer.takes_tcp();
+        let name = handoff.advertise_host.as_ref().filter(|name| is_decode && parse_host(name).is_err());
+        if let Some(name) = name {
+            return Err(value("--advertise-host", name, format!("must be an IP address: {NO_NAMES}")));
         }
-        let mut bootstrap_allow = flags.destination.bootstrap_allow;
+        let mut bootstrap_allow = destination.bootstrap_allow;
         if bootstrap_allow.is_empty() {
             bootstrap_allow = Cidr::LOOPBACK.to_vec();
         }
-        if flags.destination.local_prefill && flags.handoff.transfer == Transfer::Fake {
+        if destination.local_prefill && transfer == Transfer::Fake {
             return Err(ConfigError::Conflict {
                 flag: "--local-prefill",
                 other: "--transfer fake",
                 why: "who names no prefill worker is either read here or goes on from nothing",
             });
         }
-        let mut worker = self.worker(flags.worker, DECODE_PORT)?;
+        let (port, bootstrap_port) =
+            if is_decode { (DECODE_PORT, 0) } else { (PREFILL_PORT, BOOTSTRAP_PORT) };
+        let mut worker = self.worker(worker, port)?;
         // Nothing comes, so there is nothing that a second prompt could go on from.
-        worker.kv.prefix_cache &= flags.handoff.transfer != Transfer::Fake;
-        let config = DecodeConfig {
-            chunks: chunks(&flags.recompute)?,
-            retraction: retraction(&flags.retraction, &worker.kv)?,
+        worker.kv.prefix_cache &= !(is_decode && transfer == Transfer::Fake);
+        let config = PartConfig {
+            chunks: chunks(&chunking)?,
+            retraction: retraction(&retracting, &worker.kv)?,
             worker,
-            handoff: self.handoff(flags.handoff, host, listens_for_peers)?,
-            data_port: flags.destination.data_port,
+            handoff: self.handoff(handoff, host, listens_for_peers)?,
+            bootstrap_port: source.bootstrap_port.unwrap_or(bootstrap_port),
+            control_port: source.control_port,
+            bootstrap_timeout: Duration::from_secs(source.bootstrap_timeout.into()),
+            data_threads: data_threads(source.data_threads, transfer)?,
+            decode_allocation: source.decode_allocation,
+            data_port: destination.data_port,
             bootstrap_allow,
-            local_prefill: flags.destination.local_prefill,
-            log: self.log(&flags.process)?,
+            local_prefill: destination.local_prefill,
+            log: self.log(process)?,
         };
-        distinct_ports(&[("--port", config.worker.front.port), ("--data-port", config.data_port)])?;
+        distinct_ports(&[
+            ("--port", config.worker.front.port),
+            ("--bootstrap-port", config.bootstrap_port),
+            ("--control-port", config.control_port),
+            ("--data-port", config.data_port),
+        ])?;
         Ok(config)
     }
 
@@ -252,6 +263,7 @@ impl Resolver<'_> {
             rdma_devices: self.rdma_devices(flags.rdma_devices, flags.transfer)?,
             advertise_host: flags.advertise_host.or(named),
             cluster_keys,
+            insecure: flags.insecure,
             fake_bootstrap: flags.fake_bootstrap || flags.transfer == Transfer::Fake,
         })
     }

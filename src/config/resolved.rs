@@ -10,7 +10,8 @@ pub use routing::{BreakerTerms, HealthTerms, Policies, RequestTerms, RetryTerms}
 
 use super::registry::RegistryAddress;
 use super::secret::Secret;
-use super::values::{ByteSize, Cidr, WorkerUrl};
+use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
+use crate::wire::message::Role;
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -30,9 +31,9 @@ pub enum Command {
     /// `baton serve`.
     Serve(ServeConfig),
     /// `baton prefill`.
-    Prefill(PrefillConfig),
+    Prefill(PartConfig),
     /// `baton decode`.
-    Decode(DecodeConfig),
+    Decode(PartConfig),
     /// `baton router`.
     Router(RouterConfig),
 }
@@ -42,8 +43,8 @@ impl Command {
     pub fn log(&self) -> LogConfig {
         match self {
             Command::Serve(ServeConfig { log, .. })
-            | Command::Prefill(PrefillConfig { log, .. })
-            | Command::Decode(DecodeConfig { log, .. })
+            | Command::Prefill(PartConfig { log, .. })
+            | Command::Decode(PartConfig { log, .. })
             | Command::Router(RouterConfig { log, .. }) => *log,
         }
     }
@@ -64,18 +65,21 @@ pub struct ServeConfig {
     pub log: LogConfig,
 }
 
-/// A worker that reads prompts and hands their KV over.
+/// A worker of a cluster, which hands KV over or takes it over. Both halves are here, since its role may change while it
+/// runs; the command says with which it begins.
 #[derive(Clone, Debug, Serialize)]
-pub struct PrefillConfig {
+pub struct PartConfig {
     /// What every worker has.
     pub worker: WorkerConfig,
-    /// Bounds on prompt tokens of a turn.
+    /// Bounds on prompt tokens of a turn; of a decode worker on those that are computed again.
     pub chunks: ChunkConfig,
+    /// When pages of a worker that generates run out.
+    pub retraction: RetractionConfig,
     /// How it deals with its peers.
     pub handoff: HandoffConfig,
-    /// The registry's port, on the HTTP front's address; 0: a free one.
+    /// The port of a prefill worker's registry, on the HTTP front's address; 0: a free one.
     pub bootstrap_port: u16,
-    /// The port that decode workers dial; 0: a free one.
+    /// The port of a prefill worker that decode workers dial; 0: a free one.
     pub control_port: u16,
     /// How long a request waits for a decode worker to ask for it.
     pub bootstrap_timeout: Duration,
@@ -83,30 +87,45 @@ pub struct PrefillConfig {
     pub data_threads: DataThreads,
     /// When decode workers take pages for what is read here.
     pub decode_allocation: DecodeAllocation,
-    /// The log.
-    pub log: LogConfig,
-}
-
-/// A worker that takes KV over and generates.
-#[derive(Clone, Debug, Serialize)]
-pub struct DecodeConfig {
-    /// What every worker has.
-    pub worker: WorkerConfig,
-    /// Bounds on tokens of a turn that are computed again.
-    pub chunks: ChunkConfig,
-    /// When pages run out.
-    pub retraction: RetractionConfig,
-    /// How it deals with its peers.
-    pub handoff: HandoffConfig,
-    /// The port where KV arrives over tcp; 0: a free one.
+    /// The port of a decode worker where KV arrives over tcp; 0: a free one.
     pub data_port: u16,
     /// Networks in which a `bootstrap_host` may lie.
     pub bootstrap_allow: Vec<Cidr>,
-    /// Whether prompts are read here where a request names no prefill worker.
+    /// Whether a decode worker reads prompts where a request names no prefill worker.
     pub local_prefill: bool,
     /// The log.
     pub log: LogConfig,
 }
+
+impl PartConfig {
+    /// Whether it can have this role, as far as the command line says.
+    ///
+    /// # Errors
+    /// What keeps it from that, with the flag.
+    pub fn may_be(&self, role: Role) -> Result<(), String> {
+        let (host, handoff) = (self.worker.front.host, &self.handoff);
+        let listens_for_peers = match role {
+            Role::Prefill => true,
+            Role::Decode => handoff.transfer.takes_tcp(),
+            Role::Mixed => false,
+        };
+        if listens_for_peers && !host.is_loopback() && handoff.cluster_keys.is_empty() && !handoff.insecure {
+            return Err(format!(
+                "--host {host} lets others than this host reach the ports for peers: it needs --cluster-key-file or \
+                 --insecure"
+            ));
+        }
+        match &handoff.advertise_host {
+            Some(name) if role == Role::Decode && parse_host(name).is_err() => {
+                Err(format!("--advertise-host {name} must be an IP address: {NO_NAMES}"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why `--advertise-host` of a decode worker is no name.
+pub(super) const NO_NAMES: &str = "a decode worker tells its peers no names";
 
 /// The router.
 #[derive(Clone, Debug, Serialize)]
@@ -286,6 +305,8 @@ pub struct HandoffConfig {
     pub advertise_host: Option<String>,
     /// What is proven to peers (the first) and accepted of them; none: nothing, on loopback or by `--insecure`.
     pub cluster_keys: Vec<Secret>,
+    /// Whether ports for peers are opened beyond loopback without a key.
+    pub insecure: bool,
     /// Where it enters itself.
     pub registry: Option<RegistryAddress>,
     /// Silence after which a peer counts as dead.

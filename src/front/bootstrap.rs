@@ -71,6 +71,12 @@ impl Bootstrap {
         }
     }
 
+    /// Answers what was asked, and listens no more.
+    pub fn close(mut self, reactor: &mut Reactor) {
+        self.connections.close(reactor);
+        reactor.stop_listening(self.listener);
+    }
+
     /// Closes what is overdue.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
         self.connections.expire(reactor, now);

@@ -130,7 +130,7 @@ impl Connections {
             Event::Received(conn) => self.read(reactor, conn, now),
             Event::Eof(conn) => match self.clients.get(&conn).map(|client| client.due.is_some()) {
                 Some(true) => self.half_closed(reactor, conn),
-                Some(false) => self.close(reactor, conn),
+                Some(false) => self.end(reactor, conn),
                 None => {}
             },
             Event::Closed { conn, .. } => {
@@ -165,6 +165,13 @@ impl Connections {
     /// Connections are closed after their answer from now on.
     pub fn drain(&mut self) {
         self.draining = true;
+    }
+
+    /// Ends all of them, after what was said on them.
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        self.clients.drain().for_each(|(conn, _)| reactor.close_after_flush(conn));
+        self.incoming.clear();
+        self.held = 0;
     }
 
     /// Answers whole.
@@ -268,7 +275,7 @@ impl Connections {
             .map(|(&conn, _)| conn)
             .collect();
         for conn in late {
-            self.close(reactor, conn);
+            self.end(reactor, conn);
         }
     }
 
@@ -380,10 +387,10 @@ impl Connections {
 
     fn gone(&mut self, reactor: &mut Reactor, conn: ConnId) {
         self.incoming.push_back(Incoming::Gone(conn));
-        self.close(reactor, conn);
+        self.end(reactor, conn);
     }
 
-    fn close(&mut self, reactor: &mut Reactor, conn: ConnId) {
+    fn end(&mut self, reactor: &mut Reactor, conn: ConnId) {
         self.forget(conn);
         reactor.close(conn);
     }

@@ -197,6 +197,11 @@ impl Directory {
         Some(Found { worker, source, control, until })
     }
 
+    /// Asks nobody any more.
+    pub fn close(self, reactor: &mut Reactor) {
+        self.asking.into_keys().for_each(|conn| reactor.close(conn));
+    }
+
     /// Ends look-ups that take too long.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<Found> {
         let mut found = Vec::new();

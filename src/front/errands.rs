@@ -241,6 +241,11 @@ impl<E: Errand> Errands<E> {
         }
     }
 
+    /// Asks nothing more.
+    pub fn end(mut self, reactor: &mut Reactor) {
+        self.close(reactor);
+    }
+
     fn close(&mut self, reactor: &mut Reactor) {
         if let Some(conn) = self.conn.take() {
             reactor.close(conn);

@@ -198,6 +198,25 @@ impl Generations {
         self.live.is_empty() && self.legs.is_empty() && self.converting.is_empty()
     }
 
+    /// Whether the workers are done with all that they were told, so that others may take their place.
+    pub fn is_free(&self) -> bool {
+        self.live.is_empty() && self.legs.is_empty() && self.flushes.is_idle()
+    }
+
+    /// The workers are gone, and their memory with the last that holds it. Nothing may be asked before
+    /// [`Generations::take_on`].
+    pub fn dismiss(&mut self) {
+        debug_assert!(self.is_free(), "a worker goes while it works");
+        self.handoff = Handoff::new(Vec::new(), self.handoff.offer().clone());
+        self.metrics.clear();
+    }
+
+    /// Others have come in their place.
+    pub fn take_on(&mut self, placement: Placement, handoff: Handoff, metrics: Vec<Arc<WorkerMetrics>>) {
+        self.terms.placement = placement;
+        (self.handoff, self.metrics) = (handoff, metrics);
+    }
+
     /// Whether a client waits for an answer.
     pub fn is_asked(&self) -> bool {
         !self.live.is_empty() || !self.converting.is_empty()

@@ -136,6 +136,14 @@ impl Lanes {
         }
     }
 
+    /// Takes no more lanes.
+    pub fn close(self, reactor: &mut Reactor) {
+        self.callers.into_keys().for_each(|conn| reactor.close(conn));
+        if let Some(listener) = self.listener {
+            reactor.stop_listening(listener);
+        }
+    }
+
     /// Closes callers that show nothing and lanes whose session never opened.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
         self.callers.retain(|&conn, until| {

@@ -24,4 +24,5 @@ mod shortage;
 pub mod stages;
 pub mod telemetry;
 pub mod text;
+pub mod turning;
 pub mod worker;

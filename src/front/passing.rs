@@ -151,6 +151,14 @@ impl Passing {
         }
     }
 
+    /// Shows nothing more, and calls nobody.
+    pub fn close(self, reactor: &mut Reactor) {
+        self.calling.into_keys().chain(self.callers.into_keys()).for_each(|conn| reactor.close(conn));
+        if let Some((listener, _)) = self.listener {
+            reactor.stop_listening(listener);
+        }
+    }
+
     /// Closes callers that show nothing, and drops what was offered in sessions that have gone.
     pub fn expire(&mut self, reactor: &mut Reactor, handoff: &Handoff, now: Instant) {
         self.pending.retain(|_, pending| handoff.stands(pending.control, &pending.session));

@@ -249,6 +249,24 @@ impl Peers {
         }
     }
 
+    /// Ends all links and what was to become some, after a last word on those that stand, and listens no more.
+    pub fn close(mut self, reactor: &mut Reactor) {
+        let conns: Vec<ConnId> = self.links.keys().copied().collect();
+        for conn in conns {
+            self.say_bye(conn, Cause::Draining);
+            let Some(peering) = self.links.get_mut(&conn) else { continue };
+            // One that takes no more is closed without.
+            let _ = reactor.send(conn, peering.link.transmit());
+            reactor.close_after_flush(conn);
+        }
+        if let Some(control) = self.control {
+            reactor.stop_listening(control);
+        }
+        self.directory.close(reactor);
+        self.passing.close(reactor);
+        self.lanes.close(reactor);
+    }
+
     fn say_bye(&mut self, conn: ConnId, cause: Cause) {
         if let Some(peering) = self.links.get_mut(&conn) {
             // One that is too full for it, or not open, ends without.

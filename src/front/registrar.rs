@@ -71,6 +71,11 @@ impl Registrar {
         }
     }
 
+    /// Asks no registry anything more.
+    pub fn close(self, reactor: &mut Reactor) {
+        self.errands.into_iter().for_each(|errands| errands.end(reactor));
+    }
+
     /// Whether no entry is left, as far as this worker can do something about it.
     pub fn is_over(&mut self) -> bool {
         self.errands.iter_mut().all(|errands| errands.errand().is_over())

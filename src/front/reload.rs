@@ -2,7 +2,7 @@
 //!
 //! Thread: `ctl`; the files are small and bounded. Invariants: a file that has changed is read once it has been the same at
 //! two looks, so that one that is being written is not read in its midst; what cannot be read, or is no certificate or key,
-//! is said in the log and changes nothing. Not here: who uses what was read (`service`, `router`).
+//! is said in the log, once, changes nothing, and is tried again. Not here: who uses what was read (`service`, `router`).
 
 use crate::config::resolved::FrontConfig;
 use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
@@ -53,6 +53,8 @@ struct Group {
     /// As they were when they were read, and at the last look.
     read: Vec<Stamp>,
     last: Vec<Stamp>,
+    /// Why they could not be read, when that was tried last.
+    failed: Option<String>,
 }
 
 impl Group {
@@ -61,7 +63,7 @@ impl Group {
             return None;
         }
         let stamps: Vec<Stamp> = files.iter().map(stamp).collect();
-        Some(Group { what, files, last: stamps.clone(), read: stamps })
+        Some(Group { what, files, last: stamps.clone(), read: stamps, failed: None })
     }
 
     fn stamps(&self) -> Vec<Stamp> {
@@ -69,7 +71,7 @@ impl Group {
     }
 
     fn read(&mut self) -> Option<Fresh> {
-        self.read = self.stamps();
+        let stamps = self.stamps();
         let mut warnings = Vec::new();
         let fresh = match self.what {
             What::Identity => Identity::read(&self.files[0], &self.files[1]).map(Fresh::Identity),
@@ -82,16 +84,20 @@ impl Group {
             }
         };
         let what = self.what.name();
-        for warning in warnings {
-            event!(Warn, "reload", "a file is read by others, too", why = warning);
-        }
         match fresh {
             Ok(fresh) => {
+                for warning in warnings {
+                    event!(Warn, "reload", "a file is read by others, too", why = warning);
+                }
                 event!(Info, "reload", "read again", what = what);
+                (self.read, self.failed) = (stamps, None);
                 Some(fresh)
             }
             Err(why) => {
-                event!(Error, "reload", "not read: what there was stays", what = what, why = why);
+                if self.failed.as_ref() != Some(&why) {
+                    event!(Error, "reload", "not read: what there was stays", what = what, why = why);
+                    self.failed = Some(why);
+                }
                 None
             }
         }

@@ -14,6 +14,7 @@ use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
 use crate::front::telemetry::Telemetry;
 use crate::front::text::Task;
+use crate::front::turning::{TAKEN_FOR, Turning, Wanted};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
@@ -78,6 +79,8 @@ pub struct Routes {
     about: About,
     keys: Vec<Secret>,
     telemetry: Telemetry,
+    /// Of a worker whose role can change.
+    turning: Option<Turning>,
     draining: bool,
     hanging: bool,
     /// Names for requests that come without.
@@ -94,7 +97,38 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 impl Routes {
     /// Everything is open but what `keys` guard.
     pub fn new(about: About, keys: Vec<Secret>, telemetry: Telemetry) -> Routes {
-        Routes { about, keys, telemetry, draining: false, hanging: false, next_id: 0, unknown: Vec::new() }
+        Routes {
+            about,
+            keys,
+            telemetry,
+            turning: None,
+            draining: false,
+            hanging: false,
+            next_id: 0,
+            unknown: Vec::new(),
+        }
+    }
+
+    /// The worker's role can change from now on.
+    pub fn set_turning(&mut self, turning: Turning) {
+        self.turning = Some(turning);
+    }
+
+    /// Its role, and the change of it, where it can change.
+    pub fn turning(&mut self) -> Option<&mut Turning> {
+        self.turning.as_mut()
+    }
+
+    /// Whether it is about to have another role.
+    pub fn is_changing(&self) -> bool {
+        self.turning.as_ref().is_some_and(Turning::is_changing)
+    }
+
+    /// Tells of these workers, in this role, from now on.
+    pub fn tell_of(&mut self, mode: Mode, telemetry: Telemetry) {
+        let Mode { name, bootstrap_port, handoff } = mode;
+        (self.about.mode, self.about.bootstrap_port, self.about.handoff) = (name, bootstrap_port, handoff);
+        self.telemetry = telemetry;
     }
 
     /// Clients must show one of these from now on.
@@ -162,6 +196,9 @@ impl Routes {
         if !open {
             authorise(&self.keys, request)?;
         }
+        if open || matches!(path, "/v1/completions" | "/v1/chat/completions" | "/generate") {
+            self.check_role(request)?;
+        }
         match (method, path) {
             (Post, "/v1/completions") => {
                 let parsed = completion::parse(&request.body, &self.about.sampling)?;
@@ -185,7 +222,7 @@ impl Routes {
             }
             (Get | Head, "/health" | "/ping" | "/liveness") => {
                 self.alive()?;
-                let body = if self.draining { DRAINING.as_bytes() } else { b"OK" };
+                let body = if self.takes_nothing() { DRAINING.as_bytes() } else { b"OK" };
                 way.answer(conn, &Answer { status: 200, media: "text/plain", body, retry_after: None });
                 Ok(())
             }
@@ -209,6 +246,10 @@ impl Routes {
                 generations.check_model(Some(name))?;
                 json(conn, &self.card(name, generations), way)
             }
+            (Get, "/role") => {
+                let turning = self.turning.as_ref().ok_or_else(no_role)?;
+                json(conn, &turning.told(generations.running()), way)
+            }
             (Get, _) => self.tell(conn, path, generations, way),
             (Post, "/tokenize") => self.tokenize(conn, request, generations),
             (Post, "/detokenize") => self.detokenize(conn, request, generations),
@@ -225,6 +266,21 @@ impl Routes {
                 no_page(request)?;
                 self.drain();
                 json(conn, &Draining::with(generations.running()), way)
+            }
+            (Post, "/role") => {
+                no_page(request)?;
+                if self.draining {
+                    return Err(ApiError::draining("the server is draining"));
+                }
+                let turning = self.turning.as_mut().ok_or_else(no_role)?;
+                let wanted = Wanted::parse(&request.body)?;
+                if turning.ask(wanted, way.now)? {
+                    let (from, to) = (turning.role(), wanted.role);
+                    event!(Info, "ctl", "its role is to change: no new requests", from = from, to = to);
+                }
+                let told = turning.told(generations.running());
+                let status = if turning.is_changing() { 202 } else { 200 };
+                json_with(status, conn, &told, way)
             }
             _ => Err(nothing_at(path)),
         }
@@ -289,7 +345,8 @@ impl Routes {
             max_total_tokens: about.pool_tokens,
             max_running_requests: about.max_running,
             page_size: about.page_size,
-            status: if self.draining { DRAINING } else { "ready" },
+            role_changes: self.turning.as_ref().map(Turning::changes),
+            status: if self.takes_nothing() { DRAINING } else { "ready" },
             handoff: about.handoff.as_ref(),
         }
     }
@@ -347,7 +404,30 @@ impl Routes {
 
     fn admitting(&self) -> Result<(), ApiError> {
         self.alive()?;
-        if self.draining { Err(ApiError::draining("the server is draining")) } else { Ok(()) }
+        match () {
+            () if self.draining => Err(ApiError::draining("the server is draining")),
+            () if self.is_changing() => Err(ApiError::draining("the worker changes its role")),
+            () => Ok(()),
+        }
+    }
+
+    fn takes_nothing(&self) -> bool {
+        self.draining || self.is_changing()
+    }
+
+    /// Whether it is what its router takes it for, where that is said: since the router has looked its role may have
+    /// changed.
+    fn check_role(&self, request: &Request) -> Result<(), ApiError> {
+        let taken_for = request.head.headers.get(TAKEN_FOR);
+        match (&self.turning, taken_for) {
+            (Some(turning), Some(role)) if role != turning.role().to_string() => {
+                let is = turning.role();
+                Err(ApiError::draining(format!(
+                    "this worker is asked as a {role} worker, and is a {is} worker"
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn make_id(&mut self) -> String {
@@ -407,6 +487,7 @@ fn nothing_at(path: &str) -> ApiError {
         | "/abort_request"
         | "/flush_cache"
         | "/drain" => "POST",
+        "/role" => "GET, POST",
         "/health" | "/ping" | "/liveness" | "/readiness" => "GET, HEAD",
         "/health_generate" | "/metrics" | "/v1/models" | "/server_info" | "/get_server_info"
         | "/model_info" | "/get_model_info" | "/v1/loads" | "/get_load" | "/version" => "GET",
@@ -416,8 +497,18 @@ fn nothing_at(path: &str) -> ApiError {
     ApiError::method_not_allowed(allow)
 }
 
+/// What is said of the role of a process that has none to change.
+fn no_role() -> ApiError {
+    let why = "the role of baton prefill and baton decode can change; this process serves by itself";
+    ApiError::new(409, "role_not_possible", why)
+}
+
 fn json(conn: ConnId, body: &impl Serialize, way: &mut Way<'_>) -> Result<(), ApiError> {
+    json_with(200, conn, body, way)
+}
+
+fn json_with(status: u16, conn: ConnId, body: &impl Serialize, way: &mut Way<'_>) -> Result<(), ApiError> {
     let body = serde_json::to_vec(body).map_err(|error| ApiError::new(500, "internal", error.to_string()))?;
-    way.answer(conn, &Answer { status: 200, media: JSON, body: &body, retry_after: None });
+    way.answer(conn, &Answer { status, media: JSON, body: &body, retry_after: None });
     Ok(())
 }

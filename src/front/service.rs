@@ -4,21 +4,27 @@
 //! means (`generations`), small endpoints (`routes`).
 
 use crate::cause::Cause;
+use crate::config::secret::Secret;
 use crate::front::bootstrap::Bootstrap;
 use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
-use crate::front::generations::{Generations, Way};
+use crate::front::generations::{Generations, Placement, Way};
+use crate::front::handoff::Handoff;
 use crate::front::http::Limits;
 use crate::front::peers::Peers;
 use crate::front::progress::Progress;
 use crate::front::registrar::Registrar;
 use crate::front::reload::{Fresh, Reload, keyring};
-use crate::front::routes::Routes;
+use crate::front::routes::{Mode, Routes};
+use crate::front::telemetry::Telemetry;
+use crate::front::turning::{Next, Turning};
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
 use crate::net::{Address, Event, Identity, ListenerId, Reactor};
 use crate::obs::log::event;
+use crate::obs::metrics::WorkerMetrics;
 use crate::sched::mailbox;
 use crate::stdx::bell::Bell;
+use crate::wire::message::Role;
 use crossbeam_channel::Receiver;
 use std::io;
 use std::net::SocketAddr;
@@ -28,6 +34,33 @@ use std::time::{Duration, Instant};
 
 /// How often overdue things are looked for.
 const TICK: Duration = Duration::from_millis(100);
+
+/// Why [`Service::run`] has returned.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Outcome {
+    /// The process is to end.
+    Ended(End),
+    /// The workers are done, and others are to come in their place: [`Service::dismiss`], then [`Service::take_on`] and
+    /// [`Service::turned`].
+    Turns(Role),
+    /// They stay after all: what was taken back is to be entered again.
+    Stays,
+}
+
+/// The workers of a process, as far as `ctl` knows them.
+#[derive(Debug)]
+pub struct Workers {
+    /// They and their protocol.
+    pub handoff: Handoff,
+    /// Their counters.
+    pub metrics: Vec<Arc<WorkerMetrics>>,
+    /// Their figures.
+    pub telemetry: Telemetry,
+    /// What their engine says.
+    pub events: Receiver<mailbox::Event>,
+    /// What it counts.
+    pub progress: Arc<AtomicU64>,
+}
 
 /// What `ctl` runs.
 #[derive(Debug)]
@@ -40,11 +73,13 @@ pub struct Service {
     peers: Option<Peers>,
     bootstrap: Option<Bootstrap>,
     registrar: Option<Registrar>,
-    events: Vec<Receiver<mailbox::Event>>,
+    events: Receiver<mailbox::Event>,
     progress: Progress,
     bell: Arc<Bell>,
     drain: Drain,
     reload: Option<Reload>,
+    /// The cluster's keys, since they have changed.
+    cluster_keys: Option<Vec<Secret>>,
     next_tick: Instant,
 }
 
@@ -55,7 +90,7 @@ impl Service {
         address: SocketAddr,
         generations: Generations,
         routes: Routes,
-        (events, progress): (Vec<Receiver<mailbox::Event>>, Arc<AtomicU64>),
+        (events, progress): (Receiver<mailbox::Event>, Arc<AtomicU64>),
         bell: Arc<Bell>,
         now: Instant,
     ) -> io::Result<Service> {
@@ -75,6 +110,7 @@ impl Service {
             bell,
             drain: Drain::default(),
             reload: None,
+            cluster_keys: None,
             next_tick: now + TICK,
         })
     }
@@ -117,8 +153,9 @@ impl Service {
                         peers.set_keys(keys);
                     }
                     if let Some(bootstrap) = &mut self.bootstrap {
-                        bootstrap.set_keys(secrets);
+                        bootstrap.set_keys(secrets.clone());
                     }
+                    self.cluster_keys = Some(secrets);
                 }
             }
         }
@@ -132,7 +169,58 @@ impl Service {
 
     /// Is found in registries from now on.
     pub fn enrol(&mut self, registrar: Registrar) {
-        self.registrar = Some(registrar);
+        if let Some(registrar) = self.registrar.replace(registrar) {
+            registrar.close(&mut self.reactor);
+        }
+    }
+
+    /// The cluster's keys, where they are others by now than those of the start.
+    pub fn cluster_keys(&self) -> Option<&[Secret]> {
+        self.cluster_keys.as_deref()
+    }
+
+    /// The workers' role can be changed from now on.
+    pub fn set_turning(&mut self, turning: Turning) {
+        self.routes.set_turning(turning);
+    }
+
+    /// The workers are gone: what they say is dropped, links, registry and their ports are closed. Nothing may be served
+    /// before [`Service::take_on`].
+    pub fn dismiss(&mut self) {
+        self.generations.dismiss();
+        if let Some(peers) = self.peers.take() {
+            peers.close(&mut self.reactor);
+        }
+        if let Some(bootstrap) = self.bootstrap.take() {
+            bootstrap.close(&mut self.reactor);
+        }
+        if let Some(registrar) = self.registrar.take() {
+            registrar.close(&mut self.reactor);
+        }
+    }
+
+    /// Others have come in their place.
+    pub fn take_on(&mut self, workers: Workers, placement: Placement, mode: Mode, now: Instant) {
+        let Workers { handoff, metrics, telemetry, events, progress } = workers;
+        self.generations.take_on(placement, handoff, metrics);
+        self.routes.tell_of(mode, telemetry);
+        (self.events, self.progress) = (events, Progress::new(progress, now));
+    }
+
+    /// A change of role is over: it has come about, or for this reason not.
+    pub fn turned(&mut self, outcome: Result<(), String>) {
+        let Some(turning) = self.routes.turning() else { return };
+        let before = turning.role();
+        match outcome {
+            Ok(()) => {
+                turning.turned();
+                event!(Info, "ctl", "has another role", from = before, to = turning.role());
+            }
+            Err(why) => {
+                event!(Error, "ctl", "keeps its role", role = before, why = why);
+                turning.failed(why);
+            }
+        }
     }
 
     /// Sockets, to listen on further ports.
@@ -145,33 +233,33 @@ impl Service {
         self.reactor.local_address(self.listener)
     }
 
-    /// Turns until a drain has ended.
-    pub fn run(mut self) -> io::Result<End> {
+    /// Turns until a drain has ended, or the workers' role changes.
+    pub fn run(&mut self) -> io::Result<Outcome> {
         loop {
             self.bell.announce();
             let deadline = if self.has_news() { Instant::now() } else { self.next_tick };
             self.reactor.poll(Some(deadline))?;
             self.bell.dismiss();
-            if let Some(end) = self.turn(Instant::now()) {
-                return Ok(end);
+            if let Some(outcome) = self.turn(Instant::now()) {
+                return Ok(outcome);
             }
         }
     }
 
     /// Looked for between the bell's announcement and the wait, so that nothing is slept over.
     fn has_news(&self) -> bool {
-        self.events.iter().any(|events| !events.is_empty())
+        !self.events.is_empty()
             || self.generations.has_news()
             || self.peers.as_ref().is_some_and(Peers::has_news)
     }
 
-    fn turn(&mut self, now: Instant) -> Option<End> {
+    fn turn(&mut self, now: Instant) -> Option<Outcome> {
         while let Some(event) = self.reactor.next_event() {
             match event {
                 Event::Terminate if self.drain.signal() => {
                     // Who keeps KV for nobody yet has answered.
                     let busy = self.generations.is_asked();
-                    return Some(Drain::cut(Left { busy, ..self.left() }));
+                    return Some(Outcome::Ended(Drain::cut(Left { busy, ..self.left() })));
                 }
                 Event::Terminate => self.drain(now),
                 Event::Hangup => {
@@ -183,10 +271,8 @@ impl Service {
         }
         self.serve(now);
         let mut way = Way { reactor: &mut self.reactor, connections: &mut self.connections, now };
-        for events in &self.events {
-            while let Ok(event) = events.try_recv() {
-                self.generations.event(event, &mut way);
-            }
+        while let Ok(event) = self.events.try_recv() {
+            self.generations.event(event, &mut way);
         }
         self.generations.turn(&mut way);
         if now >= self.next_tick {
@@ -200,7 +286,10 @@ impl Service {
         if let Some(peers) = &mut self.peers {
             peers.serve(&mut self.reactor, self.generations.handoff_mut(), now);
         }
-        self.drained(now)
+        match self.routes.is_changing() {
+            true => self.changed(now),
+            false => self.drained(now).map(Outcome::Ended),
+        }
     }
 
     fn dispatch(&mut self, event: Event, now: Instant) {
@@ -247,9 +336,12 @@ impl Service {
             match incoming {
                 Incoming::Request(conn, request) => {
                     let mut way = Way { reactor: &mut self.reactor, connections: &mut self.connections, now };
+                    let was_changing = self.routes.is_changing();
                     self.routes.serve(conn, &request, &mut self.generations, &mut way);
                     if self.routes.is_draining() {
                         self.drain(now);
+                    } else if !was_changing && self.routes.is_changing() {
+                        self.withdraw(now);
                     }
                 }
                 Incoming::Gone(conn) => self.generations.gone(conn),
@@ -263,6 +355,9 @@ impl Service {
             return;
         }
         event!(Info, "ctl", "draining: no new requests, those that run are finished");
+        if self.routes.is_changing() {
+            self.turned(Err("it was told to drain".into()));
+        }
         // What was answered is to arrive as well.
         self.reactor.flush_until(now + DRAIN_TIME_MAX);
         self.routes.drain();
@@ -270,8 +365,36 @@ impl Service {
         if let Some(peers) = &mut self.peers {
             peers.drain(&mut self.reactor, self.generations.handoff_mut(), now);
         }
+        self.withdraw(now);
+    }
+
+    /// Takes back what others find this worker by.
+    fn withdraw(&mut self, now: Instant) {
         if let Some(registrar) = &mut self.registrar {
             registrar.withdraw(&mut self.reactor, now);
+        }
+    }
+
+    /// Whether enough of its work is done that a worker may change its role.
+    fn changed(&mut self, now: Instant) -> Option<Outcome> {
+        self.refuse_early(now);
+        let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);
+        let busy = !self.generations.is_free() || !is_out;
+        let left = Left { busy, ..self.left() };
+        match self.routes.turning()?.look(left, now)? {
+            Next::Turn(role) => Some(Outcome::Turns(role)),
+            Next::GiveUp => {
+                let running = self.generations.running();
+                self.turned(Err(format!("time was up, and {running} requests still ran")));
+                Some(Outcome::Stays)
+            }
+        }
+    }
+
+    /// Rooms that are not known by now never will be.
+    fn refuse_early(&mut self, now: Instant) {
+        if self.generations.is_placed() {
+            self.generations.handoff_mut().refuse_early(Cause::Draining, now);
         }
     }
 
@@ -279,10 +402,7 @@ impl Service {
         if !self.drain.is_begun() {
             return None;
         }
-        if self.generations.is_placed() {
-            // Rooms that are not known by now never will be.
-            self.generations.handoff_mut().refuse_early(Cause::Draining, now);
-        }
+        self.refuse_early(now);
         let is_out = self.registrar.as_mut().is_none_or(Registrar::is_over);
         let left = self.left();
         self.drain.end(Left { busy: left.busy || !is_out, ..left }, now)

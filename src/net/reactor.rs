@@ -151,14 +151,18 @@ impl Reactor {
     /// Listens, with at most `limit` accepted connections open at a time; more are closed at once,
     /// so that they do not wait in the backlog.
     pub fn listen(&mut self, address: &Address, limit: usize) -> io::Result<ListenerId> {
-        if self.listeners.len() == limits::NET_LISTENERS_MAX {
+        let place = self.listeners.iter().position(Option::is_none).unwrap_or(self.listeners.len());
+        if place == limits::NET_LISTENERS_MAX {
             return Err(io::Error::other("too many listeners"));
         }
         let mut listener = Listener::bind(address)?;
-        let id = ListenerId(self.listeners.len() as u32);
-        let token = Token(LISTENERS + id.0 as usize);
+        let id = ListenerId(place as u32);
+        let token = Token(LISTENERS + place);
         self.poll.registry().register(listener.source(), token, Interest::READABLE)?;
-        self.listeners.push(Some(Listening { listener, identity: None, open: 0, limit, again: false }));
+        if place == self.listeners.len() {
+            self.listeners.push(None);
+        }
+        self.listeners[place] = Some(Listening { listener, identity: None, open: 0, limit, again: false });
         Ok(id)
     }
 
@@ -176,10 +180,28 @@ impl Reactor {
         self.listeners.get(id.0 as usize)?.as_ref()?.listener.local_address().ok()?
     }
 
-    /// Accepts no more; connections it has accepted live on.
+    /// Accepts no more; connections it has accepted live on, but for those that nobody has been told of. Its id may
+    /// become another listener's.
     pub fn stop_listening(&mut self, id: ListenerId) {
         if let Some(entry) = self.listeners.get_mut(id.0 as usize) {
             *entry = None;
+        }
+        let untold = |event: &Event| match *event {
+            Event::Accepted { listener, conn, .. } if listener == id => Some(conn),
+            _ => None,
+        };
+        let mut untold: Vec<ConnId> = self.events.iter().filter_map(untold).collect();
+        let is_of_it = |connection: &Connection| connection.listener == Some(id.0);
+        untold.extend(
+            self.table
+                .in_state(State::Shaking)
+                .into_iter()
+                .filter(|&conn| self.table.get(conn).is_some_and(is_of_it)),
+        );
+        untold.into_iter().for_each(|conn| self.release(conn));
+        // What is left counts for nobody who listens there next.
+        for connection in self.table.iter_mut().filter(|connection| connection.listener == Some(id.0)) {
+            connection.listener = None;
         }
     }
 

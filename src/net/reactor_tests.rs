@@ -304,6 +304,30 @@ fn a_listener_at_its_limit_closes_newcomers_and_recovers() {
     assert!(TcpStream::connect(address).is_err());
 }
 
+/// A worker that changes its role again and again opens and closes ports.
+#[test]
+fn a_listener_that_is_gone_makes_room_for_another_that_owes_it_nothing() {
+    let (mut reactor, mut listener, told, _client) = served();
+    for _ in 0..2 * limits::NET_LISTENERS_MAX {
+        let address = reactor.local_address(listener).unwrap();
+        let mut untold = TcpStream::connect(address).unwrap();
+        untold.set_read_timeout(Some(PATIENCE)).unwrap();
+        reactor.poll(Some(Instant::now() + PATIENCE)).unwrap();
+        reactor.stop_listening(listener);
+        assert_eq!(reactor.next_event(), None, "nobody is told of who came to one that is gone");
+        assert_eq!(untold.read(&mut [0; 1]).unwrap(), 0);
+        listener = reactor.listen(&loopback(), 1).unwrap();
+    }
+    // The one place of the last is free, whoever leaves.
+    reactor.close(told);
+    let _next = TcpStream::connect(reactor.local_address(listener).unwrap()).unwrap();
+    let next = accepted(&mut reactor);
+    reactor.close(next);
+    let _last = TcpStream::connect(reactor.local_address(listener).unwrap()).unwrap();
+    accepted(&mut reactor);
+    assert_eq!((reactor.connections(), reactor.refused()), (1, 0));
+}
+
 #[test]
 fn a_stale_id_does_nothing() {
     let (mut reactor, listener, old, _client) = served();

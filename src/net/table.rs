@@ -64,6 +64,11 @@ impl Table {
         self.slots.iter().enumerate().filter_map(named).collect()
     }
 
+    /// All connections.
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Connection> {
+        self.slots.iter_mut().filter_map(|slot| slot.connection.as_mut())
+    }
+
     pub(super) fn remove(&mut self, id: ConnId) -> Option<Connection> {
         let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
         let connection = slot.connection.take()?;

@@ -9,6 +9,7 @@ use crate::cluster::kinds::KindDigest;
 use crate::cluster::router::Role;
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::HandoffConfig;
+use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::front::registrar::{Registrar, needs_names};
 use crate::front::resolver::Resolver;
@@ -27,9 +28,10 @@ pub fn names(
     names.map_err(|error| RoleError::Io("cannot start a thread", error))
 }
 
-/// Has the worker that `service` serves be found where the configuration says.
+/// Has the worker that `service` serves be found where the configuration says; `key` is proven there.
 pub fn enrol(
     config: &HandoffConfig,
+    key: Option<&Secret>,
     service: &mut Service,
     peer: Peer,
     role: Role,
@@ -40,7 +42,7 @@ pub fn enrol(
     let seat = Seat { role, url: url(config, address) };
     event!(Info, "ctl", "is entered", registry = registry, role = role, worker = seat.url);
     let entry = Entry { peer, seat, bootstrap_port, kind };
-    let (key, now) = (config.cluster_keys.first(), Instant::now());
+    let now = Instant::now();
     let (entries, hosts) = match registry {
         RegistryAddress::Routers(routers) => {
             let entry = |_: &WorkerUrl| Keeping::Router(Enrolment::new(&entry, key.cloned(), now));

@@ -6,8 +6,8 @@ use super::RoleError;
 use crate::cluster::kinds::KindDigest;
 use crate::config::resolved::{self, ChunkConfig, DecodeAllocation, RetractionConfig, WorkerConfig};
 use crate::kv::layout::{KvDtype, KvLayout};
-use crate::limits::RESERVED_TOKENS;
 use crate::model::config::ModelConfig;
+use crate::model::forward::Forward;
 use crate::model::forward::cpu::{CpuModel, CpuOptions};
 use crate::model::open::{LoadFormat, ModelFiles};
 use crate::model::tensor::TensorType;
@@ -21,12 +21,9 @@ use crate::wire::message::{Fingerprint, HostId, Transport};
 use sha2::{Digest, Sha256};
 use std::net::SocketAddr;
 
-/// A model in memory and what follows from it.
+/// What follows from a model in memory.
+#[derive(Clone)]
 pub struct Loaded {
-    /// Configuration, tokenizer and template; the weights' mappings.
-    pub files: ModelFiles,
-    /// The weights as the kernels want them.
-    pub forward: CpuModel,
     /// Bounds of the scheduler.
     pub sched: SchedConfig,
     /// Geometry of KV.
@@ -58,13 +55,14 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    /// Opens the files, checks and repacks the weights. `retraction` is of roles that decode.
+    /// Opens the files, checks and repacks the weights: configuration, tokenizer and template, the model as the kernels
+    /// want it, and what follows.
     pub fn open(
         worker: &WorkerConfig,
         chunks: ChunkConfig,
-        retraction: Option<RetractionConfig>,
+        retraction: RetractionConfig,
         transports: Vec<Transport>,
-    ) -> Result<Loaded, RoleError> {
+    ) -> Result<(ModelFiles, Box<dyn Forward>, Loaded), RoleError> {
         let format = match worker.model.load_format {
             resolved::LoadFormat::Auto => LoadFormat::Auto,
             resolved::LoadFormat::Dummy => LoadFormat::Dummy,
@@ -92,7 +90,7 @@ impl Loaded {
             context: context as u32,
             prefix_cache: worker.kv.prefix_cache,
             vocab: model.vocab as u32,
-            reserve: retraction.map_or(RESERVED_TOKENS, |retraction| retraction.reserved_tokens),
+            reserve: retraction.reserved_tokens,
         };
         let tokens = u64::from(pages) * u64::from(layout.page_size);
         if tokens < context as u64 {
@@ -106,7 +104,7 @@ impl Loaded {
                     (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
             );
         }
-        let tier_bytes = retraction.map_or(0, |retraction| retraction.memory.0);
+        let tier_bytes = retraction.memory.0;
         // A page's number is below the one that ends a chain.
         let tier_pages = u32::try_from(tier_bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1);
         if tier_bytes > 0 && tier_pages == 0 {
@@ -149,9 +147,7 @@ impl Loaded {
         let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
         let free = worker.cores.cpus.get(worker.cores.threads + 2..).filter(|_| pinned);
         let data_cpus = free.unwrap_or_default().to_vec();
-        Ok(Loaded {
-            files,
-            forward,
+        let loaded = Loaded {
             sched,
             layout,
             pages,
@@ -166,7 +162,8 @@ impl Loaded {
             split: false,
             decode_allocation: DecodeAllocation::default(),
             data_cpus,
-        })
+        };
+        Ok((files, Box::new(forward), loaded))
     }
 
     /// What a worker over this memory says of itself.

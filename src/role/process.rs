@@ -5,12 +5,11 @@
 use super::RoleError;
 use super::loaded::{Loaded, host_id};
 use crate::config::resolved::WorkerConfig;
-use crate::front::drain::End;
 use crate::front::generations::{Generations, Placement, Terms};
 use crate::front::handoff::{Handoff, Member, Offer, Role};
 use crate::front::openai::Sampling;
 use crate::front::routes::{About, Mode, Routes};
-use crate::front::service::Service;
+use crate::front::service::{Service, Workers};
 use crate::front::telemetry::{Telemetry, Watched};
 use crate::front::text::{Text, TextQueue};
 use crate::front::worker::{Ring, Worker};
@@ -19,12 +18,13 @@ use crate::kv::lease::MoverRight;
 use crate::kv::region::Region;
 use crate::kv::tier::Tier;
 use crate::limits::{HTTP_BODY_ADDED, SESSIONS_MAX, TOKENISE_QUEUE_MAX};
-use crate::model::config::{Architecture, ModelConfig};
+use crate::model::config::Architecture;
+use crate::model::forward::Forward;
+use crate::model::open::ModelFiles;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use crate::obs::metrics::{EngineType, WorkerMetrics};
 use crate::obs::registry as figures;
-use crate::sched::config::SchedConfig;
 use crate::sched::decode::DecodeWorker;
 use crate::sched::engine::{self, Engine};
 use crate::sched::mail::{Mail, events_per_turn};
@@ -238,129 +238,120 @@ impl Process {
         Ok(id)
     }
 
-    /// Starts the threads; nothing is served before [`Running::run`].
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// One of them cannot be started; the model is lost with it.
     pub fn start(
         self,
-        loaded: Loaded,
-        config: &WorkerConfig,
-        placement: Placement,
-        mode: Mode,
-        reactor: Reactor,
+        loaded: &Loaded,
+        forward: Box<dyn Forward>,
         ctl: Arc<Bell>,
-    ) -> Result<Running, RoleError> {
+    ) -> Result<(Workers, Crew), RoleError> {
         let stop = Arc::new(AtomicBool::new(false));
         let (events, events_in) = channel::bounded(event_ring(loaded.slots * self.members.len()));
-        let mail = Mail::new(self.engine_commands.1, events, ctl.clone());
+        let mail = Mail::new(self.engine_commands.1, events, ctl);
         let io = |error| RoleError::Io("cannot start a thread", error);
-        let Loaded { files, forward, sched, layout, pages, transports, data, spin, .. } = loaded;
-        let mut threads = Vec::new();
-        let progress;
-        {
-            let (workers, bell, stop, cell) =
-                (self.workers, self.engine_bell.clone(), stop.clone(), self.engine_thread);
-            let spins = if spin { ENGINE_SPINS } else { 0 };
-            let mut engine = Engine::new(&sched, workers, Box::new(forward), mail, Box::new(Instant::now));
-            progress = engine.progress().clone();
-            threads.push(
-                thread::Builder::new()
-                    .name("engine".into())
-                    .spawn(move || {
-                        let _ = cell.set(thread::current());
-                        engine::run(&mut engine, &bell, &stop, spins);
-                    })
-                    .map_err(io)?,
-            );
-        }
-        let mover_bell = self.waiter.bell.clone();
-        let wait = self.waiter.set.clone();
-        {
-            let (mut mover, waiter, stop) = (self.mover, self.waiter, stop.clone());
-            threads.push(
-                thread::Builder::new()
-                    .name("move-0".into())
-                    .spawn(move || waiter.run(&mut mover, &stop))
-                    .map_err(io)?,
-            );
-        }
-        let (tokenizer, chat) = (files.tokenizer, files.chat_template.ok());
-        let text = Arc::new(Text { tokenizer, chat, context: sched.context as usize });
-        let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
-        let handoff = Handoff::new(self.members, Offer { transports, host: host_id(), data, lanes: LANES });
-        let terms = Terms {
-            names: config.model.served_names.clone(),
-            context: sched.context as usize,
-            choices: sched.max_running + sched.max_queued,
-            eos: files.config.eos.clone(),
-            placement,
-        };
+        let spins = if loaded.spin { ENGINE_SPINS } else { 0 };
+        let mut engine = Engine::new(&loaded.sched, self.workers, forward, mail, Box::new(Instant::now));
+        let progress = engine.progress().clone();
+        let (bell, stopped, cell) = (self.engine_bell.clone(), stop.clone(), self.engine_thread);
+        let thread = thread::Builder::new().name("engine".into());
+        let engine = thread
+            .spawn(move || {
+                let _ = cell.set(thread::current());
+                engine::run(&mut engine, &bell, &stopped, spins);
+                engine.into_forward()
+            })
+            .map_err(io)?;
+        let (mover_bell, wait) = (self.waiter.bell.clone(), self.waiter.set.clone());
+        let (mut mover, waiter, stopped) = (self.mover, self.waiter, stop.clone());
+        let thread = thread::Builder::new().name("move-0".into());
+        let mover = thread.spawn(move || waiter.run(&mut mover, &stopped)).map_err(io)?;
+        let handoff = Handoff::new(
+            self.members,
+            Offer { transports: loaded.transports.clone(), host: host_id(), data: loaded.data, lanes: LANES },
+        );
         let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
-        let generations = Generations::new(terms, text, queue, handoff, metrics);
-        let added = if mode.handoff.is_some() { HTTP_BODY_ADDED } else { 0 };
-        let pool_tokens = pages as usize * layout.page_size as usize;
-        let about = about(config, &files.config, &files.sampling, &sched, pool_tokens, mode);
         let telemetry = Telemetry::new(self.registry, self.watched);
-        let routes = Routes::new(about, config.front.api_keys.clone(), telemetry);
-        let address = config.front.address();
-        let identity = super::identity(&config.front)?;
-        let mut service = Service::new(
-            reactor,
-            address,
-            generations,
-            routes,
-            (vec![events_in], progress),
-            ctl,
-            Instant::now(),
-        )
-        .map_err(|error| RoleError::Listen { flag: "--port", address, error })?
-        .within(config.front.body_max + added);
-        if let Some(identity) = identity {
-            service.secure(identity);
-        }
+        let workers = Workers { handoff, metrics, telemetry, events: events_in, progress };
         let bells = vec![self.engine_bell, mover_bell];
-        Ok(Running { service, stop, bells, wait, threads, _data: self.data })
+        Ok((workers, Crew { stop, bells, wait, engine, mover, _data: self.data }))
     }
 }
 
-/// A process with its threads.
-pub struct Running {
-    /// What `ctl` runs.
-    pub service: Service,
+/// The threads of a process's workers.
+pub struct Crew {
     stop: Arc<AtomicBool>,
     bells: Vec<Arc<Bell>>,
     /// Where the mover parks.
     pub wait: Arc<WaitSet>,
-    threads: Vec<JoinHandle<()>>,
+    engine: JoinHandle<Box<dyn Forward>>,
+    mover: JoinHandle<()>,
     /// Behind the mover, whose sessions they serve.
     _data: DataThreads,
 }
 
-impl Running {
-    /// Says so in the log, with how long the start took.
-    pub fn announce_ready(&self, config: &WorkerConfig, begun: Instant) {
-        event!(
-            Info,
-            "ctl",
-            "ready",
-            address = self.service.address().map_or("?".into(), |address| address.to_string()),
-            model = config.model.served_names[0],
-            seconds = format!("{:.2}", begun.elapsed().as_secs_f64()),
-        );
-    }
-
-    /// Serves until a drain has ended, then stops all threads.
-    pub fn run(self) -> Result<End, RoleError> {
-        let ended = self.service.run().map_err(|error| RoleError::Io("the reactor failed", error));
+impl Crew {
+    /// Ends them; gives the model back, unless its thread has panicked, which has said so.
+    pub fn stop(self) -> Option<Box<dyn Forward>> {
         self.stop.store(true, Ordering::Release);
         for bell in &self.bells {
             bell.ring();
         }
-        for thread in self.threads {
-            thread.thread().unpark();
-            // A thread that panicked has said so; what it carried ends with the process.
-            let _ = thread.join();
-        }
-        ended
+        self.engine.thread().unpark();
+        let forward = self.engine.join().ok();
+        // What a mover that panicked carried ends with it.
+        let _ = self.mover.join();
+        forward
     }
+}
+
+/// What answers clients in front of the first workers of a process.
+pub fn front(
+    reactor: Reactor,
+    config: &WorkerConfig,
+    files: ModelFiles,
+    loaded: &Loaded,
+    workers: Workers,
+    (placement, mode): (Placement, Mode),
+    ctl: Arc<Bell>,
+) -> Result<Service, RoleError> {
+    let io = |error| RoleError::Io("cannot start a thread", error);
+    let added = if mode.handoff.is_some() { HTTP_BODY_ADDED } else { 0 };
+    let about = about(config, &files, loaded, mode);
+    let (tokenizer, chat, context) =
+        (files.tokenizer, files.chat_template.ok(), loaded.sched.context as usize);
+    let text = Arc::new(Text { tokenizer, chat, context });
+    let queue = TextQueue::start(text.clone(), TOKENISE_QUEUE_MAX, ctl.clone()).map_err(io)?;
+    let sched = &loaded.sched;
+    let terms = Terms {
+        names: config.model.served_names.clone(),
+        context: sched.context as usize,
+        choices: sched.max_running + sched.max_queued,
+        eos: files.config.eos,
+        placement,
+    };
+    let Workers { handoff, metrics, telemetry, events, progress } = workers;
+    let generations = Generations::new(terms, text, queue, handoff, metrics);
+    let routes = Routes::new(about, config.front.api_keys.clone(), telemetry);
+    let address = config.front.address();
+    let service =
+        Service::new(reactor, address, generations, routes, (events, progress), ctl, Instant::now());
+    let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
+    Ok(service.within(config.front.body_max + added))
+}
+
+/// Says in the log that all stands, with how long the start took.
+pub fn announce_ready(service: &Service, config: &WorkerConfig, begun: Instant) {
+    event!(
+        Info,
+        "ctl",
+        "ready",
+        address = service.address().map_or("?".into(), |address| address.to_string()),
+        model = config.model.served_names[0],
+        seconds = format!("{:.2}", begun.elapsed().as_secs_f64()),
+    );
 }
 
 /// What one turn may tell, twice over, so that `ctl` may be a turn behind.
@@ -378,20 +369,13 @@ fn tier(loaded: &Loaded) -> Result<Tier, RoleError> {
         .map_err(|error| RoleError::Io("cannot map memory for KV beside the pool", error))
 }
 
-fn about(
-    config: &WorkerConfig,
-    model: &ModelConfig,
-    advised: &crate::model::hf::config::SamplingDefaults,
-    sched: &SchedConfig,
-    pool_tokens: usize,
-    mode: Mode,
-) -> About {
-    let (model_type, architecture) = match model.architecture {
+fn about(config: &WorkerConfig, files: &ModelFiles, loaded: &Loaded, mode: Mode) -> About {
+    let (model_type, architecture) = match files.config.architecture {
         Architecture::Llama => ("llama", "LlamaForCausalLM"),
         Architecture::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
         Architecture::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
     };
-    let usual = Sampling::default();
+    let (usual, advised) = (Sampling::default(), &files.sampling);
     About {
         model_path: config.model.path.display().to_string(),
         model_type,
@@ -399,9 +383,9 @@ fn about(
         mode: mode.name,
         bootstrap_port: mode.bootstrap_port,
         handoff: mode.handoff,
-        pool_tokens,
-        page_size: sched.page_size as usize,
-        max_running: sched.max_running,
+        pool_tokens: loaded.pages as usize * loaded.layout.page_size as usize,
+        page_size: loaded.sched.page_size as usize,
+        max_running: loaded.sched.max_running,
         sampling: Sampling {
             temperature: advised.temperature.unwrap_or(usual.temperature),
             top_p: advised.top_p.unwrap_or(usual.top_p),

@@ -9,7 +9,6 @@ use crate::config::resolved::RouterConfig;
 use crate::config::values::WorkerUrl;
 use crate::front::drain::End;
 use crate::front::errands::Errands;
-use crate::front::reload::Reload;
 use crate::front::resolver::Resolver;
 use crate::front::router::RouterService;
 use crate::front::router::fleet::Fleet;
@@ -29,6 +28,7 @@ use std::time::Instant;
 /// A worker's name that points nowhere; a port that cannot be had.
 pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let now = Instant::now();
+    let (identity, reload) = super::secrets(&config.front, &config.cluster_keys)?;
     let targets = targets(config)?;
     let mut registry = Registry::default();
     let metrics = RouterMetrics::register(&mut registry);
@@ -65,10 +65,10 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     )
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
     .within(config.front.body_max, &config.requests);
-    if let Some(identity) = super::identity(&config.front)? {
+    if let Some(identity) = identity {
         service.secure(identity);
     }
-    let renewed = service.renew_from(Reload::new(&config.front, &config.cluster_keys, now));
+    let renewed = service.renew_from(reload);
     renewed.map_err(|error| RoleError::Io("cannot take signals", error))?;
     if let Some(address) = config.metrics {
         let listened = service.tell_metrics(address);

@@ -65,6 +65,11 @@ impl Engine {
         &self.progress
     }
 
+    /// The model, for another engine; the workers end.
+    pub fn into_forward(self) -> Box<dyn Forward> {
+        self.forward
+    }
+
     /// One turn: commands, then one step of each worker.
     pub fn step(&mut self, now: Instant) -> Activity {
         self.progress.fetch_add(1, Ordering::Relaxed);

@@ -29,6 +29,7 @@ mod secrecy;
 mod storm;
 mod stranger;
 mod tls;
+mod turns;
 mod unfit;
 
 use baton::limits::DIAL_HOLD_OFF;

@@ -265,5 +265,6 @@ fn files_that_do_not_hold_what_they_should_end_the_start() {
             .unwrap();
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains(why), "{said}");
+        assert!(!said.contains("model"), "before a model is read: {said}");
     }
 }

@@ -54,6 +54,11 @@ impl<C: Copy + PartialEq> Flushes<C> {
         Some((conn?, pages))
     }
 
+    /// Whether a worker's answer is still to come.
+    pub fn is_idle(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// A client that has waited long enough; what it waited for is still to come.
     pub fn overdue(&mut self, now: Instant) -> Option<C> {
         self.0.iter_mut().filter(|flush| flush.until <= now).find_map(|flush| flush.conn.take())
@@ -79,7 +84,9 @@ mod tests {
         flushes.begin(2, &WORKERS, now).unwrap();
         assert_eq!(flushes.done(WORKERS[0], 0), None, "the second one's");
         assert_eq!(flushes.done(WORKERS[1], 4), Some((1, 7)));
+        assert!(!flushes.is_idle());
         assert_eq!(flushes.done(WORKERS[1], 5), Some((2, 5)));
+        assert!(flushes.is_idle());
         assert_eq!(flushes.done(WORKERS[1], 5), None, "nobody asked");
     }
 

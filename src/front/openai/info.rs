@@ -100,7 +100,10 @@ pub struct ServerInfo<'a> {
     pub max_running_requests: usize,
     /// Tokens of a page.
     pub page_size: usize,
-    /// `ready` or `draining`.
+    /// How often the worker's role has changed since it was started, where it can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role_changes: Option<u64>,
+    /// `ready` or `draining`; a worker that is about to have another role is draining, too.
     pub status: &'a str,
     /// Of workers that hand over to, or take over from, other processes.
     #[serde(skip_serializing_if = "Option::is_none")]

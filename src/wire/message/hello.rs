@@ -22,6 +22,11 @@ pub enum Role {
     Mixed = 3,
 }
 
+impl Role {
+    /// All of them.
+    pub const ALL: [Role; 3] = [Role::Prefill, Role::Decode, Role::Mixed];
+}
+
 impl fmt::Display for Role {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {

@@ -1,0 +1,398 @@
+//! Workers whose role changes while they run: nothing is lost, nothing is left, and to others they are new.
+
+use crate::fleet::Fleet;
+use crate::members::{await_workers, listed, router, serves};
+use crate::process::{PATIENCE, Process, get, post};
+use crate::{body, choices, dual, prefill, start, with_room};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// What a worker tells of its role.
+#[track_caller]
+pub fn role(worker: &Process) -> Value {
+    let (status, text) = worker.get("/role");
+    assert_eq!(status, 200, "{text}");
+    serde_json::from_str(&text).unwrap()
+}
+
+/// Waits until it serves, with so many changes behind it.
+#[track_caller]
+pub fn await_changes(worker: &Process, changes: u64) -> Value {
+    let begun = Instant::now();
+    loop {
+        let told = role(worker);
+        if told["status"] == "serving" && told["changes"] == changes {
+            return told;
+        }
+        assert!(begun.elapsed() < PATIENCE, "it does not change: {told}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Tells it to be something else, and waits until it is.
+#[track_caller]
+fn turn(worker: &Process, to: &str) {
+    let changes = role(worker)["changes"].as_u64().unwrap();
+    let (status, text) = worker.post("/role", &json!({ "role": to }).to_string());
+    assert_eq!(status, 202, "{text}");
+    assert_eq!(await_changes(worker, changes + 1)["role"], to);
+}
+
+/// The port of its registry, as it tells it.
+fn registry_port(worker: &Process) -> u16 {
+    let (status, text) = worker.get("/server_info");
+    assert_eq!(status, 200, "{text}");
+    let told: Value = serde_json::from_str(&text).unwrap();
+    told["disaggregation_bootstrap_port"].as_u64().unwrap_or(0) as u16
+}
+
+/// The same words from a pair, however often its halves have changed places, and from one that does both.
+fn change_places(transfer: &str) {
+    let flags = ["--transfer", transfer, "--bootstrap-port", "0"];
+    let (mut one, mut other) = (start("prefill", &flags), start("decode", &flags));
+    let request = body(7, 90, 12);
+    let expected = choices(&dual(one.address, other.address, with_room(request.clone(), &one, 1)).1);
+    for round in 0..3 {
+        turn(&one, "decode");
+        turn(&other, "prefill");
+        std::mem::swap(&mut one, &mut other);
+        one.bootstrap_port = registry_port(&one);
+        assert!(one.bootstrap_port > 0 && registry_port(&other) == 0);
+        // What was kept of the prompt went with the roles.
+        let (reader, writer) = dual(one.address, other.address, with_room(request.clone(), &one, 1));
+        assert_eq!(choices(&writer), expected, "round {round}");
+        assert_eq!(choices(&reader)[0]["token_ids"][0], expected[0]["token_ids"][0]);
+        for worker in [&one, &other] {
+            worker.await_idle();
+        }
+    }
+    turn(&one, "mixed");
+    assert_eq!(choices(&one.post("/v1/completions", &request.to_string())), expected);
+    turn(&one, "prefill");
+    one.bootstrap_port = registry_port(&one);
+    assert_eq!(choices(&dual(one.address, other.address, with_room(request, &one, 1)).1), expected);
+    for worker in [&mut one, &mut other] {
+        worker.await_idle();
+        worker.check_alive();
+    }
+}
+
+#[test]
+fn workers_change_places_and_say_the_same_over_shm() {
+    change_places("shm");
+}
+
+#[test]
+fn workers_change_places_and_say_the_same_over_tcp() {
+    change_places("tcp");
+}
+
+/// What runs is finished as what the worker was, whoever asks meanwhile is told to come back, and one change goes on at a
+/// time. A peer of the old role meets nobody.
+#[test]
+fn what_runs_is_finished_first_and_nothing_new_is_taken() {
+    let (reader, writer) = (prefill(&[]), start("decode", &[]));
+    let (from, to) = (reader.address, writer.address);
+    let long = with_room(body(1, 20, 400), &reader, 1);
+    let running = thread::spawn(move || dual(from, to, long));
+    let begun = Instant::now();
+    while writer.metric("sglang:num_running_reqs{", "") == 0.0 {
+        assert!(begun.elapsed() < PATIENCE, "it never runs");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(writer.post("/role", r#"{"role": "decode"}"#).0, 200, "it is that");
+    let (status, text) = writer.post("/role", r#"{"role": "prefill"}"#);
+    let told: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((status, &told["status"], &told["running"]), (202, &json!("changing"), &json!(1)), "{text}");
+    assert_eq!((&told["role"], &told["wanted"]), (&json!("decode"), &json!("prefill")));
+    assert_eq!(writer.post("/role", r#"{"role": "prefill"}"#).0, 202, "it is on its way");
+    assert_eq!(writer.post("/role", r#"{"role": "mixed"}"#).0, 409);
+    assert_eq!(get(to, "/health"), (200, "draining".into()));
+    assert_eq!(get(to, "/readiness").0, 503);
+    let (status, text) = writer.post("/v1/completions", &with_room(body(2, 20, 4), &reader, 2));
+    assert!(status == 503 && text.contains("changes its role"), "{status} {text}");
+    let (_, answer) = running.join().unwrap();
+    assert_eq!(choices(&answer)[0]["token_ids"].as_array().unwrap().len(), 400);
+    assert_eq!(await_changes(&writer, 1)["role"], "prefill");
+    reader.await_said("link is down, as announced");
+    assert_eq!((get(to, "/health").1, get(to, "/readiness").0), ("OK".into(), 200));
+    // A leg of a request that somebody sends to what it was.
+    let asked = "x-baton-role: decode\r\n";
+    let sent = with_room(body(3, 20, 4), &reader, 3);
+    let (status, text) = crate::process::post_with(to, "/v1/completions", asked, &sent);
+    assert!(status == 503 && text.contains("is asked as a decode worker, and is a prefill worker"), "{text}");
+    reader.await_idle();
+    writer.await_idle();
+}
+
+/// What cannot be is refused with the reason, what takes too long and what cannot be had leaves the worker what it was.
+#[test]
+fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (reader, writer) = (prefill(&[]), start("decode", &["--bootstrap-port", &port]));
+    assert_eq!(writer.post("/role", r#"{"role": "prefill"}"#).0, 202);
+    let begun = Instant::now();
+    let failed = loop {
+        let told = role(&writer);
+        if told["status"] == "serving" {
+            break told["failed"].clone();
+        }
+        assert!(begun.elapsed() < PATIENCE);
+        thread::sleep(Duration::from_millis(10));
+    };
+    let why = failed["reason"].as_str().unwrap();
+    assert!(failed["role"] == "prefill" && why.contains("--bootstrap-port"), "{failed}");
+    choices(&dual(reader.address, writer.address, with_room(body(1, 40, 4), &reader, 1)).1);
+    // A leg whose other never comes runs for longer than the change may wait.
+    let (to, lone) = (reader.address, with_room(body(2, 40, 4), &reader, 2));
+    let waiting = thread::spawn(move || post(to, "/v1/completions", &lone));
+    while reader.metric("sglang:num_prefill_bootstrap_queue_reqs{", "") == 0.0 {
+        assert!(begun.elapsed() < PATIENCE, "it never waits");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(reader.post("/role", r#"{"role": "decode", "timeout_secs": 1}"#).0, 202);
+    reader.await_said("keeps its role");
+    let told = role(&reader);
+    assert!(told["failed"]["reason"].as_str().unwrap().contains("time was up"), "{told}");
+    let rest = with_room(body(2, 40, 4), &reader, 2);
+    choices(&post(writer.address, "/v1/completions", &rest));
+    choices(&waiting.join().unwrap());
+    let alone = start("serve", &[]);
+    assert_eq!(alone.get("/role").0, 409);
+    assert_eq!(alone.post("/role", r#"{"role": "mixed"}"#).0, 409);
+    let named = ["--host", "0.0.0.0", "--insecure", "--advertise-host", "a-name.test"];
+    let (status, text) = prefill(&named).post("/role", r#"{"role": "decode"}"#);
+    assert!(status == 409 && text.contains("--advertise-host a-name.test"), "{status} {text}");
+    for wrong in ["", "{}", r#"{"role": "router"}"#, r#"{"role": "decode", "x": 1}"#] {
+        assert_eq!(reader.post("/role", wrong).0, 400, "{wrong}");
+    }
+    let page =
+        crate::process::post_with(reader.address, "/role", "origin: http://evil\r\n", r#"{"role":"decode"}"#);
+    assert_eq!(page.0, 403);
+}
+
+/// Clients of a router that ask the same questions again and again, and know the answers.
+struct Load {
+    stop: Arc<AtomicBool>,
+    answered: Arc<AtomicUsize>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Load {
+    /// So many clients, each with all of these questions in turn.
+    fn new(router: SocketAddr, clients: usize, questions: Arc<Vec<(Value, Option<Value>)>>) -> Load {
+        let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+        let client = |at: usize| {
+            let (stop, answered, questions) = (stop.clone(), answered.clone(), questions.clone());
+            thread::spawn(move || {
+                for (asked, expected) in questions.iter().cycle().skip(at) {
+                    if stop.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let told = choices(&post(router, "/v1/completions", &asked.to_string()));
+                    assert!(expected.as_ref().is_none_or(|expected| *expected == told), "{told}");
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        };
+        Load { clients: (0..clients).map(client).collect(), stop, answered }
+    }
+
+    /// Waits until so many more have been answered.
+    #[track_caller]
+    fn go_on(&self, more: usize) {
+        let (begun, enough) = (Instant::now(), self.answered.load(Ordering::Relaxed) + more);
+        while self.answered.load(Ordering::Relaxed) < enough {
+            assert!(begun.elapsed() < PATIENCE, "nobody is answered any more");
+            self.check();
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        assert!(self.clients.iter().all(|client| !client.is_finished()), "a request has failed");
+    }
+
+    #[track_caller]
+    fn end(self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for client in self.clients {
+            client.join().expect("no request has failed");
+        }
+    }
+}
+
+/// Roles of workers that are well, by URL.
+fn roles(router: &Process) -> BTreeMap<String, String> {
+    let well = listed(router).into_iter().filter(|(.., is_well)| *is_well);
+    well.map(|(role, url, ..)| (url, role)).collect()
+}
+
+#[track_caller]
+fn await_role(router: &Process, worker: &Process, role: &str) {
+    let (begun, url) = (Instant::now(), format!("http://{}", worker.address));
+    while roles(router).get(&url).map(String::as_str) != Some(role) {
+        assert!(begun.elapsed() < PATIENCE, "{url} is no {role} worker: {:?}", listed(router));
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Asks the router for it.
+fn ask_role(router: &Process, worker: &Process, role: &str) -> (u16, String) {
+    let url = format!("http://{}", worker.address);
+    let (.., id, _) = listed(router).into_iter().find(|(_, listed, ..)| *listed == url).expect("it is there");
+    router.post(&format!("/workers/{id}/role"), &json!({ "role": role }).to_string())
+}
+
+fn workers(role: &str, count: usize, more: &[&str]) -> Vec<Process> {
+    (0..count).map(|_| start(role, &[&["--bootstrap-port", "0"], more].concat())).collect()
+}
+
+/// Questions of all lengths, with the answers of a worker that does without a hand-off.
+fn questions() -> Arc<Vec<(Value, Option<Value>)>> {
+    let mixed = start("serve", &["--mixed", "--disable-radix-cache"]);
+    let question = |salt: u32| {
+        let asked = body(salt, 10 + salt * 17, 8 + salt * 5 % 40);
+        let told = choices(&mixed.post("/v1/completions", &asked.to_string()));
+        (asked, Some(told))
+    };
+    Arc::new((0..10).map(question).collect())
+}
+
+fn roles_change_under_load(transfer: &str) {
+    let questions = questions();
+    let more = ["--transfer", transfer];
+    let mut fleet = Fleet::new(workers("prefill", 2, &more), workers("decode", 2, &more));
+    let load = Load::new(fleet.router.address, 4, questions);
+    load.go_on(20);
+    // By itself: the router finds it out. Then by the router.
+    for (from, to) in [("decode", "prefill"), ("prefill", "decode")] {
+        turn(&fleet.decode[0], to);
+        await_role(&fleet.router, &fleet.decode[0], to);
+        load.go_on(20);
+        let (status, text) = ask_role(&fleet.router, &fleet.prefill[0], from);
+        assert_eq!(status, 202, "{text}");
+        await_role(&fleet.router, &fleet.prefill[0], from);
+        load.go_on(20);
+    }
+    // Without waiting for anybody: whoever is asked for what it is no longer says so.
+    for (worker, to) in [(1, "prefill"), (1, "decode")] {
+        turn(&fleet.decode[worker], to);
+        assert_eq!(get(fleet.router.address, "/readiness").0, 200);
+        load.go_on(10);
+    }
+    await_role(&fleet.router, &fleet.decode[1], "decode");
+    load.end();
+    fleet.check_idle();
+}
+
+#[test]
+fn roles_change_under_load_and_every_answer_is_right_over_shm() {
+    roles_change_under_load("shm");
+}
+
+#[test]
+fn roles_change_under_load_and_every_answer_is_right_over_tcp() {
+    roles_change_under_load("tcp");
+}
+
+/// Nobody is taken whom the others cannot do without, and one that refuses serves on.
+#[test]
+fn a_router_spares_nobody_whom_it_needs() {
+    let mut fleet = Fleet::new(workers("prefill", 1, &[]), workers("decode", 2, &[]));
+    let router = &fleet.router;
+    let (status, text) = ask_role(router, &fleet.prefill[0], "decode");
+    assert!(status == 409 && text.contains("no pair of workers would be left"), "{status} {text}");
+    assert_eq!(ask_role(router, &fleet.prefill[0], "prefill").0, 200, "it is that");
+    assert_eq!(ask_role(router, &fleet.decode[0], "router").0, 400);
+    assert_eq!(router.post("/workers/99/role", r#"{"role": "prefill"}"#).0, 404);
+    assert_eq!(router.post("/workers/0/name", r#"{"role": "prefill"}"#).0, 404);
+    let page = crate::process::post_with(router.address, "/workers/0/role", "origin: http://evil\r\n", "{}");
+    assert_eq!(page.0, 403);
+    assert_eq!(ask_role(router, &fleet.decode[0], "prefill").0, 202);
+    await_role(router, &fleet.decode[0], "prefill");
+    let (status, text) = ask_role(router, &fleet.decode[1], "prefill");
+    assert_eq!(status, 409, "the last decode worker: {text}");
+    assert_eq!(ask_role(router, &fleet.prefill[0], "decode").0, 202);
+    await_role(router, &fleet.prefill[0], "decode");
+    serves(router, 1);
+    fleet.check_idle();
+}
+
+/// A worker that enters itself does so as what it is, under the same name: its past makes room.
+#[test]
+fn an_entry_follows_the_role() {
+    let router = router(0, &[]);
+    let registry = format!("http://{}", router.address);
+    let flags = ["--registry", registry.as_str()];
+    let (readers, writers) = (workers("prefill", 2, &flags), workers("decode", 1, &flags));
+    await_workers(&router, 3);
+    serves(&router, 1);
+    turn(&readers[0], "decode");
+    await_role(&router, &readers[0], "decode");
+    await_workers(&router, 3);
+    serves(&router, 2);
+    turn(&writers[0], "prefill");
+    await_role(&router, &writers[0], "prefill");
+    serves(&router, 3);
+    // A change that comes to nothing has its entry back.
+    let lone = with_room(body(2, 40, 4), &readers[1], 2);
+    let to = readers[1].address;
+    let waiting = thread::spawn(move || post(to, "/v1/completions", &lone));
+    let begun = Instant::now();
+    while readers[1].metric("sglang:num_prefill_bootstrap_queue_reqs{", "") == 0.0 {
+        assert!(begun.elapsed() < PATIENCE, "it never waits");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(readers[1].post("/role", r#"{"role": "decode", "timeout_secs": 1}"#).0, 202);
+    readers[1].await_said("keeps its role");
+    await_role(&router, &readers[1], "prefill");
+    choices(&post(readers[0].address, "/v1/completions", &with_room(body(2, 40, 4), &readers[1], 2)));
+    choices(&waiting.join().unwrap());
+    for worker in readers.iter().chain(&writers) {
+        worker.await_idle();
+    }
+}
+
+/// Prompts that wait turn a decode worker into a prefill worker, and answers that wait turn one back.
+#[test]
+fn workers_follow_the_load_there_and_back() {
+    let flags = [
+        "--rebalance",
+        "--rebalance-queue-ms",
+        "500",
+        "--rebalance-window-secs",
+        "1",
+        "--rebalance-dwell-secs",
+        "2",
+        // What one prompt of the first wave is foretold to take is beyond that by itself.
+        "--prefill-ms",
+        "0,5,0",
+    ];
+    let mut fleet = Fleet::with(workers("prefill", 1, &[]), workers("decode", 3, &[]), &flags);
+    let count = |role: &str| roles(&fleet.router).values().filter(|is| *is == role).count();
+    let wave = |prompt: u32, answer: u32, clients: usize, decode: usize| {
+        let questions = (0..30).map(|salt| (body(salt, prompt, answer), None)).collect();
+        let load = Load::new(fleet.router.address, clients, Arc::new(questions));
+        let begun = Instant::now();
+        while (count("prefill"), count("decode")) != (4 - decode, decode) {
+            assert!(begun.elapsed() < PATIENCE, "nobody follows: {:?}", listed(&fleet.router));
+            load.check();
+            thread::sleep(Duration::from_millis(50));
+        }
+        load.go_on(clients);
+        load.end();
+    };
+    wave(300, 1, 6, 2);
+    fleet.router.await_times("a worker is to have another role", 1);
+    wave(5, 300, 12, 3);
+    fleet.router.await_times("a worker is to have another role", 2);
+    fleet.check_idle();
+}

@@ -19,7 +19,7 @@ use crate::stdx::planted::is_planted;
 use crate::transfer::command::Target;
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// A slot of this worker in one use.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -50,6 +50,8 @@ pub struct Wanted<L> {
     pub prompt: Prompt,
     /// What it has ready for it. An Interest has nothing.
     pub place: Option<Place>,
+    /// How long its request waits for it, from when it came.
+    pub left: Duration,
 }
 
 /// Where a destination takes KV in.
@@ -206,7 +208,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
             None if self.early >= EARLY_DESTINATIONS_MAX => Arrived::Refused(Cause::Overloaded),
             None => {
                 self.early += 1;
-                self.entries.insert(room, Entry::Early { wanted, until: now + EARLY_DESTINATION_LIFE });
+                let until = now + wanted.left.min(EARLY_DESTINATION_LIFE);
+                self.entries.insert(room, Entry::Early { wanted, until });
                 Arrived::Kept
             }
             Some(&Entry::Waiting { slot, prompt }) if prompt == wanted.prompt => {

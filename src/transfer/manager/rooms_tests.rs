@@ -5,6 +5,7 @@ use crate::transfer::command::SessionId;
 
 const ROOM: Room = Room(0);
 const OURS: Slot = Slot { id: SlotId(3), generation: Generation(7) };
+const LEFT: Duration = Duration::from_secs(1800);
 const PROMPT: Prompt = Prompt { tokens: 40, hash: [1; 16] };
 
 fn wanted(slot: u32) -> Wanted<u8> {
@@ -15,7 +16,7 @@ fn wanted(slot: u32) -> Wanted<u8> {
         room: ROOM,
         prefix: 0,
     };
-    Wanted { link: 9, target, prompt: PROMPT, place: Some(Place::default()) }
+    Wanted { link: 9, target, prompt: PROMPT, place: Some(Place::default()), left: LEFT }
 }
 
 fn theirs(slot: u32) -> Slot {
@@ -102,6 +103,19 @@ fn unclaimed_destinations_are_bounded_in_number_and_time() {
     rooms.expire(now + EARLY_DESTINATION_LIFE, |_, _| unclaimed += 1);
     assert_eq!(unclaimed, EARLY_DESTINATIONS_MAX);
     assert_eq!(rooms.arrive(more, wanted(5), now), Arrived::Kept);
+}
+
+#[test]
+fn a_destination_is_kept_for_no_longer_than_its_request_waits() {
+    let (now, left) = (Instant::now(), Duration::from_secs(5));
+    let mut rooms = Rooms::default();
+    assert_eq!(rooms.arrive(ROOM, Wanted { left, ..wanted(5) }, now), Arrived::Kept);
+    assert_eq!(rooms.arrive(Room(1), wanted(5), now), Arrived::Kept);
+    let mut unclaimed = Vec::new();
+    rooms.expire(now + left - Duration::from_millis(1), |room, _| unclaimed.push(room));
+    assert_eq!(unclaimed, []);
+    rooms.expire(now + left, |room, _| unclaimed.push(room));
+    assert_eq!(unclaimed, [ROOM]);
 }
 
 #[test]

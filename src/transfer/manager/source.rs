@@ -19,7 +19,7 @@ use crate::wire::message::{
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What the protocol makes happen. `L` names a link to a peer.
 pub trait SourceEffects<L> {
@@ -369,7 +369,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
         let pages = if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
         let first = (asked.prefix_tokens / session.page_size) as usize;
-        let wanted = Wanted { link, target, prompt, place: Some(Place { pages, first }) };
+        let left = Duration::from_millis(asked.deadline_ms.into());
+        let wanted = Wanted { link, target, prompt, place: Some(Place { pages, first }), left };
         if !names_its_pages(session, asked) {
             self.turn_down(&wanted, Cause::Mismatch, effects);
             // It will not ask again for what was computed on the word of its Interest.
@@ -387,7 +388,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let target = Target { session: id, slot, generation, room, prefix: 0 };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
         let is_offered = self.allocation == DecodeAllocation::Late && asked.id.slot.0 < session.slots;
-        let wanted = Wanted { link, target, prompt, place: None };
+        let left = Duration::from_millis(asked.deadline_ms.into());
+        let wanted = Wanted { link, target, prompt, place: None, left };
         match is_offered {
             true => self.arrive(wanted, now, effects),
             false => self.turn_down(&wanted, Cause::Mismatch, effects),

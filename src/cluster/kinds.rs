@@ -52,6 +52,13 @@ impl Kind {
         kind
     }
 
+    /// Of a worker that does without a hand-off: it fits nobody who tells what it speaks.
+    pub fn alone() -> Kind {
+        let mut kind = Kind::default();
+        kind.values[WIRE] = Some("none".into());
+        kind
+    }
+
     /// With what its entry has said, if it has one.
     pub fn with_entry_of(mut self, other: &Kind) -> Kind {
         self.values[KIND].clone_from(&other.values[KIND]);
@@ -170,6 +177,14 @@ mod tests {
         ] {
             assert_eq!((fits(one, other), fits(other, one)), (fit, fit), "{one:?} {other:?}");
         }
+    }
+
+    #[test]
+    fn who_hands_nothing_over_fits_nobody_whatever_its_entry_says() {
+        let entered = Kind::entered(KindDigest([1; 32]));
+        let told = kind("3.1", "a", &[]).with_entry_of(&entered);
+        let why = Kind::alone().with_entry_of(&entered).difference(&told).unwrap();
+        assert_eq!(why.to_string(), "wire differs: none and 3");
     }
 
     #[test]

@@ -31,6 +31,8 @@ pub enum Action {
         bootstrap_port: Option<u16>,
         /// What it fits, if it has said so.
         kind: Option<KindDigest>,
+        /// Whether it has been named for another role, and has told that it has this one.
+        has_turned: bool,
     },
     /// It leaves.
     Leave {
@@ -54,6 +56,8 @@ pub enum Why {
     Dropped,
     /// Another process has taken its place.
     Replaced,
+    /// It has another role.
+    Turned,
 }
 
 impl fmt::Display for Why {
@@ -64,6 +68,7 @@ impl fmt::Display for Why {
             Why::Expired => "its entry was not renewed",
             Why::Dropped => "etcd has dropped its entry",
             Why::Replaced => "another incarnation has taken its place",
+            Why::Turned => "it has another role",
         })
     }
 }
@@ -91,6 +96,8 @@ struct Held {
 struct Place {
     /// With the port of a prefill worker's registry.
     named: Option<Option<u16>>,
+    /// That name came from the seat of the other role.
+    has_turned: bool,
     held: Option<Held>,
 }
 
@@ -127,6 +134,32 @@ impl Membership {
             self.join(seat);
         }
         Ok(())
+    }
+
+    /// A worker has told that it has this role by now: a name of it goes with it. False: it is not named, and enters itself
+    /// where it is to be found.
+    ///
+    /// # Errors
+    /// There is no room for one more of that role.
+    pub fn turn(&mut self, seat: &Seat, role: Role) -> Result<bool, Full> {
+        let there = Seat { role, url: seat.url.clone() };
+        let (was_taken, is_full) = (self.is_taken(&there), self.is_full(role));
+        let named = self.places.get_mut(seat).filter(|place| place.named.is_some() && there != *seat);
+        let Some(place) = named else { return Ok(false) };
+        if !was_taken && is_full {
+            return Err(Full(role));
+        }
+        place.named = None;
+        if !place.is_taken() {
+            self.left(seat, Why::Turned);
+        }
+        let place = self.places.entry(there.clone()).or_default();
+        place.named.get_or_insert_default();
+        place.has_turned = true;
+        if !was_taken {
+            self.join(there);
+        }
+        Ok(true)
     }
 
     /// An operator removes a worker, whoever said that it is one. False: it is none.
@@ -257,8 +290,8 @@ impl Membership {
         let place = &self.places[&seat];
         let entry = place.held.as_ref().filter(|held| !held.barred).map(|held| &held.entry);
         let bootstrap_port = entry.and_then(|entry| entry.bootstrap_port).or(place.named.flatten());
-        let kind = entry.map(|entry| entry.kind);
-        self.actions.push_back(Action::Join { seat, bootstrap_port, kind });
+        let (kind, has_turned) = (entry.map(|entry| entry.kind), place.has_turned);
+        self.actions.push_back(Action::Join { seat, bootstrap_port, kind, has_turned });
     }
 }
 

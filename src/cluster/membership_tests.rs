@@ -64,11 +64,17 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
     let (mut members, now) = (Membership::default(), Instant::now());
     members.name(seat(7), Some(1)).unwrap();
     members.name(seat(7), Some(1)).unwrap();
-    assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(1), kind: None }));
+    assert_eq!(
+        members.poll(),
+        Some(Action::Join { seat: seat(7), bootstrap_port: Some(1), kind: None, has_turned: false })
+    );
     members.renew(entry(1, 1, 7), Some(now)).unwrap();
     let kind = Some(KindDigest([5; 32]));
     assert_eq!(members.poll(), Some(Action::Leave { seat: seat(7), why: Why::Replaced }));
-    assert_eq!(members.poll(), Some(Action::Join { seat: seat(7), bootstrap_port: Some(8998), kind }));
+    assert_eq!(
+        members.poll(),
+        Some(Action::Join { seat: seat(7), bootstrap_port: Some(8998), kind, has_turned: false })
+    );
     members.expire(now);
     assert_eq!(done(&mut members), [""; 0]);
     assert!(members.remove(&seat(7)) && !members.remove(&seat(7)));
@@ -149,4 +155,47 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
         }
     }
     assert_eq!(members.entries(), REGISTRY_ENTRIES_MAX);
+}
+
+/// A worker that is named keeps its name when its role changes, and one that enters itself says so itself.
+#[test]
+fn a_name_goes_with_the_role_and_an_entry_by_itself() {
+    let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
+    members.name(seat(7), Some(9000)).unwrap();
+    assert_eq!(done(&mut members), ["+7"]);
+    let other = Seat { role: Role::Decode, ..seat(7) };
+    assert_eq!(members.turn(&seat(7), Role::Prefill), Ok(false), "it is that");
+    assert_eq!(members.turn(&seat(7), Role::Decode), Ok(true));
+    assert_eq!(members.poll(), Some(Action::Leave { seat: seat(7), why: Why::Turned }));
+    let joins =
+        |seat: &Seat| Action::Join { seat: seat.clone(), bootstrap_port: None, kind: None, has_turned: true };
+    assert_eq!(members.poll(), Some(joins(&other)));
+    assert_eq!(members.turn(&seat(7), Role::Decode), Ok(false), "that was before");
+    assert_eq!(members.turn(&other, Role::Prefill), Ok(true));
+    members.poll();
+    assert_eq!(members.poll(), Some(joins(&seat(7))), "it tells itself where its registry is");
+    assert!(members.remove(&seat(7)));
+    assert_eq!(members.turn(&seat(7), Role::Decode), Ok(false), "who was removed does not come back so");
+    done(&mut members);
+    members.renew(entry(1, 1, 8), until).unwrap();
+    assert_eq!(members.turn(&seat(8), Role::Decode), Ok(false));
+    let anew = Entry { seat: Seat { role: Role::Decode, ..seat(8) }, bootstrap_port: None, ..entry(1, 2, 8) };
+    members.renew(anew, until).unwrap();
+    assert_eq!(done(&mut members), ["+8", "-8 Replaced", "+8"]);
+    // Named, and entered in its new role before anybody has asked it.
+    members.name(seat(9), None).unwrap();
+    members
+        .renew(
+            Entry { seat: Seat { role: Role::Decode, ..seat(9) }, bootstrap_port: None, ..entry(2, 1, 9) },
+            until,
+        )
+        .unwrap();
+    assert_eq!(done(&mut members), ["+9", "+9"]);
+    assert_eq!(members.turn(&seat(9), Role::Decode), Ok(true));
+    assert_eq!(done(&mut members), ["-9 Turned"]);
+    for port in 0..ROUTER_WORKERS_MAX as u16 {
+        members.name(Seat { role: Role::Decode, ..seat(1000 + port) }, None).unwrap_or(());
+    }
+    members.name(seat(10), None).unwrap();
+    assert_eq!(members.turn(&seat(10), Role::Decode), Err(Full(Role::Decode)));
 }

@@ -21,5 +21,6 @@ pub mod prefixes;
 pub mod proof;
 pub mod registry;
 pub mod retries;
+pub mod roles;
 pub mod router;
 pub mod work;

@@ -434,6 +434,13 @@ impl Router {
         self.has_pair() || self.usable(Role::Decode).any(|decode| decode.reads_alone)
     }
 
+    /// The same while this worker is away.
+    pub fn is_ready_without(&self, worker: WorkerNumber) -> bool {
+        let others = |role| self.usable(role).filter(move |member| member.number != worker);
+        let fits = |prefill: &Member| others(Role::Decode).any(|decode| self.fit(prefill, decode));
+        others(Role::Prefill).any(fits) || others(Role::Decode).any(|decode| decode.reads_alone)
+    }
+
     fn has_pair(&self) -> bool {
         let mut prefill = self.usable(Role::Prefill);
         prefill.any(|prefill| self.usable(Role::Decode).any(|decode| self.fit(prefill, decode)))

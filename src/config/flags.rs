@@ -3,9 +3,11 @@
 //! Ranges of single values are checked here, by clap; what depends on several is `resolve`'s.
 //! Names follow the field (vLLM, SGLang), so that habits and scripts carry over.
 
+mod balance;
 mod routing;
 mod sim;
 
+pub(super) use balance::BalanceFlags;
 pub(super) use routing::{
     BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags,
 };
@@ -146,6 +148,8 @@ pub struct RouterFlags {
     pub(super) workers: RoutingFlags,
     #[command(flatten)]
     pub(super) forecast: ForecastFlags,
+    #[command(flatten)]
+    pub(super) balance: BalanceFlags,
     #[command(flatten)]
     pub(super) requests: RequestFlags,
     #[command(flatten)]

@@ -94,6 +94,29 @@ fn a_pair_on_one_host_needs_no_port() {
     assert_eq!(prefill.handoff.advertise_host.as_deref(), Some("127.0.0.1"));
 }
 
+/// A worker may have either role by and by, and is told on the command line what each needs.
+#[test]
+fn either_command_takes_what_both_roles_need() {
+    let line = "--bootstrap-port 9000 --control-port 9001 --data-port 9002 --bootstrap-allow 10.0.0.0/8 --swap-memory 0";
+    for command in ["prefill", "decode"] {
+        let (Command::Prefill(config) | Command::Decode(config), _) = run(&format!("{command} m {line}"))
+        else {
+            panic!()
+        };
+        assert_eq!((config.bootstrap_port, config.control_port, config.data_port), (9000, 9001, 9002));
+        assert_eq!(Role::ALL.map(|role| config.may_be(role)), [const { Ok(()) }; 3]);
+        assert!(config.bootstrap_allow.len() == 1 && config.retraction.memory.0 == 0);
+    }
+    let (Command::Decode(decode), _) = run("decode m") else { panic!() };
+    assert_eq!(decode.bootstrap_port, 0, "8998 is as a rule a prefill worker's beside it");
+    let line = "decode m --host 0.0.0.0 --advertise-host 10.0.0.1 --transfer shm";
+    let (Command::Decode(decode), _) = run(line) else { panic!() };
+    assert!(decode.may_be(Role::Prefill).unwrap_err().contains("--cluster-key-file or --insecure"));
+    assert_eq!([Role::Decode, Role::Mixed].map(|role| decode.may_be(role)), [Ok(()), Ok(())]);
+    let (Command::Prefill(named), _) = run("prefill m --advertise-host node-7") else { panic!() };
+    assert!(named.may_be(Role::Decode).unwrap_err().contains("--advertise-host node-7"));
+}
+
 #[test]
 fn who_reads_alone_has_somebody_to_read_for() {
     let fake = refusal("decode m --local-prefill --transfer fake");
@@ -175,6 +198,8 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("router --registry http://a:1", &["--registry http://a:1", "etcd://"]),
         ("router --registry etcd://10.0.0.1:2379", &["--cluster-key-file or --insecure", "etcd"]),
         ("router --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
+        ("router --rebalance --rebalance-fill 1.5", &["--rebalance-fill 1.5", "up to 1"]),
+        ("router --min-decode 2", &["--rebalance"]),
         ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
         ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
         ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),

@@ -6,7 +6,7 @@ mod forecast;
 mod routing;
 
 pub use forecast::{COST_DEFAULT, Cost, Forecast};
-pub use routing::{BreakerTerms, HealthTerms, Policies, RequestTerms, RetryTerms};
+pub use routing::{BalanceTerms, BreakerTerms, HealthTerms, Policies, RequestTerms, RetryTerms};
 
 use super::registry::RegistryAddress;
 use super::secret::Secret;
@@ -142,6 +142,8 @@ pub struct RouterConfig {
     pub policies: Policies,
     /// and by what it is foretold how long workers take.
     pub forecast: Forecast,
+    /// When workers are told to change their roles; `None`: never.
+    pub balance: Option<BalanceTerms>,
     /// What is taken from clients.
     pub requests: RequestTerms,
     /// When a request is tried again.

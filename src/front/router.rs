@@ -13,10 +13,11 @@ mod line;
 pub mod paths;
 mod relay;
 pub mod target;
+pub mod turns;
 pub mod workers;
 
 use crate::cluster::etcd::view::View;
-use crate::config::resolved::RequestTerms;
+use crate::config::resolved::{BalanceTerms, RequestTerms};
 use crate::front::connections::{Connections, Incoming};
 use crate::front::drain::{Drain, End, Left};
 use crate::front::errands::Errands;
@@ -34,6 +35,7 @@ use paths::Paths;
 use std::io;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
+use turns::Turns;
 
 /// How often overdue things are looked for.
 pub const TICK: Duration = Duration::from_millis(100);
@@ -49,6 +51,7 @@ pub struct RouterService {
     fleet: Fleet,
     flights: Flights,
     fanout: Fanout,
+    turns: Turns,
     paths: Paths,
     drain: Drain,
     reload: Option<Reload>,
@@ -76,6 +79,7 @@ impl RouterService {
             fleet,
             flights,
             fanout: Fanout::default(),
+            turns: Turns::default(),
             paths,
             drain: Drain::default(),
             reload: None,
@@ -123,6 +127,11 @@ impl RouterService {
                 }
             }
         }
+    }
+
+    /// Has workers change their roles by themselves, on these terms.
+    pub fn balance(&mut self, terms: BalanceTerms, now: Instant) {
+        self.turns = Turns::balancing(terms, now);
     }
 
     /// Tells its metrics there, too.
@@ -183,7 +192,12 @@ impl RouterService {
                 etcd.turn(names, &mut self.reactor, now);
             }
             self.paths.workers().expire(&mut self.fleet, &mut self.reactor, now);
+            self.paths.workers().follow_roles(&mut self.fleet, &mut self.reactor, now);
             self.fleet.probe(&mut self.reactor, now);
+            if !self.drain.is_begun() {
+                let (_, (_, turns), _, mut way) = self.split(now);
+                turns.look(&mut way);
+            }
             self.connections.expire(&mut self.reactor, now);
             if let Some((_, scrapers)) = &mut self.scrapers {
                 scrapers.expire(&mut self.reactor, now);
@@ -238,22 +252,25 @@ impl RouterService {
     /// Deals with everything that has come of an event, until nothing is left.
     fn settle(&mut self, now: Instant) {
         loop {
-            let (flights, fanout, paths, mut way) = self.split(now);
+            let (flights, (fanout, turns), paths, mut way) = self.split(now);
             if let Some(news) = way.fleet.poll() {
                 match news.owner {
                     Owner::Lead(client) => flights.lead(client, news.conn, news.what, &mut way),
                     Owner::Prefill(client) => flights.prefill(client, news.conn, news.what, &mut way),
                     Owner::Part(client) => fanout.part(client, news.conn, &news.what, &mut way),
+                    Owner::Turn(client) => turns.news(client, news.conn, &news.what, &mut way),
+                    Owner::Balance => turns.balanced(news.conn, &news.what, &mut way),
                     Owner::Introduction | Owner::Probe | Owner::Nobody => {}
                 }
             } else if let Some(incoming) = way.connections.poll() {
                 match incoming {
                     Incoming::Request(client, request) => {
-                        paths.serve(client, *request, flights, fanout, &mut way);
+                        paths.serve(client, *request, flights, (fanout, turns), &mut way);
                     }
                     Incoming::Gone(client) => {
                         flights.gone(client, &mut way);
                         fanout.gone(client, &mut way);
+                        turns.gone(client, &mut way);
                     }
                 }
             } else if self.paths.is_draining() {
@@ -264,14 +281,14 @@ impl RouterService {
         }
     }
 
-    fn split(&mut self, now: Instant) -> (&mut Flights, &mut Fanout, &mut Paths, Way<'_>) {
+    fn split(&mut self, now: Instant) -> (&mut Flights, (&mut Fanout, &mut Turns), &mut Paths, Way<'_>) {
         let way = Way {
             reactor: &mut self.reactor,
             connections: &mut self.connections,
             fleet: &mut self.fleet,
             now,
         };
-        (&mut self.flights, &mut self.fanout, &mut self.paths, way)
+        (&mut self.flights, (&mut self.fanout, &mut self.turns), &mut self.paths, way)
     }
 
     /// Takes no new requests from now on. Who asks is told so until the end, so the port stays open.
@@ -292,7 +309,7 @@ impl RouterService {
 
     fn left(&self) -> Left {
         Left {
-            busy: !(self.flights.is_idle() && self.fanout.is_idle()),
+            busy: !(self.flights.is_idle() && self.fanout.is_idle() && self.turns.is_idle()),
             queued: self.reactor.queued_total(),
             clients: self.connections.count(),
             unheard: 0,

@@ -192,9 +192,11 @@ impl Part<'_> {
         let (role, bootstrap_port) = match self.role {
             Role::Prefill => (cluster::Role::Prefill, registry.map(|(_, port)| port)),
             Role::Decode => (cluster::Role::Decode, None),
+            // Routers give it the seat of a decode worker that reads prompts itself.
             Role::Mixed => {
-                self.entered = None;
-                return Ok(());
+                self.entered =
+                    Some(Entered { peer, role: cluster::Role::Decode, bootstrap_port: None, kind });
+                return self.enrol(service);
             }
         };
         let directory = match names {

@@ -70,6 +70,9 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     }
     let renewed = service.renew_from(reload);
     renewed.map_err(|error| RoleError::Io("cannot take signals", error))?;
+    if let Some(terms) = config.balance {
+        service.balance(terms, now);
+    }
     if let Some(address) = config.metrics {
         let listened = service.tell_metrics(address);
         listened.map_err(|error| RoleError::Listen { flag: "--prometheus-port", address, error })?;

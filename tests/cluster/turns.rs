@@ -326,6 +326,34 @@ fn a_router_spares_nobody_whom_it_needs() {
     fleet.check_idle();
 }
 
+/// A worker that does both serves where no pair is left, and is paired with nobody.
+#[test]
+fn a_mixed_worker_serves_where_no_pair_is_left() {
+    let questions = questions();
+    let mut fleet = Fleet::new(workers("prefill", 1, &[]), workers("decode", 1, &[]));
+    let ask_all = |router: &Process| {
+        for (asked, expected) in questions.iter() {
+            let told = choices(&router.post("/v1/completions", &asked.to_string()));
+            assert_eq!(Some(told), *expected);
+        }
+    };
+    for worker in [&fleet.decode[0], &fleet.prefill[0]] {
+        turn(worker, "mixed");
+        await_role(&fleet.router, worker, "mixed");
+        assert_eq!(get(fleet.router.address, "/readiness").0, 200);
+        ask_all(&fleet.router);
+    }
+    assert!(fleet.router.has_said("it has another role") && !fleet.router.has_said("never paired"));
+    let (status, text) = ask_role(&fleet.router, &fleet.prefill[0], "prefill");
+    assert_eq!(status, 202, "{text}");
+    await_role(&fleet.router, &fleet.prefill[0], "prefill");
+    turn(&fleet.decode[0], "decode");
+    await_role(&fleet.router, &fleet.decode[0], "decode");
+    ask_all(&fleet.router);
+    assert!(fleet.decode[0].metric("baton_sessions_total{", "") > 0.0, "they are a pair again");
+    fleet.check_idle();
+}
+
 /// A worker that enters itself does so as what it is, under the same name: its past makes room.
 #[test]
 fn an_entry_follows_the_role() {
@@ -374,7 +402,9 @@ fn workers_follow_the_load_there_and_back() {
         "2",
         // What one prompt of the first wave is foretold to take is beyond that by itself.
         "--prefill-ms",
-        "0,5,0",
+        "1,5,0",
+        "--min-decode",
+        "2",
     ];
     let mut fleet = Fleet::with(workers("prefill", 1, &[]), workers("decode", 3, &[]), &flags);
     let count = |role: &str| roles(&fleet.router).values().filter(|is| *is == role).count();

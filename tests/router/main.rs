@@ -417,7 +417,7 @@ fn other_paths_are_served_by_whom_they_concern() {
         ("POST", "/health", "GET, HEAD"),
         ("DELETE", "/workers", "GET, POST"),
         ("POST", "/registry", "PUT, DELETE"),
-        ("PUT", "/workers/0", "GET, DELETE"),
+        ("PUT", "/workers/0", "GET, DELETE, POST"),
     ] {
         let mut client = router.connect();
         client.ask(method, path, "", "");

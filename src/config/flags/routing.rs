@@ -65,7 +65,9 @@ pub(in crate::config) struct RoutingFlags {
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Forecast (of the policies slo and conditional)")]
+#[command(
+    next_help_heading = "Forecast (of the policies slo and conditional; --prefill-ms of --rebalance, too)"
+)]
 pub(in crate::config) struct ForecastFlags {
     /// Turn a request away with 429 whose first token is foretold to take longer [default: any time is well]
     #[arg(long, value_name = "MS")]

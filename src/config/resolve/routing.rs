@@ -3,14 +3,14 @@
 use super::{FRONT_PORT, Resolver, value};
 use crate::config::error::ConfigError;
 use crate::config::flags::{
-    BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags, RoutingFlags,
-    ScrapeFlags,
+    BalanceFlags, BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags,
+    RoutingFlags, ScrapeFlags,
 };
 use crate::config::quantities::{coefficients, positive};
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::{
-    BreakerTerms, Cost, Forecast, HealthTerms, Policies, Policy, PrefillEndpoint, RequestTerms, RetryTerms,
-    RouterConfig,
+    BalanceTerms, BreakerTerms, Cost, Forecast, HealthTerms, Policies, Policy, PrefillEndpoint, RequestTerms,
+    RetryTerms, RouterConfig,
 };
 use crate::config::values::WorkerUrl;
 use crate::limits::{CONTEXT_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
@@ -67,6 +67,10 @@ impl Resolver<'_> {
         let metrics = metrics(&flags.scrape, front.address())?;
         let policies =
             Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };
+        if flags.balance.rebalance && flags.forecast.prefill_ms.is_empty() {
+            let why = "how far prefill workers are behind is foretold for Qwen3-32B-FP8 on two H200";
+            self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
+        }
         Ok(RouterConfig {
             etcd,
             cluster_keys,
@@ -77,8 +81,9 @@ impl Resolver<'_> {
             metrics,
             prefill,
             decode,
+            balance: balance(&flags.balance)?,
             policies,
-            forecast: forecast(&flags.forecast, policies)?,
+            forecast: forecast(&flags.forecast, policies, flags.balance.rebalance)?,
             requests: requests(flags.requests)?,
             retries: retries(&flags.retries)?,
             breaker: breaker(&flags.breaker),
@@ -145,11 +150,12 @@ fn distinct_workers<'a>(
     Ok(())
 }
 
-fn forecast(flags: &ForecastFlags, policies: Policies) -> Result<Forecast, ConfigError> {
+/// The balance of roles foretells how long prompts are read.
+fn forecast(flags: &ForecastFlags, policies: Policies, rebalance: bool) -> Result<Forecast, ConfigError> {
     let typed = [
         ("--slo-ttft-ms", flags.slo_ttft_ms.is_some()),
         ("--slo-tpot-ms", flags.slo_tpot_ms.is_some()),
-        ("--prefill-ms", !flags.prefill_ms.is_empty()),
+        ("--prefill-ms", !flags.prefill_ms.is_empty() && !rebalance),
         ("--decode-ms", !flags.decode_ms.is_empty()),
         ("--kv-bytes-per-token", flags.kv_bytes_per_token.is_some()),
         ("--nic-gigabytes", flags.nic_gigabytes.is_some()),
@@ -181,6 +187,22 @@ fn forecast(flags: &ForecastFlags, policies: Policies) -> Result<Forecast, Confi
         tpot: time("--slo-tpot-ms", flags.slo_tpot_ms)?,
         ..default
     })
+}
+
+/// When workers change their roles.
+fn balance(flags: &BalanceFlags) -> Result<Option<BalanceTerms>, ConfigError> {
+    let fill = flags.rebalance_fill;
+    if !(fill > 0.0 && fill <= 1.0) {
+        return Err(value("--rebalance-fill", fill, "must be above 0, up to 1"));
+    }
+    Ok(flags.rebalance.then(|| BalanceTerms {
+        queue: Duration::from_millis(flags.rebalance_queue_ms.into()),
+        fill,
+        window: Duration::from_secs(flags.rebalance_window_secs.into()),
+        dwell: Duration::from_secs(flags.rebalance_dwell_secs.into()),
+        min_prefill: flags.min_prefill,
+        min_decode: flags.min_decode,
+    }))
 }
 
 fn metrics(flags: &ScrapeFlags, front: SocketAddr) -> Result<Option<SocketAddr>, ConfigError> {

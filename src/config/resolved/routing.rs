@@ -112,6 +112,23 @@ impl Default for HealthTerms {
     }
 }
 
+/// When workers change their roles by themselves; see `cluster::roles`.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct BalanceTerms {
+    /// How long prefill workers may still read what they were given, on average.
+    pub queue: Duration,
+    /// Share of what decode workers have room for that may be taken, 0 to 1.
+    pub fill: f64,
+    /// How long one side must be pressed, and the other not.
+    pub window: Duration,
+    /// How long nothing changes after a change.
+    pub dwell: Duration,
+    /// Prefill workers that stay in any case.
+    pub min_prefill: u32,
+    /// Decode workers that do.
+    pub min_decode: u32,
+}
+
 /// What is taken from clients.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct RequestTerms {

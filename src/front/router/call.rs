@@ -11,6 +11,7 @@ use crate::front::http::{HttpError, Limits, Method, REQUEST_TIMEOUT, sse};
 use crate::front::openai::ApiError;
 use crate::front::openai::info::DRAINING;
 use crate::front::router::failure::Failure;
+use crate::front::turning::TAKEN_FOR;
 use crate::limits::{REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_PIECE};
 use crate::net::{ConnId, Reactor, SendError};
 use std::fmt;
@@ -30,6 +31,10 @@ pub enum Owner {
     Prefill(ConnId),
     /// One of those that are all asked the same.
     Part(ConnId),
+    /// Has a worker change its role, for an operator.
+    Turn(ConnId),
+    /// The same, for the balance of roles.
+    Balance,
     /// What comes is of no interest any more; the connection is.
     Nobody,
 }
@@ -93,12 +98,13 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// This order to the worker at `host`.
-    pub fn new(order: &Order, host: &str, body: Arc<Vec<u8>>) -> Outgoing {
+    /// This order to the worker at `host`, which is told what it is taken for.
+    pub fn new(order: &Order, host: &str, taken_for: Option<String>, body: Arc<Vec<u8>>) -> Outgoing {
         let Order { method, target, headers } = order;
         let length = body.len().to_string();
         let mut fields: Vec<(&str, &str)> =
             headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        fields.extend(taken_for.as_ref().map(|role| (TAKEN_FOR, role.as_str())));
         if *method == Method::Post {
             fields.push(("content-length", &length));
         }
@@ -326,9 +332,12 @@ impl Call {
             }
             Owner::Prefill(_) if answer.is_success() => {}
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
-            Owner::Introduction | Owner::Probe | Owner::Prefill(_) | Owner::Part(_) => {
-                answer.body.extend_from_slice(piece)
-            }
+            Owner::Introduction
+            | Owner::Probe
+            | Owner::Prefill(_)
+            | Owner::Part(_)
+            | Owner::Turn(_)
+            | Owner::Balance => answer.body.extend_from_slice(piece),
         }
         Ok(())
     }

@@ -8,8 +8,9 @@
 mod joining;
 mod probes;
 
-use crate::cluster::loads::WorkerNumber;
-use crate::cluster::router::{Booking, Router};
+use crate::cluster::loads::{Load, WorkerNumber};
+use crate::cluster::roles::Row;
+use crate::cluster::router::{Booking, Role, Router};
 use crate::config::secret::Secret;
 use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
@@ -20,6 +21,7 @@ use crate::limits::{
 };
 use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
 use crate::obs::log::event;
+use crate::wire::message as wire;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -66,6 +68,8 @@ pub struct Fleet {
     key: Option<Secret>,
     /// Where they are asked how they are, and how long that may take.
     health: (String, Duration),
+    /// Those that have told that their role is another one now.
+    turned: VecDeque<(WorkerNumber, Role)>,
 }
 
 impl Fleet {
@@ -80,6 +84,7 @@ impl Fleet {
             news: VecDeque::new(),
             key: None,
             health: ("/health".into(), ROUTER_PROBE_TIME),
+            turned: VecDeque::new(),
         }
     }
 
@@ -96,6 +101,12 @@ impl Fleet {
     /// They ask for this one from now on.
     pub fn set_key(&mut self, key: Option<Secret>) {
         self.key = key;
+    }
+
+    /// What workers are shown that ask for a key.
+    pub fn bearer(&self) -> Option<(&'static str, String)> {
+        let key = self.key.as_ref()?;
+        Some(("authorization", format!("Bearer {}", String::from_utf8_lossy(key.bytes()))))
     }
 
     /// The decisions.
@@ -116,6 +127,39 @@ impl Fleet {
     /// What has happened.
     pub fn poll(&mut self) -> Option<News> {
         self.news.pop_front()
+    }
+
+    /// What a worker is to the router, by the name of that role.
+    pub fn role_name(&self, worker: WorkerNumber) -> Option<String> {
+        let role = self.router.role(worker)?;
+        let is_mixed = self.targets.get(&worker).is_some_and(|target| target.is_mixed);
+        Some(if is_mixed { wire::Role::Mixed.to_string() } else { role.to_string() })
+    }
+
+    /// How hard the workers are pressed, as far as this router knows.
+    pub fn rows(&self, now: Instant) -> Vec<Row> {
+        let row = |(worker, role, load): (WorkerNumber, Role, Load)| {
+            // Who does both is on neither side.
+            let target = self.targets.get(&worker).filter(|target| !target.is_mixed)?;
+            Some(Row {
+                worker,
+                role,
+                usable: load.usable,
+                leaves: target.drains,
+                can_turn: target.can_turn,
+                sequences: load.booked,
+                queue: load.queue(now),
+                unread: load.unread,
+                context: load.context,
+                room: target.room,
+            })
+        };
+        self.router.workers().filter_map(row).collect()
+    }
+
+    /// A worker whose role is another one now.
+    pub fn turned(&mut self) -> Option<(WorkerNumber, Role)> {
+        self.turned.pop_front()
     }
 
     /// Takes a connection to the booked worker for a call; also says whether it stands already. Otherwise
@@ -164,10 +208,14 @@ impl Fleet {
         body: &Arc<Vec<u8>>,
         now: Instant,
     ) {
-        let Some(call) = self.calls.get_mut(&conn) else { return };
+        let Some(call) = self.calls.get(&conn) else { return };
         // A worker is there as long as a call to it is.
-        let host = self.targets.get(&call.booking.worker()).map(Target::host).unwrap_or_default();
-        let outgoing = Outgoing::new(order, &host, body.clone());
+        let worker = call.booking.worker();
+        let is_asked = call.owner != Owner::Introduction;
+        let host = self.targets.get(&worker).map(Target::host).unwrap_or_default();
+        let taken_for = is_asked.then(|| self.role_name(worker)).flatten();
+        let Some(call) = self.calls.get_mut(&conn) else { return };
+        let outgoing = Outgoing::new(order, &host, taken_for, body.clone());
         if let Err(lost) = call.begin(reactor, conn, outgoing) {
             self.lose(reactor, conn, lost, now);
         }
@@ -343,8 +391,7 @@ impl Fleet {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
             Owner::Probe if drains => {
                 if let Some(target) = self.targets.get_mut(&worker) {
-                    // Who answers there next may be somebody else.
-                    (target.told_down, target.introduced) = (true, false);
+                    target.told_down = true;
                 }
                 self.router.declined(worker, now);
             }
@@ -407,14 +454,15 @@ impl Fleet {
 
     /// A worker takes nothing new: it is not chosen from now on, and its end meets no request that is on its way to
     /// it. Probes tell whether another one has come in its place.
-    fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
+    pub(super) fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
         if self.router.refused(worker).is_some()
             && let (Some(role), Some(target)) = (self.router.role(worker), self.targets.get(&worker))
         {
             event!(Info, "router", "worker drains", role = role, worker = target.url);
         }
         let idle = self.targets.get_mut(&worker).map(|target| {
-            target.drains = true;
+            // Who answers there next may be somebody else, or something else.
+            (target.drains, target.introduced) = (true, false);
             std::mem::take(&mut target.idle)
         });
         for Idle { conn, .. } in idle.into_iter().flatten() {

@@ -15,6 +15,7 @@ use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
 use crate::front::router::fleet::Fleet;
 use crate::front::router::flights::{self, Flights, Way, unavailable};
+use crate::front::router::turns::Turns;
 use crate::front::router::workers::Workers;
 use crate::front::routes::{authorise, no_page};
 use crate::net::ConnId;
@@ -59,6 +60,8 @@ enum Course {
     Workers,
     /// The same, for workers, which have no client's key.
     Registry,
+    /// One worker, which is to have another role.
+    Turn,
 }
 
 /// A path that ends in a slash goes on as it likes.
@@ -89,6 +92,7 @@ const PATHS: &[(&str, Method, Course)] = &[
     ("/workers", Method::Post, Course::Workers),
     ("/workers/", Method::Get, Course::Workers),
     ("/workers/", Method::Delete, Course::Workers),
+    ("/workers/", Method::Post, Course::Turn),
     ("/challenge", Method::Post, Course::Registry),
     ("/registry", Method::Put, Course::Registry),
     ("/registry", Method::Delete, Course::Registry),
@@ -157,7 +161,7 @@ impl Paths {
         client: ConnId,
         request: http::Request,
         flights: &mut Flights,
-        fanout: &mut Fanout,
+        (fanout, turns): (&mut Fanout, &mut Turns),
         way: &mut Way<'_>,
     ) {
         let id = way.connections.name(client, || self.make_id());
@@ -186,6 +190,21 @@ impl Paths {
             Course::Trial => Routed::parse(TRIAL).map(flights::Load::Routed),
             Course::Decode => Ok(flights::Load::Decode(request.body.clone())),
             Course::Any => Ok(flights::Load::Any),
+            Course::Turn => {
+                let named = request.head.path().strip_prefix("/workers/");
+                let turn = match named.and_then(|path| path.strip_suffix("/role")) {
+                    Some(worker) => self.workers.turn(&request, worker, way),
+                    None => Err(ApiError::new(
+                        404,
+                        "not_found",
+                        "workers have a /role, and nothing else to change",
+                    )),
+                };
+                return match turn {
+                    Ok((worker, wanted)) => turns.begin(client, worker, wanted, way),
+                    Err(error) => way.refuse(client, &error),
+                };
+            }
             Course::Workers | Course::Registry => {
                 let (status, body) = match self.workers.serve(&request, way) {
                     Ok(told) => told,
@@ -218,7 +237,7 @@ impl Paths {
         if !is_open {
             authorise(&self.keys, request)?;
         }
-        if matches!(course, Course::Drain | Course::Workers | Course::Registry) {
+        if matches!(course, Course::Drain | Course::Workers | Course::Registry | Course::Turn) {
             no_page(request)?;
         }
         if self.draining && matches!(course, Course::Pair | Course::Trial | Course::Readiness) {

@@ -2,6 +2,7 @@
 //!
 //! Thread: `ctl`. Not here: connections to it (`fleet`), whether it is up (`cluster::health`).
 
+use crate::cluster::roles::Room;
 use crate::config::values::WorkerUrl;
 use crate::front::router::introduction::Verdict;
 use crate::net::ConnId;
@@ -26,6 +27,13 @@ pub struct Target {
     pub bootstrap_port: Option<u16>,
     /// What it says itself of that.
     pub(super) told_port: Option<u16>,
+    /// Whether it was named for another role, and has this one by its own word.
+    pub(super) has_turned: bool,
+    /// What it says it has room for, and whether it says that its role can change.
+    pub(super) room: Option<Room>,
+    pub(super) can_turn: bool,
+    /// Whether it has the seat of a decode worker, and does both.
+    pub(super) is_mixed: bool,
     /// Whether nobody answered there, and its name is being looked up again.
     pub(super) lost: bool,
     /// Whether it has been asked who it is since somebody else may have taken its place.
@@ -53,6 +61,10 @@ impl Target {
             address,
             bootstrap_port,
             told_port: None,
+            has_turned: false,
+            room: None,
+            can_turn: false,
+            is_mixed: false,
             lost: false,
             introduced: false,
             verdict: Verdict::Fits,
@@ -62,6 +74,11 @@ impl Target {
             told_down: false,
             idle: Vec::new(),
         }
+    }
+
+    /// The same, whose role it has told itself.
+    pub(super) fn turned(self, has_turned: bool) -> Target {
+        Target { has_turned, ..self }
     }
 
     /// Where decode workers find it, as far as anybody has said.

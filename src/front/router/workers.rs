@@ -8,6 +8,7 @@
 //! GET    /workers[/ID]    those that there are
 //! POST   /workers         {"url", "worker_type", "bootstrap_port"}
 //! DELETE /workers/ID
+//! POST   /workers/ID/role {"role", "timeout_secs"}              as `/role` of the worker, which is asked (`turns`)
 //! ```
 //! Thread: `ctl`. Whoever enters a worker receives prompts: all changes need the cluster key's proof where there is a
 //! key (`cluster::proof`), and are taken without only on loopback or with `--insecure`.
@@ -25,6 +26,7 @@ use crate::front::openai::ApiError;
 use crate::front::router::fleet::Fleet;
 use crate::front::router::flights::Way;
 use crate::front::router::target::Target;
+use crate::front::turning::Wanted;
 use crate::limits::REGISTRY_ENTRY_LIFE;
 use crate::net::Reactor;
 use crate::obs::log::event;
@@ -90,6 +92,42 @@ impl Workers {
             fleet.locate(worker, address);
         }
         Ok(())
+    }
+
+    /// Takes in which workers have another role by now.
+    pub fn follow_roles(&mut self, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
+        while let Some((worker, role)) = fleet.turned() {
+            let Some(seat) = self.seat(worker).cloned() else { continue };
+            if let Err(full) = self.members.turn(&seat, role) {
+                event!(Warn, "router", "a worker's new role is not taken", worker = seat.url, why = full);
+            }
+        }
+        self.act(fleet, reactor, now);
+    }
+
+    /// The worker that is to have another role, and what it is to be told.
+    ///
+    /// # Errors
+    /// The sender may not ask that, there is no such worker, or none would be left to serve with the others.
+    pub fn turn(
+        &mut self,
+        request: &Request,
+        id: &str,
+        way: &mut Way<'_>,
+    ) -> Result<(WorkerNumber, Wanted), ApiError> {
+        self.check(request, way.now)?;
+        let wanted = Wanted::parse(&request.body)?;
+        let worker = self.find(id, way)?;
+        let is_other = way.fleet.role_name(worker).is_some_and(|role| role != wanted.role.to_string());
+        let router = way.fleet.router();
+        if is_other && router.is_ready() && !router.is_ready_without(worker) {
+            return Err(ApiError::new(
+                409,
+                "role_not_possible",
+                "without this worker no pair of workers would be left that serves meanwhile",
+            ));
+        }
+        Ok((worker, wanted))
     }
 
     /// Drops entries that were not renewed.
@@ -230,7 +268,7 @@ impl Workers {
 
     fn describe(&self, worker: WorkerNumber, way: &mut Way<'_>) -> Value {
         let load = way.fleet.router().load(worker).unwrap_or_default();
-        let role = way.fleet.router().role(worker).map(|role| role.to_string());
+        let role = way.fleet.role_name(worker);
         let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
         let misfit = way.fleet.router().misfit(worker).map(|(other, difference)| {
             format!("it fits no worker of the other role; of it and {}: {difference}", way.fleet.url(other))
@@ -239,8 +277,8 @@ impl Workers {
         let (status, reason) = match (misfit, target) {
             _ if !load.usable && target.is_some_and(|target| target.drains) => ("draining", None),
             _ if !load.usable => ("down", target.and_then(|target| target.fault.clone())),
-            (Some(why), _) => ("unpaired", Some(why)),
-            (None, _) => ("ready", None),
+            (Some(why), target) if target.is_none_or(|target| !target.is_mixed) => ("unpaired", Some(why)),
+            _ => ("ready", None),
         };
         let model = target.and_then(|target| target.model.as_deref());
         json!({
@@ -273,10 +311,10 @@ impl Workers {
     fn act(&mut self, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
         while let Some(action) = self.members.poll() {
             match action {
-                Action::Join { seat, bootstrap_port, kind } => {
+                Action::Join { seat, bootstrap_port, kind, has_turned } => {
                     event!(Info, "router", "worker joins", role = seat.role, worker = seat.url);
-                    let worker =
-                        fleet.join(seat.role, Target::new(seat.url.clone(), None, bootstrap_port), now);
+                    let target = Target::new(seat.url.clone(), None, bootstrap_port).turned(has_turned);
+                    let worker = fleet.join(seat.role, target, now);
                     if let Some(kind) = kind {
                         fleet.router().entered(worker, kind);
                     }

@@ -42,10 +42,7 @@ impl Fleet {
                 let path = if owner == Owner::Introduction { introduction::PATH } else { &self.health.0 };
                 let mut order = Order::get(path);
                 // Nobody asks for a key at /health.
-                if let Some(key) = self.key.as_ref().filter(|_| path != "/health") {
-                    let bearer = format!("Bearer {}", String::from_utf8_lossy(key.bytes()));
-                    order.headers.push(("authorization", bearer));
-                }
+                order.headers.extend(self.bearer().filter(|_| path != "/health"));
                 self.begin(reactor, conn, &order, &Arc::default(), now);
             }
             Err(reason) => {
@@ -84,10 +81,14 @@ impl Fleet {
             self.router.set_reads_alone(worker, introduction::reads_alone(&answer.body));
         }
         let model = told.and_then(|answer| introduction::model(&answer.body));
+        let room = told.and_then(|answer| introduction::room(&answer.body));
+        let can_turn = told.map(|answer| introduction::can_turn(&answer.body));
+        let is_mixed = told.map(|answer| introduction::is_mixed(&answer.body));
         let told_port = told.and_then(|answer| introduction::bootstrap_port(&answer.body));
         let told = told.map(|answer| introduction::kind(&answer.body));
         // Who does not tell now is what it told before.
-        if let Some((other, why)) = told.and_then(|kind| self.router.introduced(worker, kind)) {
+        let misfit = told.and_then(|kind| self.router.introduced(worker, kind));
+        if let Some((other, why)) = misfit.filter(|_| is_mixed != Some(true)) {
             let (worker, other) = (self.url(worker), self.url(other));
             event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
         }
@@ -96,12 +97,14 @@ impl Fleet {
         let (Some(role), Some(target)) = (self.router.role(worker), here) else { return };
         // Who does not tell now is what it told before.
         target.model = model.or_else(|| target.model.take());
+        (target.room, target.can_turn) = (room.or(target.room), can_turn.unwrap_or(target.can_turn));
+        target.is_mixed = is_mixed.unwrap_or(target.is_mixed);
         if role == Role::Prefill {
             target.told_port = told_port.or(target.told_port);
         }
         let (verdict, asked) = match answer {
             Ok(answer) if answer.is_success() => {
-                (introduction::judge(role, target.bootstrap_port, &answer.body), true)
+                (introduction::judge(role, target.bootstrap_port, target.has_turned, &answer.body), true)
             }
             // It does not know the path, or wants a key that only clients have.
             Ok(WorkerAnswer { status: status @ (401 | 403 | 404 | 405), .. }) => {
@@ -126,6 +129,13 @@ impl Fleet {
         }
         target.verdict = verdict;
         match target.verdict {
+            Verdict::Turned(to) => {
+                (target.introduced, target.fault) = (false, Some(format!("it is a {to} worker now")));
+                self.turned.push_back((worker, to));
+                let change = self.router.refused(worker);
+                self.tell(worker, change, &"its role");
+                self.probed(worker, false, now);
+            }
             Verdict::Unfit(ref why) => {
                 (target.introduced, target.fault) = (false, Some(why.clone()));
                 // No matter how well it is.

@@ -1,4 +1,6 @@
-//! Requests on their way: to a pair at once, decode's answer back as it comes, and to another pair where one fails.
+//! Requests on their way: to a pair, decode's answer back as it comes, and to another pair where one fails. In which
+//! order the two workers are asked is the flow: both at once (`starting`), prefill first (`reading`), or decode alone,
+//! which asks prefill itself (`front::asking`, in the worker).
 //!
 //! Thread: `ctl`. Owns: what a flight has on connections; what its client has of the answer (`relay`). Carries out what
 //! `cluster::flight` says of it. Invariant: when a flight ends, or waits for its next try, so do its calls, but for a
@@ -7,6 +9,7 @@
 mod answering;
 mod ending;
 mod flight;
+mod reading;
 mod request;
 mod starting;
 
@@ -15,7 +18,7 @@ pub use request::{Load, Request};
 use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News, Next, Terms};
 use crate::cluster::retries::Retries;
-use crate::config::resolved::{FirstToken, RequestTerms};
+use crate::config::resolved::{FirstToken, Flow, RequestTerms};
 use crate::front::connections::Connections;
 use crate::front::openai::ApiError;
 use crate::front::router::call::WorkerAnswer;
@@ -65,6 +68,8 @@ pub struct Flights {
     open: HashMap<ConnId, Flight>,
     /// Those that wait for their turn, where there may only be so many at once.
     line: Line<Flight>,
+    /// In which order workers are asked.
+    flow: Flow,
     /// Whose token a stream begins with.
     first_token: FirstToken,
     /// Those that are tried again, by time; some may have ended.
@@ -79,6 +84,7 @@ impl Flights {
         Flights {
             open: HashMap::new(),
             line: Line::default(),
+            flow: Flow::default(),
             first_token: FirstToken::default(),
             due: BinaryHeap::new(),
             retries,
@@ -88,7 +94,7 @@ impl Flights {
 
     /// Of which no more run at once, and no more wait, than these terms say, and which begin as they say.
     pub fn within(self, terms: &RequestTerms) -> Flights {
-        Flights { line: Line::new(terms), first_token: terms.first_token, ..self }
+        Flights { line: Line::new(terms), flow: terms.flow, first_token: terms.first_token, ..self }
     }
 
     /// Whether nothing is being served.
@@ -115,6 +121,8 @@ impl Flights {
             relay: Relay::default(),
             lead: None,
             prefill: None,
+            held: None,
+            kept: None,
             due: None,
             body: None,
             last: None,
@@ -248,6 +256,7 @@ impl Flights {
         match next {
             Next::On | Next::Calm => {}
             Next::Send => return self.send(client, flight, way),
+            Next::Join => return self.join(client, flight, way),
             Next::Hurry(until) => {
                 if let Some(lead) = flight.lead {
                     way.fleet.set_deadline(lead, until);

@@ -156,6 +156,8 @@ impl Flights {
         if flight.body.is_none() || flight.core.is_retry() {
             // Who reads alone generates now.
             flight.lead.into_iter().for_each(|lead| way.fleet.has_read(lead, way.now));
+            // And whom decode has asked has done its part.
+            flight.release(way);
         }
         if flight.body.is_none() {
             self.open_body(client, flight, media, is_stream, way);

@@ -11,7 +11,7 @@ use crate::net::ConnId;
 
 impl Flights {
     /// The answer is whole.
-    pub(super) fn land(&mut self, client: ConnId, flight: Flight, way: &mut Way<'_>) {
+    pub(super) fn land(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
         match (flight.body, &flight.last) {
             (None, Some(answer)) => {
                 way.connections.answer(way.reactor, client, &answer.whole(), way.now);
@@ -19,6 +19,7 @@ impl Flights {
             _ => way.connections.end_stream(way.reactor, client, way.now),
         }
         flight.acquit(way);
+        flight.release(way);
         if flight.is_counted() {
             self.metrics.ended(way.now.duration_since(flight.begun));
         }

@@ -7,6 +7,7 @@ use crate::cause::Cause;
 use crate::cluster::flight::{Flight as Core, News};
 use crate::cluster::router::{Booking, Role};
 use crate::config::resolved::LogLevel;
+use crate::front::openai::ToldKv;
 use crate::front::router::call::{Owner, WorkerAnswer};
 use crate::front::router::failure::Failure;
 use crate::front::router::relay::Relay;
@@ -26,6 +27,11 @@ pub(super) struct Flight {
     pub(super) lead: Option<ConnId>,
     /// The prefill leg, while it can still fail the request.
     pub(super) prefill: Option<ConnId>,
+    /// Charged to the worker of this try that has no call: prefill, which decode asks, or decode until prefill has
+    /// answered.
+    pub(super) held: Option<Booking>,
+    /// Where its KV is kept for decode, by this try's prefill worker.
+    pub(super) kept: Option<ToldKv>,
     /// When it is tried again.
     pub(super) due: Option<Instant>,
     /// How its client gets the answer, once it does.
@@ -73,23 +79,21 @@ impl Flight {
     /// Asks for connections; says how many do not stand yet.
     pub(super) fn open(
         &mut self,
-        client: ConnId,
-        lead: Booking,
-        prefill: Option<Booking>,
+        calls: impl IntoIterator<Item = (Owner, Booking)>,
         way: &mut Way<'_>,
     ) -> Result<u32, CloseReason> {
         let until = self.until();
-        let prefill = prefill.map(|booking| (Owner::Prefill(client), booking));
         let mut result = Ok(0);
-        for (owner, booking) in prefill.into_iter().chain([(Owner::Lead(client), lead)]) {
+        for (owner, booking) in calls {
             let Ok(awaited) = &mut result else {
-                way.fleet.router().release(booking, way.now);
+                way.fleet.release(booking, way.now);
                 continue;
             };
             match way.fleet.open(way.reactor, owner, booking, until, way.now) {
                 Ok((conn, stands)) => {
                     *awaited += u32::from(!stands);
-                    let leg = if owner == Owner::Lead(client) { &mut self.lead } else { &mut self.prefill };
+                    let leg =
+                        if matches!(owner, Owner::Lead(_)) { &mut self.lead } else { &mut self.prefill };
                     *leg = Some(conn);
                 }
                 Err(reason) => result = Err(reason),
@@ -134,5 +138,14 @@ impl Flight {
     pub(super) fn cancel(&mut self, way: &mut Way<'_>) {
         way.cancel(self.lead.take());
         way.cancel(self.prefill.take());
+        self.release(way);
+        self.give_up_kept(way);
+    }
+
+    /// Nobody waits any more for the worker that it is charged to without a call.
+    pub(super) fn release(&mut self, way: &mut Way<'_>) {
+        if let Some(held) = self.held.take() {
+            way.fleet.release(held, way.now);
+        }
     }
 }

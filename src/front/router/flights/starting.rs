@@ -5,9 +5,12 @@ use super::{Flights, Load, Way, random, terms, unavailable};
 use crate::cause::Cause;
 use crate::cluster::flight::News;
 use crate::cluster::router::{Booking, NoWorker, Role};
+use crate::config::resolved::Flow;
 use crate::front::openai::ApiError;
-use crate::front::openai::routed::Meeting;
-use crate::front::router::call::WorkerAnswer;
+use crate::front::openai::PrefillAddress;
+use crate::front::openai::resume::Resume;
+use crate::front::openai::routed::{Meeting, Place, Routed};
+use crate::front::router::call::{Owner, WorkerAnswer};
 use crate::front::router::failure;
 use crate::ids::Room;
 use crate::net::ConnId;
@@ -45,7 +48,22 @@ impl Flights {
             }
         };
         flight.core.choose(prefill.as_ref().map(Booking::worker), Some(lead.worker()));
-        match flight.open(client, lead, prefill, way) {
+        let result = match (self.flow, prefill) {
+            (Flow::PrefillFirst, Some(prefill)) => {
+                flight.core.in_turn();
+                flight.held = Some(lead);
+                flight.open([(Owner::Reader(client), prefill)], way)
+            }
+            (Flow::DecodeFirst, Some(prefill)) => {
+                flight.held = Some(prefill);
+                flight.open([(Owner::Lead(client), lead)], way)
+            }
+            (_, prefill) => {
+                let prefill = prefill.map(|prefill| (Owner::Prefill(client), prefill));
+                flight.open(prefill.into_iter().chain([(Owner::Lead(client), lead)]), way)
+            }
+        };
+        match result {
             Ok(awaited) => self.take(client, flight, News::Opened(awaited), way),
             Err(reason) => {
                 flight.last = Some(WorkerAnswer::error(&unavailable(reason.to_string())));
@@ -60,7 +78,7 @@ impl Flights {
         self.take(client, flight, News::Refused(role), way);
     }
 
-    /// Sends the request on all connections at once, under a fresh room.
+    /// Sends the request on all connections at once: of a pair that meets, under a fresh room.
     pub(super) fn send(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
         let room = Room(random() >> 1);
         flight.relay.turn(flight.request.load.choices());
@@ -69,25 +87,10 @@ impl Flights {
             flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Deadline, why)));
             return self.fail(client, flight, Cause::Deadline, way);
         };
-        let source = flight.core.worker(Role::Prefill).and_then(|worker| way.fleet.target(worker));
-        let body = match (&flight.request.load, source) {
-            (Load::Routed(body), source) => {
-                let is_ahead = source.is_some() && self.is_ahead(&flight);
-                let is_marked = is_ahead || (self.retries.most() > 0 && body.is_stream());
-                let mut resume = is_marked.then(|| flight.relay.resume().clone());
-                if let Some(resume) = resume.as_mut().filter(|_| is_ahead) {
-                    // Two workers tell of one answer, which began once.
-                    resume.created.get_or_insert_with(unix);
-                }
-                let meeting = source.map(|source| Meeting {
-                    host: &source.url.host,
-                    port: source.registry_port(),
-                    room,
-                });
-                body.address(meeting, resume.as_ref(), is_ahead)
-            }
-            (Load::Decode(body), _) => body.clone(),
-            (Load::Any, _) => Vec::new(),
+        let body = match &flight.request.load {
+            Load::Routed(body) => self.addressed(&flight, body, room, way),
+            Load::Decode(body) => body.clone(),
+            Load::Any => Vec::new(),
         };
         let body = Arc::new(body);
         event!(Debug, "router", "sent", request = flight.request.id, room = room, target = order.target);
@@ -95,6 +98,35 @@ impl Flights {
             way.fleet.begin(way.reactor, conn, &order, &body, way.now);
         }
         self.keep(client, flight);
+    }
+
+    /// The body for the legs whose turn it is.
+    fn addressed(&self, flight: &Flight, body: &Routed, room: Room, way: &Way<'_>) -> Vec<u8> {
+        let source = flight.core.worker(Role::Prefill).and_then(|worker| way.fleet.target(worker));
+        let is_ahead = source.is_some() && self.is_ahead(flight);
+        let is_marked = is_ahead || (self.retries.most() > 0 && body.is_stream());
+        let mut resume = is_marked.then(|| flight.relay.resume().clone());
+        if let Some(resume) = resume.as_mut().filter(|_| is_ahead) {
+            // Two workers tell of one answer, which began once.
+            resume.created.get_or_insert_with(unix);
+        }
+        let address = source.map(|source| PrefillAddress {
+            host: source.url.host.clone(),
+            port: source.url.port,
+            bootstrap_port: source.registry_port(),
+        });
+        let place = match (self.flow, &address, &flight.kept) {
+            (_, None, _) => None,
+            (_, Some(_), Some(kept)) => Some(Place::Kept(&kept.params)),
+            (Flow::PrefillFirst, Some(address), None) => {
+                return body.keep(&address.keep(), resume.filter(Resume::has_begun).as_ref(), false);
+            }
+            (Flow::DecodeFirst, Some(address), None) => Some(Place::Asked(address)),
+            (Flow::Dual, Some(PrefillAddress { host, bootstrap_port: port, .. }), None) => {
+                Some(Place::Met(Meeting { host, port: *port, room }))
+            }
+        };
+        body.address(place, resume.as_ref(), is_ahead)
     }
 }
 

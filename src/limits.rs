@@ -405,6 +405,12 @@ pub const ROUTER_ANSWER_MAX: usize = 1 << 20;
 pub const ROUTER_PIECE: usize = 256 << 10;
 /// Bytes that wait for a client before its worker is no longer read from.
 pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
+/// Requests of a decode worker to prefill workers at once, where a router leaves them to it: as many as a worker runs at most.
+pub const PREFILL_ASKS_MAX: usize = 4096;
+/// Bytes of one event of their answers, or of an answer that is none: where KV is, or a token with its alternatives.
+pub const ASKED_ANSWER_MAX: usize = 64 << 10;
+/// How long prefill's own word on a failure is waited for, once the hand-off has told of it: both come at about the same time.
+pub const ASKED_WORD_TIME: Duration = Duration::from_millis(250);
 /// How long decode may still decide about a request whose prefill worker was lost: it learns of the loss
 /// by itself within milliseconds, or has everything and answers.
 pub const ROUTER_LOST_PREFILL_TIME: Duration = Duration::from_secs(5);

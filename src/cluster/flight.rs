@@ -8,9 +8,18 @@
 //!    └─ Pausing ◀─── may be tried again ──┴─── and what the client has is known
 //!                                         └────────── else ───────────┴────▶ failed
 //! ```
-//! Owns: that table ([`Flight::take`]); whom a try must do without. Invariants: nothing is sent before all connections
-//! of a try stand, so that a worker that takes none costs no room anywhere; each try has a room of its own; a flight
-//! ends once. Without I/O, clock and chance; the router and the simulator carry out the same [`Next`].
+//! A try whose prefill leg comes first ([`Flight::in_turn`]) has two stages more, between Connecting and Sent:
+//! ```text
+//!             prefill's connection stands       it has answered           decode's connection stands
+//! Connecting ───────────────────────────▶ Reading ──────────▶ Joining ─────────────────────────────▶ Sent
+//!                                            │ it fails           │ decode takes none
+//!                                            └────────────────────┴──▶ Pausing or failed
+//! ```
+//! Who fails there has failed alone: the other worker has not been asked.
+//!
+//! Owns: that table ([`Flight::take`]); whom a try must do without. Invariants: nothing is sent before the connections
+//! of the legs that leave stand, so that a worker that takes none costs no room anywhere (but for prefill's work in a
+//! try in turn); each try has a room of its own; a flight ends once. Without I/O, clock and chance; the router and the simulator carry out the same [`Next`].
 //! Not here: who is chosen (`router`), how many tries there are in all (`retries`).
 
 use super::loads::WorkerNumber;
@@ -44,8 +53,10 @@ pub enum News {
     Opened(u32),
     /// One of them stands.
     Connected,
-    /// One of them was refused; nothing was sent.
+    /// One of them was refused; nothing was sent over it.
     Refused(Role),
+    /// Prefill, asked first, has read the prompt, and said where its KV is kept.
+    Read,
     /// The client got something of decode's answer.
     Passes {
         /// Whether what it has is known, so that it can go on elsewhere.
@@ -67,8 +78,10 @@ pub enum News {
 pub enum Next {
     /// Nothing.
     On,
-    /// Both legs' requests leave.
+    /// The requests of the legs whose turn it is leave: both, or the only one that is connected.
     Send,
+    /// A connection to decode is asked for; [`News::Opened`] follows.
+    Join,
     /// Decode has until then to decide.
     Hurry(Instant),
     /// Decode has decided and may take its time again.
@@ -86,6 +99,10 @@ pub enum Next {
 enum Stage {
     /// So many connections do not stand, and nothing was sent;
     Connecting(u32),
+    /// prefill alone was asked;
+    Reading,
+    /// it has answered, and decode's connection does not stand;
+    Joining,
     /// it was sent, and the client has heard nothing of this try;
     Sent,
     /// the client gets the answer piece by piece;
@@ -118,6 +135,8 @@ pub struct Flight {
     resumable: bool,
     /// Whether the prefill leg broke, so that decode has little time left.
     prefill_lost: bool,
+    /// Whether this try's prefill leg is sent first, and decode's when it has answered.
+    in_turn: bool,
 }
 
 /// The clock and chance of a step, and the turns of all.
@@ -147,6 +166,7 @@ impl Default for Flight {
             begun: false,
             resumable: true,
             prefill_lost: false,
+            in_turn: false,
         }
     }
 }
@@ -190,8 +210,13 @@ impl Flight {
     /// These workers were chosen.
     pub fn choose(&mut self, prefill: Option<WorkerNumber>, decode: Option<WorkerNumber>) {
         self.legs = [prefill, decode];
-        (self.prefill_lost, self.accused) = (false, [None; 2]);
+        (self.prefill_lost, self.accused, self.in_turn) = (false, [None; 2], false);
         self.stage = Stage::Connecting(0);
+    }
+
+    /// The pair that was just chosen is asked one after the other: prefill, and decode once that has answered.
+    pub fn in_turn(&mut self) {
+        self.in_turn = true;
     }
 
     /// Nobody can be chosen; `may_come` says whether that may change by itself.
@@ -225,6 +250,20 @@ impl Flight {
             (Stage::Connecting(_), News::Connected) => self.send(),
             (Stage::Connecting(_), News::Refused(role) | News::Lost(role, _) | News::Failed(role, _)) => {
                 self.refused(role, terms)
+            }
+            (Stage::Reading, News::Read) => {
+                self.stage = Stage::Joining;
+                Next::Join
+            }
+            (Stage::Joining, News::Opened(0) | News::Connected) => {
+                self.stage = Stage::Sent;
+                Next::Send
+            }
+            (Stage::Reading | Stage::Joining, News::Lost(role, cause) | News::Failed(role, cause)) => {
+                self.failed_alone(role, cause, terms)
+            }
+            (Stage::Reading | Stage::Joining, News::Refused(role)) => {
+                self.failed_alone(role, Cause::PeerLost, terms)
             }
             (Stage::Sent | Stage::Passing, News::Passes { resumable }) => {
                 self.stage = Stage::Passing;
@@ -262,12 +301,14 @@ impl Flight {
                 self.again(cause, terms)
             }
             (Stage::Sent | Stage::Passing, News::Failed(role, cause)) => self.failed(role, cause, terms),
-            (Stage::Connecting(_) | Stage::Sent | Stage::Passing, _) => Next::On,
+            (Stage::Connecting(_) | Stage::Reading | Stage::Joining | Stage::Sent | Stage::Passing, _) => {
+                Next::On
+            }
         }
     }
 
     fn send(&mut self) -> Next {
-        self.stage = Stage::Sent;
+        self.stage = if self.in_turn { Stage::Reading } else { Stage::Sent };
         self.tries += 1;
         self.refusals = 0;
         Next::Send
@@ -288,6 +329,20 @@ impl Flight {
             }
             None => self.end(Next::Fail(Cause::PeerLost)),
         }
+    }
+
+    /// Of a try in turn the one worker that was asked has failed it, or the second one takes no connection.
+    fn failed_alone(&mut self, role: Role, cause: Cause, terms: &mut Terms<'_>) -> Next {
+        // Its client is here, whatever the worker saw.
+        let cause = if cause == Cause::ClientGone { Cause::PeerLost } else { cause };
+        match cause {
+            Cause::Overloaded | Cause::Draining | Cause::Incompatible => {
+                self.avoid.unwilling.extend(self.worker(role));
+            }
+            cause if cause.may_be_retried() => self.shun(role),
+            _ => {}
+        }
+        self.again(cause, terms)
     }
 
     /// A leg has said why it failed, which says whom to do without.
@@ -505,6 +560,73 @@ mod tests {
         assert_eq!(rig.sent().take(lost), Next::Hurry(rig.now + ROUTER_LOST_PREFILL_TIME));
         assert!(matches!(rig.take(News::Lost(Role::Decode, Cause::Deadline)), Next::Again(_)));
         assert!(rig.flight.avoid().failed.contains(&PREFILL));
+    }
+
+    /// Chosen, to be asked one after the other, and prefill asked.
+    fn reading(rig: &mut Rig) {
+        rig.flight.choose(Some(PREFILL), Some(DECODE));
+        rig.flight.in_turn();
+        assert_eq!(rig.take(News::Opened(0)), Next::Send);
+        assert!(!rig.flight.is_waiting(), "decode has not been asked");
+    }
+
+    #[test]
+    fn decode_s_turn_comes_when_prefill_has_answered() {
+        for stands in [true, false] {
+            let mut rig = Rig::new(RETRIES_DEFAULT);
+            reading(&mut rig);
+            assert_eq!(rig.take(News::Read), Next::Join);
+            match stands {
+                true => assert_eq!(rig.take(News::Opened(0)), Next::Send),
+                false => {
+                    assert_eq!(rig.take(News::Opened(1)), Next::On);
+                    assert_eq!(rig.take(News::Connected), Next::Send);
+                }
+            }
+            assert!(rig.flight.is_waiting());
+            assert_eq!(rig.take(passes(true)), Next::On);
+            assert_eq!(rig.take(News::Landed), Next::Land);
+        }
+        // The next try of a request may be served in another way.
+        let mut rig = Rig::new(RETRIES_DEFAULT);
+        reading(&mut rig);
+        assert!(matches!(rig.take(News::Lost(Role::Prefill, Cause::PeerLost)), Next::Again(_)));
+        rig.flight.choose(None, Some(DECODE));
+        assert_eq!(rig.take(News::Opened(0)), Next::Send);
+        assert!(rig.flight.is_waiting());
+    }
+
+    #[test]
+    fn who_fails_alone_is_alone_to_blame() {
+        use Cause::{ClientGone, Draining, Incompatible, Internal, Overloaded, PeerLost};
+        let (p, d) = (Role::Prefill, Role::Decode);
+        let nobody: &[WorkerNumber] = &[];
+        // Before prefill has answered, and behind it.
+        for (read, news, failed, unwilling) in [
+            (false, News::Lost(p, PeerLost), &[PREFILL][..], nobody),
+            (false, News::Failed(p, Internal), &[PREFILL], nobody),
+            (false, News::Failed(p, ClientGone), &[PREFILL], nobody),
+            (false, News::Failed(p, PeerLost), &[PREFILL], nobody),
+            (false, News::Failed(p, Overloaded), nobody, &[PREFILL]),
+            (false, News::Failed(p, Draining), nobody, &[PREFILL]),
+            (false, News::Failed(p, Incompatible), nobody, &[PREFILL]),
+            (true, News::Refused(d), &[DECODE], nobody),
+        ] {
+            let mut rig = Rig::new(RETRIES_DEFAULT);
+            reading(&mut rig);
+            if read {
+                assert_eq!(rig.take(News::Read), Next::Join);
+                assert_eq!(rig.take(News::Opened(1)), Next::On);
+            }
+            assert!(matches!(rig.take(news), Next::Again(_)), "{news:?}");
+            let Avoid { failed: shunned, unwilling: never } = rig.flight.avoid();
+            assert_eq!((&shunned[..], &never[..]), (failed, unwilling), "{news:?}");
+        }
+        for cause in [Cause::Refused, Cause::Deadline, Cause::Aborted] {
+            let mut rig = Rig::new(RETRIES_DEFAULT);
+            reading(&mut rig);
+            assert_eq!(rig.take(News::Failed(p, cause)), Next::Fail(cause));
+        }
     }
 
     #[test]

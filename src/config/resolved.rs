@@ -6,7 +6,7 @@ mod forecast;
 mod routing;
 
 pub use forecast::{COST_DEFAULT, Cost, Forecast};
-pub use routing::{BalanceTerms, BreakerTerms, HealthTerms, Policies, RequestTerms, RetryTerms};
+pub use routing::{BalanceTerms, BreakerTerms, Flow, HealthTerms, Policies, RequestTerms, RetryTerms};
 
 use super::registry::RegistryAddress;
 use super::secret::Secret;

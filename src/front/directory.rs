@@ -155,7 +155,8 @@ impl Directory {
         reactor.connect(&registry.into(), until).map_err(|reason| reason.to_string())
     }
 
-    fn allows(&self, ip: IpAddr) -> bool {
+    /// Whether a host may be dialled.
+    pub fn allows(&self, ip: IpAddr) -> bool {
         self.allowed.iter().any(|network| network.contains(ip))
     }
 

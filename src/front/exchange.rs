@@ -266,6 +266,10 @@ impl Exchange {
 
     /// The events that open a stream.
     pub fn open(&self, out: &mut Vec<u8>) {
+        let mut place = Vec::new();
+        if self.renderer.placing(&mut place) {
+            sse::write_event(out, &place);
+        }
         for index in (0..self.choices.len()).filter(|&index| !self.choices[index].opened) {
             let mut data = Vec::new();
             if self.renderer.opening(&mut data, index) {

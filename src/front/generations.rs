@@ -5,6 +5,7 @@
 //! either leg cancels the other; after decode's first token prefill's outcome is ignored.
 //! Not here: HTTP framing (`connections`), the hand-off's protocol (`handoff`).
 
+mod asked;
 mod figures;
 mod flushes;
 mod placing;
@@ -13,22 +14,25 @@ pub use placing::Placement;
 
 use crate::cause::Cause;
 use crate::config::resolved::FirstToken;
+use crate::front::asking::Ask;
 use crate::front::connections::{Answer, Connections, JSON};
 use crate::front::exchange::{Exchange, Prompted, Step, echoes};
 use crate::front::handoff::{Handoff, Source};
+use crate::front::openai::bootstrap::SOURCE_PARAM;
 use crate::front::openai::render::Renderer;
-use crate::front::openai::{ApiError, GenerateRequest, KeptKv, Prompts, resume};
+use crate::front::openai::{ApiError, GenerateRequest, KeptKv, Prompts, kv_transfer, resume};
 use crate::front::stages::ChoiceTimes;
 use crate::front::text::{self, Job, Made, Task, Text, TextQueue, Ticket, prompt_param};
-use crate::ids::{RequestId, WorkerId};
+use crate::ids::{RequestId, Room, WorkerId};
 use crate::model::logprobs::Sampled;
 use crate::net::{ConnId, Reactor};
 use crate::obs::metrics::WorkerMetrics;
 use crate::sched::mailbox::{Command, Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::transfer::manager::rooms::Slot;
+use asked::Asked;
 use flushes::Flushes;
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -61,6 +65,8 @@ struct Live {
     trial: bool,
     /// Where its KV is kept for decode.
     kept: Option<KeptKv>,
+    /// What prefill is asked for it.
+    asked: Option<Box<Asked>>,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
     /// Of each choice whose prefill leg is here, too: its first token, and who has told it.
@@ -126,6 +132,7 @@ struct Leg {
     part: Part,
     worker: WorkerId,
     slot: Slot,
+    room: Room,
     partner: Option<RequestId>,
     finished: bool,
     /// It has been told to end, since nobody asks for it.
@@ -149,6 +156,8 @@ pub struct Generations {
     /// Of both.
     by_conn: HashMap<ConnId, u64>,
     legs: HashMap<RequestId, Leg>,
+    /// Requests that have failed, until when prefill's word on that is waited for.
+    unheard: VecDeque<(Instant, u64)>,
     flushes: Flushes<ConnId>,
     metrics: Vec<Arc<WorkerMetrics>>,
     next_exchange: u64,
@@ -185,6 +194,7 @@ impl Generations {
             converting: HashMap::new(),
             by_conn: HashMap::new(),
             legs: HashMap::new(),
+            unheard: VecDeque::new(),
             flushes: Flushes::default(),
             metrics,
             next_exchange: 0,
@@ -249,16 +259,42 @@ impl Generations {
 
     /// A client asks for text.
     pub fn begin(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
-        self.take(conn, request, id, false, way);
+        self.take(conn, request, None, id, false, way);
+    }
+
+    /// A client asks for text whose KV this worker is to ask prefill for.
+    pub fn begin_asking(
+        &mut self,
+        conn: ConnId,
+        request: GenerateRequest,
+        ask: Ask,
+        id: String,
+        way: &mut Way<'_>,
+    ) {
+        match self.terms.placement {
+            Placement::Decode { .. } => self.take(conn, request, Some(ask), id, false, way),
+            _ => {
+                let why = "names a prefill worker to be asked for the KV; this is no decode worker";
+                way.refuse(conn, &ApiError::invalid(kv_transfer::PREFILL, why));
+            }
+        }
     }
 
     /// A client asks whether tokens come. A worker whose other leg is elsewhere shows its own part: prefill
     /// hands over to nobody, decode goes on from nothing.
     pub fn begin_trial(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
-        self.take(conn, request, id, true, way);
+        self.take(conn, request, None, id, true, way);
     }
 
-    fn take(&mut self, conn: ConnId, request: GenerateRequest, id: String, trial: bool, way: &mut Way<'_>) {
+    fn take(
+        &mut self,
+        conn: ConnId,
+        request: GenerateRequest,
+        ask: Option<Ask>,
+        id: String,
+        trial: bool,
+        way: &mut Way<'_>,
+    ) {
         if let Err(error) = self.check(&request) {
             return way.refuse(conn, &error);
         }
@@ -285,6 +321,7 @@ impl Generations {
             begun: false,
             trial,
             kept,
+            asked: ask.map(|ask| Box::new(Asked::new(ask))),
             legs: Vec::new(),
             timings: Vec::new(),
             first: Vec::new(),
@@ -352,6 +389,24 @@ impl Generations {
         kept.len()
     }
 
+    /// Gives up what is kept from this room on for one request; how many requests those were.
+    pub fn abort_kept(&mut self, room: Room, way: &mut Way<'_>) -> usize {
+        let is_kept = |leg: &&Leg| leg.part == Part::Kept && !leg.finished;
+        let Some(exchange) =
+            self.legs.values().filter(is_kept).find(|leg| leg.room == room).map(|leg| leg.exchange)
+        else {
+            return 0;
+        };
+        if self.live.contains_key(&exchange) {
+            self.fail(exchange, &error_of(Cause::Aborted), Cause::Aborted, way);
+            return 1;
+        }
+        for leg in self.legs.values().filter(is_kept).filter(|leg| leg.exchange == exchange) {
+            self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::Aborted);
+        }
+        1
+    }
+
     /// Whether the tokeniser or a mover has something.
     pub fn has_news(&self) -> bool {
         self.queue.has_news() || self.handoff.has_news()
@@ -367,6 +422,11 @@ impl Generations {
             self.answered(answer, way);
             busy = true;
         }
+        while let Some((exchange, word)) = self.handoff.poll_word() {
+            self.hear(exchange, word, way);
+            busy = true;
+        }
+        self.end_unheard(way);
         busy
     }
 
@@ -458,7 +518,7 @@ impl Generations {
     fn check(&self, request: &GenerateRequest) -> Result<(), ApiError> {
         self.check_model(request.model.as_deref())?;
         // One token there always is.
-        if request.min_tokens > u32::from(request.keeps_kv) {
+        if request.min_tokens > u32::from(request.keeps_kv.is_some()) {
             return Err(ApiError::unsupported("min_tokens"));
         }
         let choices = request.prompts.len() * request.samples;
@@ -533,11 +593,18 @@ impl Generations {
         if let Some(live) = self.live.get_mut(&id).filter(|_| !out.is_empty()) {
             live.stream(&out, way);
         }
+        if self.live.get(&id).is_some_and(|live| live.asked.is_some()) {
+            return self.ask(id, open, samples, way);
+        }
         for (choice, given) in open {
             if let Err(error) = self.place(id, choice, choice % samples, &given, way.now) {
                 let cause = if error.status == 429 { Cause::Overloaded } else { Cause::Refused };
                 return self.fail(id, &error, cause, way);
             }
+        }
+        // Who keeps KV says at once where, so that decode asks for it while it is computed.
+        if let Some(live) = self.live.get_mut(&id).filter(|live| live.kept.is_some()) {
+            live.stream(&[], way);
         }
         self.close_if_over(id, way);
     }
@@ -599,7 +666,7 @@ impl Generations {
         now: Instant,
     ) {
         let slot = Slot { id: request.slot, generation: request.generation };
-        let (id, worker) = (request.id, request.worker);
+        let (id, worker, room) = (request.id, request.worker, request.room);
         self.legs.insert(
             id,
             Leg {
@@ -608,6 +675,7 @@ impl Generations {
                 part,
                 worker,
                 slot,
+                room,
                 partner,
                 finished: false,
                 given_up: false,
@@ -709,7 +777,7 @@ impl Generations {
                 let ended =
                     self.live.get(&leg.exchange).is_some_and(|live| live.timings[leg.choice].ended.is_some());
                 // A choice that a stop string ended was told to stop; that is no failure.
-                if !ended {
+                if !ended && !self.awaits_word(leg.exchange, cause, way.now) {
                     self.fail(leg.exchange, &error_of(cause), cause, way);
                 }
             }
@@ -778,7 +846,8 @@ impl Generations {
 
     /// Forgets an exchange and ends its legs.
     fn drop_exchange(&mut self, id: u64, cause: Cause) {
-        let Some(live) = self.forget(id) else { return };
+        let Some(mut live) = self.forget(id) else { return };
+        self.drop_asked(id, &mut live);
         for request in live.legs {
             if let Some(leg) = self.legs.get(&request).copied().filter(|leg| !leg.finished) {
                 self.handoff.worker_mut(leg.worker).abort(leg.slot, cause);
@@ -811,9 +880,6 @@ impl Way<'_> {
         self.connections.answer(self.reactor, conn, answer, self.now);
     }
 }
-
-/// The field of a request that names its prefill worker: at fault where that one drains, and not this.
-const SOURCE_PARAM: &str = "bootstrap_host";
 
 /// What a client is told of a failure.
 fn error_of(cause: Cause) -> ApiError {

@@ -9,6 +9,7 @@ mod effects;
 pub use effects::rank;
 
 use crate::cause::Cause;
+use crate::front::asking::{Ask, Word};
 use crate::front::worker::{DestinationRing, Reports, SourceRing, Worker};
 use crate::ids::{Room, SessionGeneration, WorkerId};
 use crate::kv::layout::KvLayout;
@@ -197,6 +198,10 @@ pub struct DestinationSession {
 pub enum Remote {
     /// Send a message (not sealed yet).
     Send(ConnId, Multipart),
+    /// Ask a prefill worker for a request's KV; [`Handoff::hear`] follows.
+    Ask(Box<Ask>),
+    /// What was asked for this request is of no interest any more.
+    Unask(u64),
     /// Resolve the name of a prefill worker's host; [`Handoff::resolved`] follows.
     Resolve(String),
     /// Open a link to the prefill worker at this registry.
@@ -242,6 +247,8 @@ pub struct Handoff {
     /// Queue pairs that a source was told of and has not answered.
     offers: HashMap<(WorkerId, SessionId), RdmaOffer>,
     remote: VecDeque<Remote>,
+    /// What prefill workers have said that were asked.
+    words: VecDeque<(u64, Word)>,
     pumping: bool,
     offer: Offer,
 }
@@ -271,6 +278,7 @@ impl Handoff {
             tokens: HashMap::new(),
             offers: HashMap::new(),
             remote: VecDeque::new(),
+            words: VecDeque::new(),
             pumping: false,
             offer,
         }
@@ -435,9 +443,33 @@ impl Handoff {
         self.members[id.index()].worker.release(slot);
     }
 
-    /// Whether a mover has something to say.
+    /// Asks a prefill worker for a request's KV.
+    pub fn ask(&mut self, ask: Ask) {
+        self.remote.push_back(Remote::Ask(Box::new(ask)));
+    }
+
+    /// Nobody waits any more for what was asked for a request.
+    pub fn unask(&mut self, exchange: u64) {
+        self.remote.push_back(Remote::Unask(exchange));
+    }
+
+    /// A prefill worker that was asked has said this.
+    pub fn hear(&mut self, exchange: u64, word: Word) {
+        self.words.push_back((exchange, word));
+    }
+
+    /// The next word, and of which request it is.
+    pub fn poll_word(&mut self) -> Option<(u64, Word)> {
+        self.words.pop_front()
+    }
+
+    /// Whether a mover, or a prefill worker that was asked, has something to say.
     pub fn has_news(&self) -> bool {
-        self.members.iter().any(|member| member.reports.as_ref().is_some_and(|reports| !reports.is_empty()))
+        !self.words.is_empty()
+            || self
+                .members
+                .iter()
+                .any(|member| member.reports.as_ref().is_some_and(|reports| !reports.is_empty()))
     }
 
     /// Takes in what movers say, sends what waited, ends what is overdue. True when there was something.

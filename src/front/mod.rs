@@ -1,5 +1,6 @@
 //! HTTP and OpenAI at the edge, and the services that join sockets to the pure cores.
 
+pub mod asking;
 pub mod bootstrap;
 pub mod connections;
 pub mod directory;

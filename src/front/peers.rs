@@ -1,11 +1,12 @@
 //! Control links to workers of other processes: dialled by decode, accepted by prefill; ZMTP, Hello, Proof,
 //! then the hand-off's messages.
 //!
-//! Thread: `ctl`. Owns: links and their deadlines, the look-up of prefill workers (`directory`), the passing
-//! of descriptors (`passing`) and of lanes (`lanes`). A link that has not proven itself within a second, or
+//! Thread: `ctl`. Owns: links and their deadlines, the look-up of prefill workers (`directory`), what they are asked over
+//! HTTP (`asking`), the passing of descriptors (`passing`) and of lanes (`lanes`). A link that has not proven itself within a second, or
 //! is silent for too long, is closed; a closed link is a dead peer at once.
 
 use crate::cause::Cause;
+use crate::front::asking::Asking;
 use crate::front::directory::{Directory, Found};
 use crate::front::handoff::{DestinationSession, Handoff, Link as LinkName, Remote, Source, random};
 use crate::front::lanes::Lanes;
@@ -97,6 +98,7 @@ pub struct Peers {
     control: Option<ListenerId>,
     links: HashMap<ConnId, Peering>,
     directory: Directory,
+    asking: Asking,
     passing: Passing,
     lanes: Lanes,
     connections: u64,
@@ -145,6 +147,7 @@ impl Peers {
             control,
             links: HashMap::new(),
             directory,
+            asking: Asking::default(),
             passing,
             lanes,
             connections: 0,
@@ -178,7 +181,10 @@ impl Peers {
             | Event::Closed { conn, .. } => self.links.contains_key(&conn),
             Event::Woken | Event::Terminate | Event::Hangup => false,
         };
-        own || self.directory.owns(event) || self.passing.owns(event) || self.lanes.owns(event)
+        own || self.directory.owns(event)
+            || self.asking.owns(event)
+            || self.passing.owns(event)
+            || self.lanes.owns(event)
     }
 
     /// Takes an event of one of these connections.
@@ -188,6 +194,10 @@ impl Peers {
         }
         if self.lanes.owns(&event) {
             return self.lanes.handle(event, reactor, handoff, now);
+        }
+        if self.asking.owns(&event) {
+            self.asking.handle(event, reactor);
+            return self.tell_words(handoff);
         }
         if self.directory.owns(&event) {
             if let Some(found) = self.directory.handle(event, reactor) {
@@ -262,6 +272,7 @@ impl Peers {
         if let Some(control) = self.control {
             reactor.stop_listening(control);
         }
+        self.asking.close(reactor);
         self.directory.close(reactor);
         self.passing.close(reactor);
         self.lanes.close(reactor);
@@ -277,6 +288,7 @@ impl Peers {
     /// Does what the managers want done for links to other processes.
     pub fn serve(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         while let Some((name, address)) = self.directory.resolved(now) {
+            self.asking.resolved(&name, &address, reactor, now);
             handoff.resolved(&name, address, now);
         }
         while let Some(remote) = handoff.poll_remote() {
@@ -287,6 +299,8 @@ impl Peers {
                         handoff.resolved(&name, address, now);
                     }
                 }
+                Remote::Ask(ask) => self.asking.begin(*ask, &mut self.directory, reactor, now),
+                Remote::Unask(exchange) => self.asking.cancel(exchange, reactor),
                 // What became of the dial before it is the answer to this one too.
                 Remote::Dial { worker, source, .. } if self.is_on_its_way(worker, &source) => {}
                 Remote::Dial { worker, source, until } => {
@@ -320,11 +334,21 @@ impl Peers {
                 }
             }
         }
+        self.tell_words(handoff);
+    }
+
+    /// What prefill workers say that were asked.
+    fn tell_words(&mut self, handoff: &mut Handoff) {
+        while let Some((exchange, word)) = self.asking.poll() {
+            handoff.hear(exchange, word);
+        }
     }
 
     /// Closes what is overdue and keeps the rest warm.
     pub fn expire(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         self.passing.expire(reactor, handoff, now);
+        self.asking.expire(reactor, now);
+        self.tell_words(handoff);
         self.lanes.expire(reactor, now);
         for found in self.directory.expire(reactor, now) {
             self.found(found, reactor, handoff, now);

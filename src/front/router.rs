@@ -4,7 +4,7 @@
 //! (`flights`), connections to workers (`fleet`), decisions (`cluster`).
 
 pub mod call;
-mod failure;
+pub(in crate::front) mod failure;
 pub mod fanout;
 pub mod fleet;
 pub mod flights;
@@ -257,6 +257,7 @@ impl RouterService {
                 match news.owner {
                     Owner::Lead(client) => flights.lead(client, news.conn, news.what, &mut way),
                     Owner::Prefill(client) => flights.prefill(client, news.conn, news.what, &mut way),
+                    Owner::Reader(client) => flights.reader(client, news.conn, news.what, &mut way),
                     Owner::Part(client) => fanout.part(client, news.conn, &news.what, &mut way),
                     Owner::Turn(client) => turns.news(client, news.conn, &news.what, &mut way),
                     Owner::Balance => turns.balanced(news.conn, &news.what, &mut way),

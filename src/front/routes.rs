@@ -3,6 +3,7 @@
 //! Thread: `ctl`. Answers at once; requests for text, and what takes the tokeniser, go on to `generations`.
 
 use crate::config::secret::Secret;
+use crate::front::asking::Ask;
 use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, REQUEST_TIMEOUT, Request};
@@ -10,8 +11,10 @@ use crate::front::openai::info::{
     Abort, DRAINING, Draining, HandoffInfo, Load, Loads, ModelCard, ModelInfo, ModelList, RankLoad,
     ServerInfo, Version,
 };
+use crate::front::openai::routed::Routed;
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
-use crate::front::openai::{ApiError, GenerateRequest, Sampling, chat, completion, generate};
+use crate::front::openai::{ApiError, GenerateRequest, PrefillAddress, Sampling, chat, completion, generate};
+use crate::front::router::call::Order;
 use crate::front::telemetry::Telemetry;
 use crate::front::text::Task;
 use crate::front::turning::{TAKEN_FOR, Turning, Wanted};
@@ -21,6 +24,7 @@ use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use crate::wire::auth::Keyring;
 use serde::Serialize;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// What a server tells about itself.
@@ -257,6 +261,7 @@ impl Routes {
                 let aborted = match Abort::parse(&request.body)? {
                     Abort::All => generations.abort(None, way),
                     Abort::Rid(rid) => generations.abort(Some(&rid), way),
+                    Abort::Kept(room) => generations.abort_kept(room, way),
                 };
                 event!(Info, "http", "aborted by request", count = aborted);
                 json(conn, &serde_json::json!({ "aborted": aborted }), way)
@@ -372,7 +377,13 @@ impl Routes {
                 self.unknown.push(field.clone());
             }
         }
-        generations.begin(conn, asked, id.to_owned(), way);
+        match asked.prefill.take() {
+            None => generations.begin(conn, asked, id.to_owned(), way),
+            Some(address) => {
+                let ask = ask(request, &asked, address, id)?;
+                generations.begin_asking(conn, asked, ask, id.to_owned(), way);
+            }
+        }
         Ok(())
     }
 
@@ -434,6 +445,27 @@ impl Routes {
         self.next_id += 1;
         format!("{:x}-{:x}", self.about.started, self.next_id)
     }
+}
+
+/// What prefill is asked of a request whose router leaves that to this worker: the same, but to keep its KV.
+fn ask(
+    request: &Request,
+    asked: &GenerateRequest,
+    address: PrefillAddress,
+    id: &str,
+) -> Result<Ask, ApiError> {
+    let head = &request.head;
+    let resume = asked.resume.as_ref().filter(|resume| resume.has_begun());
+    let body = Routed::parse(&request.body)?.keep(&address.keep(), resume, true);
+    let patience = asked.patience.as_millis().to_string();
+    let mut headers = vec![("x-request-id", id.to_owned()), (REQUEST_TIMEOUT, patience)];
+    for name in ["authorization", "traceparent"] {
+        headers.extend(head.headers.get(name).map(|value| (name, value.to_owned())));
+    }
+    headers.push(("content-type", JSON.to_owned()));
+    let order = Order { method: Method::Post, target: head.path().to_owned(), headers };
+    // Whose it is, and until when, is known once it has a place.
+    Ok(Ask { exchange: 0, address, order, body: Arc::new(body), until: Instant::now() })
 }
 
 /// Whether a request shows one of `keys`, if there are any. Compares in time that does not depend on where a

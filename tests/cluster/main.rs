@@ -11,6 +11,7 @@ mod dummy;
 mod etcd;
 mod etcd_server;
 mod fleet;
+mod flows;
 mod http;
 mod kept;
 mod keys;

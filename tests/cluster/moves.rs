@@ -68,7 +68,20 @@ impl Slow {
         self.await_all();
     }
 
-    fn restart_prefill(&mut self, which: usize) {
+    /// The prefill worker that has something to do.
+    #[track_caller]
+    pub fn reading(&self) -> usize {
+        let begun = Instant::now();
+        let is_busy = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;
+        loop {
+            if let Some(found) = self.fleet.prefill.iter().position(is_busy) {
+                return found;
+            }
+            assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
+        }
+    }
+
+    pub fn restart_prefill(&mut self, which: usize) {
         let worker = &self.fleet.prefill[which];
         let (port, bootstrap_port) = (worker.address.port(), worker.bootstrap_port);
         self.fleet.prefill[which] = Slow::worker(&self.dummy, self.transfer, "prefill", port, bootstrap_port);
@@ -203,14 +216,7 @@ fn requests_survive_the_death_of_prefill() {
             worker.post("/flush_cache", "");
         }
         let stream = open(address, &case);
-        let begun = Instant::now();
-        let is_busy = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;
-        let victim = loop {
-            if let Some(found) = slow.fleet.prefill.iter().position(is_busy) {
-                break found;
-            }
-            assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
-        };
+        let victim = slow.reading();
         slow.fleet.prefill[victim].kill();
         check_same(&stream.end(), &expected, &case.1);
         slow.restart_prefill(victim);

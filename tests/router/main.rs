@@ -3,6 +3,7 @@
 mod ahead;
 mod choosing;
 mod client;
+mod flows;
 mod foreign;
 mod joining;
 mod launched;

@@ -25,9 +25,24 @@ impl Quartet {
 
     /// The next request at both workers of a pair, and which they are.
     pub fn asked(&self) -> ([usize; 2], Asked, Asked) {
-        let (prefill, at_prefill) = next(&self.prefill);
-        let (decode, at_decode) = next(&self.decode);
+        let (prefill, at_prefill) = self.at_prefill();
+        let (decode, at_decode) = self.at_decode();
         ([prefill, decode], at_prefill, at_decode)
+    }
+
+    /// The next request at a prefill worker, and which that is.
+    pub fn at_prefill(&self) -> (usize, Asked) {
+        next(&self.prefill)
+    }
+
+    /// The same of a decode worker.
+    pub fn at_decode(&self) -> (usize, Asked) {
+        next(&self.decode)
+    }
+
+    /// Whether nobody has a request that was not taken.
+    pub fn is_unasked(&self) -> bool {
+        self.prefill.iter().chain(&self.decode).all(Worker::is_unasked)
     }
 }
 

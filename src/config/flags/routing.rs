@@ -2,7 +2,7 @@
 //! program; where a name means something else here, its help says what.
 
 use super::super::registry::RegistryAddress;
-use super::super::resolved::{FirstToken, Policy};
+use super::super::resolved::{FirstToken, Flow, Policy};
 use super::super::values::{WorkerUrl, parse_header_name, parse_health_path, parse_host};
 use crate::limits::{
     BREAKER_FAILURES_MAX, BREAKER_SECONDS_MAX, HEALTH_PROBES_MAX, HEALTH_SECONDS_MAX, HTTP_CONNECTIONS_MAX,
@@ -106,6 +106,10 @@ pub(in crate::config) struct RequestFlags {
     /// Seconds that one may wait there; then the answer is 408
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u32).range(1..=REQUEST_TIME_MAX.as_secs() as i64))]
     pub(in crate::config) queue_timeout_secs: u32,
+    /// In which order the workers of a request are asked; other than dual for workers of this software alone, whose prefill
+    /// worker keeps the KV until decode claims it
+    #[arg(long, value_enum, default_value_t)]
+    pub(in crate::config) flow: Flow,
     /// Whose token a stream begins with: prefill's comes as soon as it is sampled, before its KV has reached decode, which
     /// goes on with the second
     #[arg(long, value_enum, default_value_t)]

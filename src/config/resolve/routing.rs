@@ -9,8 +9,8 @@ use crate::config::flags::{
 use crate::config::quantities::{coefficients, positive};
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::{
-    BalanceTerms, BreakerTerms, Cost, Forecast, HealthTerms, Policies, Policy, PrefillEndpoint, RequestTerms,
-    RetryTerms, RouterConfig,
+    BalanceTerms, BreakerTerms, Cost, FirstToken, Flow, Forecast, HealthTerms, Policies, Policy,
+    PrefillEndpoint, RequestTerms, RetryTerms, RouterConfig,
 };
 use crate::config::values::WorkerUrl;
 use crate::limits::{CONTEXT_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
@@ -220,12 +220,20 @@ fn requests(flags: RequestFlags) -> Result<RequestTerms, ConfigError> {
         Ok(0) => return Err(value("--max-concurrent-requests", 0, "must be at least 1, or -1 for no limit")),
         limit => limit.ok(),
     };
+    if flags.flow != Flow::Dual && flags.first_token == FirstToken::Prefill {
+        return Err(ConfigError::Conflict {
+            flag: "--flow",
+            other: "--first-token prefill",
+            why: "the router hears prefill's token beside decode's stream in the flow dual alone",
+        });
+    }
     let timeout = Duration::from_secs(flags.request_timeout_secs.into());
     Ok(RequestTerms {
         timeout: (timeout < REQUEST_TIME_MAX).then_some(timeout),
         concurrent,
         queue: flags.queue_size,
         queue_time: Duration::from_secs(flags.queue_timeout_secs.into()),
+        flow: flags.flow,
         first_token: flags.first_token,
         id_headers: match flags.request_id_headers {
             names if names.is_empty() => defaults.id_headers,

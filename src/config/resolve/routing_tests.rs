@@ -1,7 +1,8 @@
 //! Command lines of `baton router`, those written for sglang-router among them.
 
 use crate::config::resolved::{
-    BreakerTerms, Command, FirstToken, HealthTerms, Policies, Policy, RequestTerms, RetryTerms, RouterConfig,
+    BreakerTerms, Command, FirstToken, Flow, HealthTerms, Policies, Policy, RequestTerms, RetryTerms,
+    RouterConfig,
 };
 use crate::config::{Invocation, Surroundings, parse};
 use crate::limits::RETRIES_DEFAULT;
@@ -66,6 +67,23 @@ fn tries_are_counted_or_left_out() {
     assert!(negative.contains("1..=100"), "{negative}");
 }
 
+#[test]
+fn a_flow_is_dual_unless_said_and_no_other_has_prefill_s_token_first() {
+    assert_eq!(router("").0.requests.flow, Flow::Dual);
+    for (name, flow) in
+        [("dual", Flow::Dual), ("prefill-first", Flow::PrefillFirst), ("decode-first", Flow::DecodeFirst)]
+    {
+        assert_eq!(router(&format!("--flow {name}")).0.requests.flow, flow);
+        let both = format!("--flow {name} --first-token prefill");
+        if flow == Flow::Dual {
+            router(&both);
+        } else {
+            let why = refusal(&both);
+            assert!(why.contains("--flow") && why.contains("--first-token prefill"), "{why}");
+        }
+    }
+}
+
 /// Every flag of sglang-router that is taken, with a value that is not the default.
 #[test]
 fn a_command_line_of_sglang_router_means_what_it_says() {
@@ -93,6 +111,7 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
             concurrent: Some(32),
             queue: 5,
             queue_time: seconds(7),
+            flow: Flow::Dual,
             first_token: FirstToken::Prefill,
             id_headers: vec!["x-trace-id".into(), "x-request-id".into()],
         }

@@ -6,6 +6,7 @@ use crate::limits::{
     RETRIES_DEFAULT, RETRY_DELAY, RETRY_DELAY_MAX, ROUTER_PROBE_FAILURES, ROUTER_PROBE_INTERVAL,
     ROUTER_PROBE_TIME, ROUTER_SUSPECT_TIME,
 };
+use clap::ValueEnum;
 use serde::Serialize;
 use std::time::Duration;
 
@@ -22,6 +23,19 @@ impl From<Policy> for Policies {
     fn from(both: Policy) -> Policies {
         Policies { prefill: both, decode: both }
     }
+}
+
+/// In which order the workers of a pair are asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Flow {
+    /// Both at once, under one room.
+    #[default]
+    Dual,
+    /// Prefill, which keeps the KV and says where; then decode, which is told that.
+    PrefillFirst,
+    /// Decode alone, which asks prefill itself.
+    DecodeFirst,
 }
 
 /// How often a request is tried again, and when.
@@ -140,6 +154,8 @@ pub struct RequestTerms {
     pub queue: u32,
     /// How long one may wait there.
     pub queue_time: Duration,
+    /// In which order their workers are asked.
+    pub flow: Flow,
     /// Whose token a stream begins with.
     pub first_token: FirstToken,
     /// Where their names are looked for, in this order.
@@ -153,6 +169,7 @@ impl Default for RequestTerms {
             concurrent: None,
             queue: 0,
             queue_time: Duration::ZERO,
+            flow: Flow::default(),
             first_token: FirstToken::default(),
             id_headers: vec!["x-request-id".into()],
         }

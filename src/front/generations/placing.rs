@@ -5,7 +5,7 @@
 use super::{Generations, Given, Part};
 use crate::config::resolved::{BOOTSTRAP_PORT, FirstToken};
 use crate::front::handoff::{self, Source, prompt_of, room_of};
-use crate::front::openai::{ApiError, Bootstrap, Endpoint, GenerateRequest, KeptKv};
+use crate::front::openai::{ApiError, Bootstrap, GenerateRequest, KeptKv, kv_transfer};
 use crate::ids::{RequestId, Room, WorkerId};
 use crate::kv::prefix::Salt;
 use crate::model::sampler::SamplingParams;
@@ -94,13 +94,7 @@ impl Generations {
             Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. } => {
                 let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
                 let mut request = self.request(exchange, sample, worker, room, given, None)?;
-                if source == Source::Fake {
-                    // It goes on from KV that nobody computed, which is nobody else's to go on from.
-                    request.salt = None;
-                } else if !proven {
-                    // Whoever a client names is asked, and may send anything: that harms its own clients alone.
-                    request.salt = request.salt.map(|salt| salt.of(&source.to_string()));
-                }
+                self.salt_as_from(&source, proven, &mut request);
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
             }
             Placement::Mixed(workers) => {
@@ -134,18 +128,16 @@ impl Generations {
     /// # Errors
     /// It cannot be kept here, or nobody could be told where it is.
     pub(super) fn keeps(&self, request: &GenerateRequest) -> Result<Option<KeptKv>, ApiError> {
-        let refused = |why| Err(ApiError::invalid("kv_transfer_params", why));
+        let refused = |why| Err(ApiError::invalid(kv_transfer::FIELD, why));
+        let Some(keep) = &request.keeps_kv else { return Ok(None) };
         match &self.terms.placement {
-            _ if !request.keeps_kv => Ok(None),
             _ if request.bootstrap.is_some() => refused("and bootstrap_room exclude each other"),
-            _ if request.endpoint == Endpoint::Generate => refused("is answered by OpenAI's endpoints alone"),
-            _ if request.stream => refused("is answered whole: stream must be false"),
-            Placement::Prefill { registry: (Some(host), port), .. } => {
-                Ok(Some(KeptKv::new(host, *port, room_of(random()))))
-            }
-            Placement::Prefill { .. } => {
-                refused("needs an address that decode workers reach: start this worker with --advertise-host")
-            }
+            Placement::Prefill { registry: (own, port), .. } => match keep.host.as_ref().or(own.as_ref()) {
+                Some(host) => Ok(Some(KeptKv::new(host, keep.port.unwrap_or(*port), room_of(random())))),
+                None => refused(
+                    "needs an address that decode workers reach: in its remote_host, or by this worker's --advertise-host",
+                ),
+            },
             Placement::Split { .. } | Placement::Mixed(_) | Placement::Decode { .. } => {
                 refused("asks to keep KV for a decode worker; this is no prefill worker")
             }
@@ -157,9 +149,20 @@ impl Generations {
         self.live.get(&exchange).is_some_and(|live| live.request.bootstrap.is_none() && !live.trial)
     }
 
+    /// Who shares what comes from this source.
+    pub(super) fn salt_as_from(&self, source: &Source, proven: bool, request: &mut Request) {
+        if *source == Source::Fake {
+            // It goes on from KV that nobody computed, which is nobody else's to go on from.
+            request.salt = None;
+        } else if !proven {
+            // Whoever a client names is asked, and may send anything: that harms its own clients alone.
+            request.salt = request.salt.map(|salt| salt.of(&source.to_string()));
+        }
+    }
+
     /// Where the two legs of a choice meet: as the router said, or nowhere. [`FAKE_HOST`] names nowhere where
     /// that is honoured.
-    fn meeting(
+    pub(super) fn meeting(
         &self,
         exchange: u64,
         choice: usize,
@@ -202,7 +205,7 @@ impl Generations {
 
     /// A request with a slot of `worker` and everything allocated that it will ever need.
     #[allow(clippy::too_many_arguments)] // One place where a request is made; each has its own type.
-    fn request(
+    pub(super) fn request(
         &mut self,
         exchange: u64,
         sample: usize,

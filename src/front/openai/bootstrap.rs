@@ -8,6 +8,9 @@ use super::fields::{Fields, OneOrMany};
 use crate::ids::Room;
 use crate::limits::{CHOICES_MAX, NAME_BYTES_MAX};
 
+/// The field of a request that names its prefill worker: at fault where that one fails, and not who tells it.
+pub const SOURCE_PARAM: &str = "bootstrap_host";
+
 /// Where one choice is handed over.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Bootstrap {

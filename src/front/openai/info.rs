@@ -5,6 +5,7 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
+use crate::ids::Room;
 use serde::Serialize;
 
 /// The answer of `/v1/models`.
@@ -239,20 +240,30 @@ pub enum Abort {
     All,
     /// Those whose name begins with this.
     Rid(String),
+    /// The one whose KV is kept in this room, and those behind it, for a decode worker.
+    Kept(Room),
 }
 
 impl Abort {
     /// Reads a body.
     ///
     /// # Errors
-    /// Neither `rid` nor `abort_all`, or malformed.
+    /// Neither `rid`, `bootstrap_room` nor `abort_all`, or malformed.
     pub fn parse(body: &[u8]) -> Result<Self, ApiError> {
         let mut fields = Fields::parse(body)?;
         if fields.flag("abort_all", false)? {
             return Ok(Self::All);
         }
+        if let Some(room) = fields.integer("bootstrap_room", 0..=i128::from(i64::MAX))? {
+            return Ok(Self::Kept(Room(room)));
+        }
         let rid = fields.name("rid")?;
         rid.map(Self::Rid).ok_or_else(|| fields.invalid("rid", "is missing"))
+    }
+
+    /// The body that gives up what is kept in this room.
+    pub fn body_of(room: Room) -> Vec<u8> {
+        format!(r#"{{"bootstrap_room":{room}}}"#).into_bytes()
     }
 }
 
@@ -282,6 +293,7 @@ mod tests {
     fn reads_what_to_abort() {
         assert_eq!(Abort::parse(br#"{"rid":"a"}"#), Ok(Abort::Rid("a".into())));
         assert_eq!(Abort::parse(br#"{"rid":"","abort_all":true}"#), Ok(Abort::All));
+        assert_eq!(Abort::parse(&Abort::body_of(Room(7))), Ok(Abort::Kept(Room(7))));
         for body in ["{}", r#"{"rid":""}"#, r#"{"rid":3}"#] {
             assert_eq!(Abort::parse(body.as_bytes()).unwrap_err().param.as_deref(), Some("rid"), "{body}");
         }

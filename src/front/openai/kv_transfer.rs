@@ -1,25 +1,141 @@
 //! vLLM's `kv_transfer_params`: a router asks prefill first, whose answer says where the KV is, and passes that on to
-//! decode.
+//! decode. And [`PREFILL`]: the router names prefill, and decode asks it so itself.
 //!
-//! Owns: what the object means in a request, and the one in an answer. Invariant: what prefill answers is read by decode
+//! Owns: what both mean in a request, and the object in an answer. Invariant: what prefill answers is read by decode
 //! as the same room for each choice as prefill keeps its KV in.
 
 use super::bootstrap::{self, Bootstrap};
 use super::error::ApiError;
 use super::fields::Fields;
 use crate::ids::Room;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
 
 /// The field.
-pub(super) const FIELD: &str = "kv_transfer_params";
+pub const FIELD: &str = "kv_transfer_params";
+
+/// The field by which a router names the prefill worker that decode is to ask.
+pub const PREFILL: &str = "baton_prefill";
 
 /// What it asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum KvTransfer {
     /// Prefill: to keep the KV and say where.
-    Keep,
+    Keep(Keep),
     /// Decode: to take it from there, for each choice.
     Take(Vec<Bootstrap>),
+}
+
+/// How who asks prefill to keep KV reaches it: what is not said is as prefill knows it.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize)]
+pub struct Keep {
+    /// Its host.
+    #[serde(rename = "remote_host", skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// The port of its registry.
+    #[serde(rename = "remote_port", skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+}
+
+/// The object that asks for that.
+#[derive(Serialize)]
+pub(super) struct Asking<'a> {
+    do_remote_decode: bool,
+    do_remote_prefill: bool,
+    #[serde(flatten)]
+    keep: &'a Keep,
+}
+
+impl Keep {
+    /// As it is asked for.
+    pub(super) fn asking(&self) -> Asking<'_> {
+        Asking { do_remote_decode: true, do_remote_prefill: false, keep: self }
+    }
+}
+
+/// A prefill worker that decode is to ask.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PrefillAddress {
+    /// Its host.
+    pub host: String,
+    /// Where it takes requests.
+    pub port: u16,
+    /// The port of its registry, or the one that it tells.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bootstrap_port: Option<u16>,
+}
+
+impl PrefillAddress {
+    /// How it is to be asked.
+    pub fn keep(&self) -> Keep {
+        Keep { host: Some(self.host.clone()), port: self.bootstrap_port }
+    }
+}
+
+/// Reads the prefill worker that is to be asked.
+pub(super) fn read_prefill(fields: &mut Fields<'_>) -> Result<Option<PrefillAddress>, ApiError> {
+    let must =
+        "must be a prefill worker: its `host`, its `port`, and the `bootstrap_port` of its registry or none";
+    let address: Option<PrefillAddress> = fields.get(PREFILL, must)?;
+    let is_one = |address: &PrefillAddress| {
+        bootstrap::is_host(&address.host) && address.port > 0 && address.bootstrap_port != Some(0)
+    };
+    match address {
+        Some(address) if !is_one(&address) => Err(fields.invalid(PREFILL, must)),
+        address => Ok(address),
+    }
+}
+
+/// What a prefill worker answers of KV that it keeps.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ToldKv {
+    /// The object, for decode.
+    pub params: String,
+    /// The first choice's room, where it tells one.
+    pub room: Option<Room>,
+}
+
+impl ToldKv {
+    /// Of a whole answer, or an event of one.
+    pub fn of(answer: &[u8]) -> Option<ToldKv> {
+        #[derive(Deserialize)]
+        struct Told<'a> {
+            #[serde(borrow)]
+            kv_transfer_params: Option<&'a RawValue>,
+            #[serde(borrow)]
+            meta_info: Option<Meta<'a>>,
+        }
+        #[derive(Deserialize)]
+        struct Meta<'a> {
+            #[serde(borrow)]
+            kv_transfer_params: Option<&'a RawValue>,
+        }
+        #[derive(Deserialize)]
+        struct Params {
+            bootstrap_room: Option<u64>,
+        }
+        let told = match answer.first()? {
+            // A list is answered by a list, all of it kept in rooms behind the first.
+            b'[' => serde_json::from_slice::<Vec<Told<'_>>>(answer).ok()?.into_iter().next()?,
+            _ => serde_json::from_slice(answer).ok()?,
+        };
+        let params = told.kv_transfer_params.or_else(|| told.meta_info?.kv_transfer_params)?.get();
+        let Params { bootstrap_room } = serde_json::from_str(params).ok()?;
+        Some(ToldKv { params: params.to_owned(), room: bootstrap_room.map(Room) })
+    }
+
+    /// Where decode finds the KV of so many choices.
+    ///
+    /// # Errors
+    /// It does not say, or something that cannot be.
+    pub fn met(&self, choices: usize) -> Result<Vec<Bootstrap>, ApiError> {
+        let body = format!("{{\"{FIELD}\":{}}}", self.params);
+        match read(&mut Fields::parse(body.as_bytes())?, choices)? {
+            Some(KvTransfer::Take(met)) => Ok(met),
+            _ => Err(ApiError::invalid(FIELD, "names no KV that is kept")),
+        }
+    }
 }
 
 /// Where the KV of a request is kept, as decode is to be told.
@@ -59,7 +175,14 @@ pub(super) fn read(fields: &mut Fields<'_>, choices: usize) -> Result<Option<KvT
     let keep = object.flag("do_remote_decode", false)?;
     match (keep, object.flag("do_remote_prefill", false)?) {
         (false, false) => Ok(None),
-        (true, false) => Ok(Some(KvTransfer::Keep)),
+        (true, false) => {
+            let host = object.name("remote_host")?;
+            if host.as_ref().is_some_and(|host| !bootstrap::is_host(host)) {
+                return Err(object.invalid("remote_host", "must name a host"));
+            }
+            let port = object.integer("remote_port", 1..=i128::from(u16::MAX))?;
+            Ok(Some(KvTransfer::Keep(Keep { host, port })))
+        }
         (true, true) => Err(object.invalid("do_remote_decode", "and do_remote_prefill exclude each other")),
         (false, true) => {
             let host = object.name("remote_host")?;
@@ -111,9 +234,61 @@ mod tests {
     fn a_router_asks_prefill_to_keep_it() {
         let body = r#"{"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,
             "remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}"#;
-        assert_eq!(read_json(body), Ok(Some(KvTransfer::Keep)));
+        assert_eq!(read_json(body), Ok(Some(KvTransfer::Keep(Keep::default()))));
+        let keep = Keep { host: Some("10.0.0.1".into()), port: Some(8998) };
+        let body = serde_json::json!({ "kv_transfer_params": keep.asking() }).to_string();
+        assert_eq!(
+            read_json(&body),
+            Ok(Some(KvTransfer::Keep(keep))),
+            "as ours says where it reaches prefill"
+        );
         for nothing in ["{}", r#"{"kv_transfer_params":null}"#, r#"{"kv_transfer_params":{}}"#] {
             assert_eq!(read_json(nothing), Ok(None));
+        }
+    }
+
+    #[test]
+    fn what_prefill_tells_is_found_in_every_form_of_answer() {
+        let kept = KeptKv::new("10.0.0.1", 8998, Room(7));
+        let one = serde_json::json!({ "kv_transfer_params": kept });
+        let info = serde_json::json!({ "text": "", "meta_info": one });
+        for answer in [one.to_string(), info.to_string(), serde_json::json!([info, {}]).to_string()] {
+            let told = ToldKv::of(answer.as_bytes()).expect(&answer);
+            assert_eq!(told.room, Some(Room(7)));
+            let met = told.met(2).unwrap();
+            assert_eq!(
+                (met[1].host.as_deref(), met[1].port, met[1].room),
+                (Some("10.0.0.1"), Some(8998), Room(8))
+            );
+        }
+        for nothing in
+            ["", "[]", "{}", "7", r#"{"kv_transfer_params":null}"#, r#"{"kv_transfer_params":[7]}"#]
+        {
+            assert_eq!(ToldKv::of(nothing.as_bytes()), None, "{nothing}");
+        }
+        let of_vllm = ToldKv::of(br#"{"kv_transfer_params":{"remote_engine_id":"x"}}"#).unwrap();
+        assert!(of_vllm.room.is_none() && of_vllm.met(1).is_err());
+    }
+
+    #[test]
+    fn a_prefill_worker_to_ask_is_one_that_can_be() {
+        let read = |json: &str| {
+            let body = format!(r#"{{"baton_prefill":{json}}}"#);
+            read_prefill(&mut Fields::parse(body.as_bytes()).unwrap())
+        };
+        let address = PrefillAddress { host: "10.0.0.1".into(), port: 9, bootstrap_port: Some(8998) };
+        assert_eq!(read(&serde_json::to_string(&address).unwrap()), Ok(Some(address)));
+        assert_eq!(read("null"), Ok(None));
+        for odd in [
+            "7",
+            "{}",
+            r#"{"host":"a"}"#,
+            r#"{"host":"a b","port":1}"#,
+            r#"{"host":"a","port":0}"#,
+            r#"{"host":"a","port":1,"bootstrap_port":0}"#,
+            r#"{"host":"a","port":1,"x":1}"#,
+        ] {
+            assert_eq!(read(odd).unwrap_err().param.as_deref(), Some("baton_prefill"), "{odd}");
         }
     }
 

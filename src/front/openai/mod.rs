@@ -7,14 +7,14 @@
 //! a body can make us hold is bounded by `limits`; no input panics. Not here: HTTP, tokenising,
 //! checks against the model (vocabulary, context length).
 
-mod bootstrap;
+pub mod bootstrap;
 pub mod chat;
 pub mod completion;
 pub mod error;
 mod fields;
 pub mod generate;
 pub mod info;
-mod kv_transfer;
+pub mod kv_transfer;
 pub mod render;
 pub mod request;
 pub mod resume;
@@ -24,7 +24,7 @@ pub mod tokenize;
 
 pub use bootstrap::Bootstrap;
 pub use error::ApiError;
-pub use kv_transfer::KeptKv;
+pub use kv_transfer::{Keep, KeptKv, PrefillAddress, ToldKv};
 pub use render::{Choice, Renderer};
 pub use request::{Endpoint, GenerateRequest, Prompts, Sampling};
 pub use stop::StopMatcher;

@@ -4,7 +4,7 @@
 //! back as the same f32, so equal bits give equal bytes; the caller says what a choice holds and
 //! never how its endpoint spells it. Not here: event framing (`http::sse`), when a chunk is due.
 //!
-//! A stream is [`Renderer::opening`] and any number of [`Renderer::chunk`] per choice, then
+//! A stream is [`Renderer::placing`] where KV is kept, [`Renderer::opening`] and any number of [`Renderer::chunk`] per choice, then
 //! [`Renderer::closing`], then [`DONE`]. Chunks hold what is new; `/generate` repeats all so far
 //! ([`Renderer::is_cumulative`]).
 
@@ -225,6 +225,18 @@ impl Renderer {
     /// The answer also says where the KV is kept.
     pub fn with_kept(self, kept: Option<KeptKv>) -> Self {
         Self { kept, ..self }
+    }
+
+    /// Appends the chunk that says before all others where the KV is kept; `false` where none is.
+    pub fn placing(&self, out: &mut Vec<u8>) -> bool {
+        #[derive(Serialize)]
+        struct Form<'a> {
+            kv_transfer_params: &'a KeptKv,
+        }
+        if let Some(kv_transfer_params) = &self.kept {
+            write(out, &Form { kv_transfer_params });
+        }
+        self.kept.is_some()
     }
 
     /// When the answer began, in seconds of Unix time.

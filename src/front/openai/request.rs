@@ -6,7 +6,7 @@
 use super::bootstrap::{self, Bootstrap};
 use super::error::ApiError;
 use super::fields::{Fields, List, Neutral, OneOrMany, first_item};
-use super::kv_transfer::{self, KvTransfer};
+use super::kv_transfer::{self, Keep, KvTransfer, PrefillAddress};
 use super::resume::{self, Resume};
 use crate::limits::{
     CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX, STOP_STRING_BYTES_MAX,
@@ -172,7 +172,9 @@ pub struct GenerateRequest {
     /// Where the legs meet: one for each choice, prompt by prompt.
     pub bootstrap: Option<Vec<Bootstrap>>,
     /// Prefill: it keeps the KV for a decode leg that is sent when this one is answered.
-    pub keeps_kv: bool,
+    pub keeps_kv: Option<Keep>,
+    /// Decode: whom it is to ask for the KV.
+    pub prefill: Option<PrefillAddress>,
     /// What the client has of the stream already, where a router could have it go on elsewhere.
     pub resume: Option<Resume>,
     /// Prefill: what it samples is told at once, not when its KV is with decode.
@@ -235,7 +237,8 @@ impl GenerateRequest {
             cache_salt: fields.name("cache_salt")?,
             patience: REQUEST_TIME_MAX,
             bootstrap: None,
-            keeps_kv: false,
+            keeps_kv: None,
+            prefill: None,
             resume: None,
             first_token: fields.flag(resume::FIRST_TOKEN, false)?,
             unknown: Vec::new(),
@@ -281,13 +284,20 @@ impl GenerateRequest {
         self.bootstrap = bootstrap::read(&mut fields, self.prompts.len(), self.samples)?;
         match kv_transfer::read(&mut fields, self.prompts.len() * self.samples)? {
             None => {}
-            Some(KvTransfer::Keep) => self.keeps_kv = true,
+            Some(KvTransfer::Keep(keep)) => self.keeps_kv = Some(keep),
             Some(KvTransfer::Take(_)) if self.bootstrap.is_some() => {
                 return Err(fields.invalid(kv_transfer::FIELD, "and bootstrap_room exclude each other"));
             }
             Some(KvTransfer::Take(met)) => self.bootstrap = Some(met),
         }
-        self.resume = resume::read(&mut fields, self.prompts.len() * self.samples, self.stream)?;
+        self.prefill = kv_transfer::read_prefill(&mut fields)?;
+        if self.prefill.is_some() && (self.bootstrap.is_some() || self.keeps_kv.is_some()) {
+            let why = "and what says where the KV is, or is to be kept, exclude each other";
+            return Err(fields.invalid(kv_transfer::PREFILL, why));
+        }
+        // What is kept is for decode to go on from, whose stream it is.
+        let goes_on = self.stream || self.keeps_kv.is_some();
+        self.resume = resume::read(&mut fields, self.prompts.len() * self.samples, goes_on)?;
         self.unknown.extend(fields.rest());
         Ok(self)
     }

@@ -1,12 +1,14 @@
 //! A body that a router passes on: read no further than its fields, and given the place where the two
-//! workers meet.
+//! workers meet; or that asks a prefill worker to keep its KV.
 //!
-//! Invariants: what the workers get is what the client sent, field by field, but for the bootstrap fields and what
-//! it says of a stream that goes on: those are the router's to say, and a client's own are dropped. Not here: what the fields mean; the
+//! Invariants: what the workers get is what the client sent, field by field, but for where they meet and what
+//! it says of a stream that goes on: those are the router's to say, and a client's own are dropped. What is kept for decode
+//! is asked for without the fields that are about the answer's form alone. Not here: what the fields mean; the
 //! workers check them.
 
 use super::error::ApiError;
 use super::fields::{Entries, first_item};
+use super::kv_transfer::{self, Keep, PrefillAddress};
 use super::resume::{self, Resume};
 use crate::cluster::work::{Work, chained};
 use crate::ids::Room;
@@ -21,6 +23,8 @@ use std::io::Write;
 pub struct Routed {
     /// An object with a comma after its last field, and not closed.
     open: Vec<u8>,
+    /// More fields of it, which say how the answer is to be told, each with a comma behind it.
+    form: Vec<u8>,
     choices: u32,
     stream: bool,
     /// Names that the client gave it, which it may be aborted by.
@@ -39,6 +43,17 @@ pub struct Meeting<'a> {
     pub port: Option<u16>,
     /// The first choice's room.
     pub room: Room,
+}
+
+/// How a leg finds the KV of its prompt, or its place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place<'a> {
+    /// Both legs meet there.
+    Met(Meeting<'a>),
+    /// It is kept as a prefill worker's answer says: a JSON object.
+    Kept(&'a str),
+    /// Decode asks this prefill worker for it.
+    Asked(&'a PrefillAddress),
 }
 
 impl Routed {
@@ -63,16 +78,18 @@ impl Routed {
         let Entries(entries) = serde_json::from_str(text).map_err(ApiError::invalid_json)?;
         let mut open = Vec::with_capacity(body.len() + 256);
         open.push(b'{');
+        let mut form = Vec::new();
         for (name, value) in entries.iter().filter(|(name, _)| !is_ours(name)) {
-            serde_json::to_writer(&mut open, name).expect("a text is JSON");
-            let _ = write!(open, ":{},", value.get());
+            let part = if is_of_form(name) { &mut form } else { &mut open };
+            serde_json::to_writer(&mut *part, name).expect("a text is JSON");
+            let _ = write!(part, ":{},", value.get());
         }
         let stream = entries.iter().any(|(name, value)| name == "stream" && value.get() == "true");
         let (prompts, samples) = choices(&entries);
         let choices = prompts.saturating_mul(samples).clamp(1, CHOICES_MAX) as u32;
         let samples = samples.clamp(1, CHOICES_MAX) as u32;
         let work = Work { samples, ..work(&entries, choices, with_blocks) };
-        Ok(Routed { open, choices, stream, rids: rids(&entries), work })
+        Ok(Routed { open, form, choices, stream, rids: rids(&entries), work })
     }
 
     /// Whether the answer is to come as events.
@@ -95,49 +112,90 @@ impl Routed {
         &self.work
     }
 
-    /// The body for both workers of an attempt, which says where they meet, or for one that serves it alone. With
-    /// `resume` they mark their events, and begin behind what it says; with `first_token` prefill tells at once what it
-    /// samples.
-    pub fn address(
-        &self,
-        meeting: Option<Meeting<'_>>,
-        resume: Option<&Resume>,
-        first_token: bool,
-    ) -> Vec<u8> {
-        let mut body = Vec::with_capacity(self.open.len() + 256);
+    /// The body for the workers of an attempt that generate, or for both, which says where the KV is; without a place for
+    /// one that serves it alone. With `resume` they mark their events, and begin behind what it says; with `first_token`
+    /// prefill tells at once what it samples.
+    pub fn address(&self, place: Option<Place<'_>>, resume: Option<&Resume>, first_token: bool) -> Vec<u8> {
+        let mut body = self.begin(resume);
+        body.extend_from_slice(&self.form);
+        if first_token {
+            let _ = write!(body, "\"{}\":true,", resume::FIRST_TOKEN);
+        }
+        match place {
+            None => {}
+            Some(Place::Met(meeting)) => meeting.write(&mut body),
+            Some(Place::Kept(params)) => drop(write!(body, "\"{}\":{params},", kv_transfer::FIELD)),
+            Some(Place::Asked(address)) => {
+                let _ = write!(body, "\"{}\":", kv_transfer::PREFILL);
+                serde_json::to_writer(&mut body, address).expect("plain structs are JSON");
+                body.push(b',');
+            }
+        }
+        closed(body)
+    }
+
+    /// The body that asks a prefill worker to keep its KV for decode; as events where the first of them is to say at once
+    /// where, whatever form the client asks for.
+    pub fn keep(&self, keep: &Keep, resume: Option<&Resume>, as_events: bool) -> Vec<u8> {
+        let mut body = self.begin(resume);
+        let _ = write!(body, "\"stream\":{as_events},\"{}\":", kv_transfer::FIELD);
+        serde_json::to_writer(&mut body, &keep.asking()).expect("plain structs are JSON");
+        body.push(b',');
+        closed(body)
+    }
+
+    /// All but the form of the answer, and open.
+    fn begin(&self, resume: Option<&Resume>) -> Vec<u8> {
+        let mut body = Vec::with_capacity(self.open.len() + self.form.len() + 256);
         body.extend_from_slice(&self.open);
         if let Some(resume) = resume {
             let _ = write!(body, "\"{}\":", resume::FIELD);
             serde_json::to_writer(&mut body, resume).expect("numbers are JSON");
             body.push(b',');
         }
-        if first_token {
-            let _ = write!(body, "\"{}\":true,", resume::FIRST_TOKEN);
-        }
-        if let Some(Meeting { host, port, room }) = meeting {
-            body.extend_from_slice(b"\"bootstrap_host\":");
-            serde_json::to_writer(&mut body, host).expect("a text is JSON");
-            body.extend_from_slice(b",\"bootstrap_port\":");
-            match port {
-                Some(port) => drop(write!(body, "{port}")),
-                None => body.extend_from_slice(b"null"),
-            }
-            let _ = write!(body, ",\"bootstrap_room\":{room},");
-        }
-        // The comma behind the last field.
-        if body.last() == Some(&b',') {
-            body.pop();
-        }
-        body.push(b'}');
         body
     }
+}
+
+impl Meeting<'_> {
+    fn write(&self, body: &mut Vec<u8>) {
+        let Meeting { host, port, room } = self;
+        body.extend_from_slice(b"\"bootstrap_host\":");
+        serde_json::to_writer(&mut *body, host).expect("a text is JSON");
+        body.extend_from_slice(b",\"bootstrap_port\":");
+        match port {
+            Some(port) => drop(write!(body, "{port}")),
+            None => body.extend_from_slice(b"null"),
+        }
+        let _ = write!(body, ",\"bootstrap_room\":{room},");
+    }
+}
+
+fn closed(mut body: Vec<u8>) -> Vec<u8> {
+    // The comma behind the last field.
+    if body.last() == Some(&b',') {
+        body.pop();
+    }
+    body.push(b'}');
+    body
 }
 
 fn is_ours(name: &str) -> bool {
     matches!(
         name,
-        "bootstrap_host" | "bootstrap_port" | "bootstrap_room" | resume::FIELD | resume::FIRST_TOKEN
+        "bootstrap_host"
+            | "bootstrap_port"
+            | "bootstrap_room"
+            | resume::FIELD
+            | resume::FIRST_TOKEN
+            | kv_transfer::FIELD
+            | kv_transfer::PREFILL
     )
+}
+
+/// What says how the answer is told, and nothing of what it is.
+fn is_of_form(name: &str) -> bool {
+    matches!(name, "stream" | "stream_options" | "echo" | "return_token_ids" | "return_timings")
 }
 
 /// `rid` is a name, or one for each prompt.
@@ -226,7 +284,7 @@ mod tests {
 
     fn addressed(body: &str) -> String {
         let meeting = Meeting { host: "10.0.0.1", port: Some(8998), room: Room(7) };
-        let body = Routed::parse(body.as_bytes()).unwrap().address(Some(meeting), None, false);
+        let body = Routed::parse(body.as_bytes()).unwrap().address(Some(Place::Met(meeting)), None, false);
         String::from_utf8(body).unwrap()
     }
 
@@ -245,7 +303,7 @@ mod tests {
     #[test]
     fn a_port_that_nobody_named_is_null() {
         let meeting = Meeting { host: "h", port: None, room: Room(7) };
-        let body = Routed::parse(b"{}").unwrap().address(Some(meeting), None, false);
+        let body = Routed::parse(b"{}").unwrap().address(Some(Place::Met(meeting)), None, false);
         let expected = r#"{"bootstrap_host":"h","bootstrap_port":null,"bootstrap_room":7}"#;
         assert_eq!(String::from_utf8(body).unwrap(), expected);
     }
@@ -276,6 +334,32 @@ mod tests {
         assert_eq!(
             body,
             r#"{"a\"b":1,"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#
+        );
+    }
+
+    #[test]
+    fn decode_is_told_where_the_kv_is_and_prefill_to_keep_it() {
+        let body =
+            br#"{"stream":true,"prompt":[1],"kv_transfer_params":7,"baton_prefill":8,"echo":true,"n":2}"#;
+        let routed = Routed::parse(body).unwrap();
+        let text = |body: Vec<u8>| String::from_utf8(body).unwrap();
+        let keep = Keep { host: Some("10.0.0.1".into()), port: None };
+        assert_eq!(
+            text(routed.keep(&keep, None, false)),
+            r#"{"prompt":[1],"n":2,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_host":"10.0.0.1"}}"#
+        );
+        let resume = Resume { created: Some(7), choices: vec![None] };
+        assert!(text(routed.keep(&keep, Some(&resume), true)).starts_with(
+            r#"{"prompt":[1],"n":2,"baton_resume":{"created":7,"choices":[null]},"stream":true,"kv_"#
+        ));
+        assert_eq!(
+            text(routed.address(Some(Place::Kept(r#"{"a":1}"#)), None, false)),
+            r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"kv_transfer_params":{"a":1}}"#
+        );
+        let address = PrefillAddress { host: "10.0.0.1".into(), port: 30_000, bootstrap_port: None };
+        assert_eq!(
+            text(routed.address(Some(Place::Asked(&address)), None, false)),
+            r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"baton_prefill":{"host":"10.0.0.1","port":30000}}"#
         );
     }
 

@@ -29,6 +29,8 @@ pub enum Owner {
     Lead(ConnId),
     /// The prefill leg beside it.
     Prefill(ConnId),
+    /// The prefill leg before it, whose answer says where the KV is kept.
+    Reader(ConnId),
     /// One of those that are all asked the same.
     Part(ConnId),
     /// Has a worker change its role, for an operator.
@@ -111,6 +113,34 @@ impl Outgoing {
         let mut head = Vec::with_capacity(512 + body.len().min(ROUTER_PIECE));
         write_request(&mut head, RequestLine { method: *method, target, host }, &fields, None);
         Outgoing { head, body, sent: 0 }
+    }
+
+    /// Queues what the connection takes now.
+    ///
+    /// # Errors
+    /// Too many bytes wait to be sent already.
+    pub fn pump(&mut self, reactor: &mut Reactor, conn: ConnId) -> Result<(), Lost> {
+        loop {
+            let rest = &self.body[self.sent..];
+            let is_first = !self.head.is_empty();
+            if reactor.queued(conn) >= ROUTER_PIECE || (rest.is_empty() && !is_first) {
+                return Ok(());
+            }
+            let piece = &rest[..rest.len().min(ROUTER_PIECE)];
+            let sent = if is_first {
+                // Head and body in one packet where they fit.
+                self.head.extend_from_slice(piece);
+                reactor.send(conn, &std::mem::take(&mut self.head))
+            } else {
+                reactor.send(conn, piece)
+            };
+            match sent {
+                Ok(()) => self.sent += piece.len(),
+                Err(SendError::Full) => return Err(Lost::Full),
+                // The reactor is about to tell.
+                Err(SendError::Closed) => return Ok(()),
+            }
+        }
     }
 }
 
@@ -269,28 +299,7 @@ impl Call {
 
     /// Queues what the connection takes now.
     pub fn pump(&mut self, reactor: &mut Reactor, conn: ConnId) -> Result<(), Lost> {
-        let Some(outgoing) = &mut self.outgoing else { return Ok(()) };
-        loop {
-            let rest = &outgoing.body[outgoing.sent..];
-            let is_first = !outgoing.head.is_empty();
-            if reactor.queued(conn) >= ROUTER_PIECE || (rest.is_empty() && !is_first) {
-                return Ok(());
-            }
-            let piece = &rest[..rest.len().min(ROUTER_PIECE)];
-            let sent = if is_first {
-                // Head and body in one packet where they fit.
-                outgoing.head.extend_from_slice(piece);
-                reactor.send(conn, &std::mem::take(&mut outgoing.head))
-            } else {
-                reactor.send(conn, piece)
-            };
-            match sent {
-                Ok(()) => outgoing.sent += piece.len(),
-                Err(SendError::Full) => return Err(Lost::Full),
-                // The reactor is about to tell.
-                Err(SendError::Closed) => return Ok(()),
-            }
-        }
+        self.outgoing.as_mut().map_or(Ok(()), |outgoing| outgoing.pump(reactor, conn))
     }
 
     /// Takes from `input` up to the next event: how many bytes, and whether to go on or how it ended.
@@ -335,6 +344,7 @@ impl Call {
             Owner::Introduction
             | Owner::Probe
             | Owner::Prefill(_)
+            | Owner::Reader(_)
             | Owner::Part(_)
             | Owner::Turn(_)
             | Owner::Balance => answer.body.extend_from_slice(piece),

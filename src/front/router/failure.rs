@@ -4,6 +4,7 @@ use crate::cause::Cause;
 use crate::cluster::flight::News;
 use crate::cluster::router::Role;
 use crate::front::openai::ApiError;
+use crate::front::openai::bootstrap::SOURCE_PARAM;
 use crate::front::router::call::{Lost, WorkerAnswer};
 use crate::limits::ERROR_CODE_MAX;
 use serde::Deserialize;
@@ -18,8 +19,8 @@ pub struct Failure {
     code: Option<String>,
     /// What happened, where no worker told it.
     own: Option<String>,
-    /// Whether a field of the request is at fault.
-    names_field: bool,
+    /// Whether it is of the prefill worker that the request names.
+    names_source: bool,
     /// What it stands for.
     pub cause: Cause,
 }
@@ -28,10 +29,11 @@ impl Failure {
     /// Of an answer that is none of success.
     pub fn of(answer: &WorkerAnswer) -> Failure {
         let told = serde_json::from_slice::<Told>(&answer.body).ok();
-        let names_field = told.as_ref().is_some_and(|told| told.error.param.is_some());
+        let param = told.as_ref().and_then(|told| told.error.param.as_ref());
+        let names_source = param.and_then(Value::as_str) == Some(SOURCE_PARAM);
         let code = told.and_then(Told::code);
         let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
-        Failure { status: answer.status, code, own: answer.own.clone(), names_field, cause }
+        Failure { status: answer.status, code, own: answer.own.clone(), names_source, cause }
     }
 
     /// What it means for the flight whose leg it ended.
@@ -44,9 +46,9 @@ impl Failure {
         self.code.as_deref() == Some(self.cause.name())
     }
 
-    /// Whether it is the other worker's, which the request's field chose, and not of who tells it.
+    /// Whether it is the other worker's, which a field of the request chose, and not of who tells it.
     pub fn is_partners(&self) -> bool {
-        self.cause == Cause::Draining && self.names_field
+        self.names_source
     }
 }
 

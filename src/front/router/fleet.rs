@@ -221,6 +221,21 @@ impl Fleet {
         }
     }
 
+    /// Tells a worker something, if it can be reached within a moment; nobody hears what comes of it.
+    pub fn notify(
+        &mut self,
+        reactor: &mut Reactor,
+        worker: WorkerNumber,
+        order: &Order,
+        body: Vec<u8>,
+        now: Instant,
+    ) {
+        let booking = self.router.visit(worker);
+        if let Ok((conn, _)) = self.open(reactor, Owner::Nobody, booking, now + ROUTER_ABORT_TIME, now) {
+            self.begin(reactor, conn, order, &Arc::new(body), now);
+        }
+    }
+
     /// The answer of a call, once its head has come.
     pub fn answer(&mut self, conn: ConnId) -> Option<&mut WorkerAnswer> {
         self.calls.get_mut(&conn).and_then(|call| call.answer.as_mut())
@@ -500,7 +515,7 @@ impl Fleet {
     }
 
     /// Ends a booking, and with the last one of a worker that has left what was known of it.
-    fn release(&mut self, booking: Booking, now: Instant) {
+    pub fn release(&mut self, booking: Booking, now: Instant) {
         let worker = booking.worker();
         self.router.release(booking, now);
         if !self.router.knows(worker) {

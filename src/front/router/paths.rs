@@ -174,6 +174,8 @@ impl Paths {
             let aborted = match (course, Abort::parse(&request.body)) {
                 (Course::Abort, Ok(Abort::All)) => Some(flights.abort(None, way)),
                 (Course::Abort, Ok(Abort::Rid(rid))) => Some(flights.abort(Some(&rid), way)),
+                // None of those is a client's.
+                (Course::Abort, Ok(Abort::Kept(_))) => Some(0),
                 (Course::Abort, Err(error)) => return way.refuse(client, &error),
                 _ => None,
             };

@@ -159,6 +159,7 @@ impl Edge {
                     self.handoff.bound_destination(worker, id, generation, half, turn.now);
                 }
             }
+            Remote::Ask(_) | Remote::Unask(_) => unreachable!("no router here leaves prefill to decode"),
             Remote::Resolve(name) => unreachable!("no worker has a name here, nor has {name}"),
         }
     }

@@ -1,6 +1,6 @@
 //! Answers of SGLang's `/generate`.
 
-use super::{Choice, Finish, Matched, Renderer, Timings, TokenLogprob, write};
+use super::{Choice, Finish, KeptKv, Matched, Renderer, Timings, TokenLogprob, write};
 use serde::Serialize;
 use std::borrow::Cow;
 
@@ -25,6 +25,8 @@ struct Meta<'a> {
     cached_tokens: u32,
     #[serde(flatten)]
     logprobs: Option<Logprobs<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kv_transfer_params: Option<&'a KeptKv>,
 }
 
 #[derive(Serialize)]
@@ -77,7 +79,7 @@ fn logprobs<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Option<Logprobs<'a>
     })
 }
 
-fn form<'a>(renderer: &Renderer, choice: &Choice<'a>, timings: Option<&'a Timings>) -> Form<'a> {
+fn form<'a>(renderer: &'a Renderer, choice: &Choice<'a>, timings: Option<&'a Timings>) -> Form<'a> {
     Form {
         text: choice.text,
         output_ids: choice.token_ids,
@@ -88,6 +90,7 @@ fn form<'a>(renderer: &Renderer, choice: &Choice<'a>, timings: Option<&'a Timing
             completion_tokens: choice.usage.completion,
             cached_tokens: choice.usage.cached,
             logprobs: logprobs(renderer, choice),
+            kv_transfer_params: renderer.kept.as_ref(),
         },
         index: None,
         timings,

@@ -1,0 +1,262 @@
+//! In whatever order the workers of a pair are asked: the same answers, whoever dies, and nothing left where a client
+//! leaves.
+
+use crate::dummy::Dummy;
+use crate::fleet::Fleet;
+use crate::leg::Leg;
+use crate::moves::{Slow, cases, check_same, events, open};
+use crate::process::{PATIENCE, Process, post};
+use crate::{body, prefill, start};
+use baton::limits::KEPT_KV_LIFE;
+use serde_json::{Value, json};
+use std::net::SocketAddr;
+use std::thread;
+use std::time::Instant;
+
+const FLOWS: [[&str; 2]; 2] = [["--flow", "prefill-first"], ["--flow", "decode-first"]];
+
+/// Another router over the workers of a fleet.
+fn beside(fleet: &Fleet, flags: &[&str]) -> Process {
+    let url = |worker: &Process| format!("http://{}", worker.address);
+    let mut args: Vec<String> = ["router", "--port", "0"].map(String::from).into();
+    for worker in &fleet.prefill {
+        args.extend(["--prefill".into(), url(worker), worker.bootstrap_port.to_string()]);
+    }
+    for worker in &fleet.decode {
+        args.extend(["--decode".into(), url(worker)]);
+    }
+    let args: Vec<&str> = args.iter().map(String::as_str).chain(flags.iter().copied()).collect();
+    let router = Process::start(&args);
+    let begun = Instant::now();
+    while router.metric("smg_worker_health{", "") < fleet.workers().count() as f64 {
+        assert!(begun.elapsed() < PATIENCE, "the router never sees all its workers");
+        thread::sleep(std::time::Duration::from_millis(20));
+    }
+    router
+}
+
+/// Beside the usual forms: lists of prompts, ends by a stop string or the only token, echoes.
+fn more() -> Vec<(&'static str, Value)> {
+    let ids: Vec<u32> = (0..40).map(|i| 3 + (7 + i * 131) % 300).collect();
+    let mut more = Vec::new();
+    let mut list = body(4, 40, 8);
+    list["prompt"] = json!([ids, [5, 6, 7, 8, 9]]);
+    list["n"] = json!(2);
+    more.push(("/v1/completions", list));
+    let mut echo = body(5, 60, 1);
+    (echo["echo"], echo["logprobs"]) = (json!(true), json!(null));
+    more.push(("/v1/completions", echo));
+    let text = json!({"text": ["The Seine", "A longer one: where does the baton go?"], "return_logprob": true,
+        "sampling_params": {"max_new_tokens": 6, "temperature": 0, "n": 2}});
+    more.push(("/generate", text));
+    let stops: Vec<String> = ('a'..='z').map(|letter| letter.to_string()).collect();
+    let mut stopped = body(6, 50, 12);
+    stopped["stop"] = json!(stops);
+    more.push(("/v1/completions", stopped));
+    more
+}
+
+/// An answer without what says when it began, and how much of its prompt was known already.
+#[track_caller]
+fn whole(address: SocketAddr, path: &str, body: &Value) -> Value {
+    let mut body = body.clone();
+    body.as_object_mut().unwrap().remove("stream_options");
+    body["rid"] = json!("one");
+    let (status, answer) = post(address, path, &body.to_string());
+    assert_eq!(status, 200, "{answer}");
+    let mut answer: Value = serde_json::from_str(&answer).unwrap();
+    forget(&mut answer);
+    answer
+}
+
+fn forget(answer: &mut Value) {
+    match answer {
+        Value::Object(fields) => {
+            for name in ["created", "cached_tokens", "id"] {
+                fields.remove(name);
+            }
+            fields.values_mut().for_each(forget);
+        }
+        Value::Array(items) => items.iter_mut().for_each(forget),
+        _ => {}
+    }
+}
+
+fn says_the_same(transfer: &str, allocation: &str) {
+    let workers = vec![prefill(&[
+        "--transfer",
+        transfer,
+        "--decode-allocation",
+        allocation,
+        "--chunked-prefill-size",
+        "32",
+    ])];
+    let mut fleet = Fleet::new(workers, vec![start("decode", &["--transfer", transfer])]);
+    for flow in FLOWS {
+        let other = beside(&fleet, &flow);
+        for case in cases().into_iter().chain(more()) {
+            let expected = events(&open(fleet.router.address, &case).end());
+            check_same(&open(other.address, &case).end(), &expected, &case.1);
+            let (path, body) = &case;
+            let expected = whole(fleet.router.address, path, body);
+            assert_eq!(whole(other.address, path, body), expected, "{flow:?} {body}");
+        }
+        assert_eq!(other.get("/health_generate").0, 200, "{flow:?}");
+        assert_eq!(other.metric("baton_router_retries_total{", ""), 0.0, "{flow:?}");
+    }
+    fleet.check_idle();
+    for worker in fleet.workers() {
+        assert_eq!(worker.metric("baton_request_failures_total{", ""), 0.0);
+    }
+}
+
+#[test]
+fn every_flow_says_the_same_over_shm() {
+    says_the_same("shm", "early");
+}
+
+#[test]
+fn every_flow_says_the_same_over_tcp_with_late_pages() {
+    says_the_same("tcp", "late");
+}
+
+#[test]
+fn streams_of_every_flow_survive_deaths() {
+    for flow in FLOWS {
+        let mut slow = Slow::with("shm", &flow);
+        let address = slow.fleet.router.address;
+        for case in cases() {
+            let expected = events(&open(address, &case).end());
+            let mut stream = open(address, &case);
+            stream.await_events(5);
+            let victim = slow.busy();
+            slow.kill_decode(victim);
+            check_same(&stream.end(), &expected, &case.1);
+            slow.restart_decode(victim);
+        }
+        let resumed = slow.fleet.router.metric("baton_router_resumed_total", "");
+        assert_eq!(resumed, cases().len() as f64, "{flow:?}: each of them was met in its midst");
+        let case = &cases()[0];
+        let expected = events(&open(address, case).end());
+        for worker in &slow.fleet.prefill {
+            worker.post("/flush_cache", "");
+        }
+        let stream = open(address, case);
+        let victim = slow.reading();
+        slow.fleet.prefill[victim].kill();
+        check_same(&stream.end(), &expected, &case.1);
+        slow.restart_prefill(victim);
+        slow.fleet.check_idle();
+    }
+}
+
+/// Long before what is kept would be given up by itself.
+#[test]
+fn a_client_that_leaves_frees_both_workers_in_every_flow() {
+    let dummy = Dummy::slow();
+    let flags = ["--max-running-requests", "4", "--chunked-prefill-size", "16"];
+    let prefill = dummy.start("prefill", &[&flags[..], &["--bootstrap-port", "0"]].concat());
+    let mut fleet = Fleet::new(vec![prefill], vec![dummy.start("decode", &flags[..2])]);
+    let ids: Vec<u32> = (0..600).map(|i| 3 + (i * 7) % 380).collect();
+    let asked =
+        |tokens: u32| json!({"prompt": ids, "max_tokens": tokens, "ignore_eos": true, "stream": true});
+    for flow in FLOWS {
+        let router = beside(&fleet, &flow);
+        let reading = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;
+        for at_decode in [false, true] {
+            fleet.prefill[0].post("/flush_cache", "");
+            let mut leg = Leg::open(router.address, "/v1/completions", "", &asked(300));
+            if at_decode {
+                leg.await_events(2);
+            } else {
+                let begun = Instant::now();
+                while !reading(&fleet.prefill[0]) {
+                    assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
+                }
+            }
+            drop(leg);
+            for worker in fleet.workers() {
+                worker.await_idle_within(KEPT_KV_LIFE / 2);
+            }
+        }
+        // And the next one is served.
+        assert_eq!(
+            post(router.address, "/v1/completions", &json!({"prompt": [5, 6], "max_tokens": 2}).to_string())
+                .0,
+            200
+        );
+    }
+    fleet.check_idle();
+}
+
+/// KV that decode cannot take: it is not kept any longer.
+#[test]
+fn what_decode_refuses_is_not_kept() {
+    let dummy = Dummy::new(&json!({ "max_position_embeddings": 8192 }));
+    let prefill = dummy.start("prefill", &["--bootstrap-port", "0", "--max-running-requests", "4"]);
+    let small = dummy.start("decode", &["--kv-memory", "1MiB", "--max-running-requests", "4"]);
+    let mut fleet = Fleet::new(vec![prefill], vec![small]);
+    let ids: Vec<u32> = (0..5000).map(|i| 3 + (i * 7) % 380).collect();
+    let body = json!({ "prompt": ids, "max_tokens": 4 }).to_string();
+    let expected = fleet.router.post("/v1/completions", &body);
+    assert_eq!(expected.0, 400, "{}", expected.1);
+    for flow in FLOWS {
+        let router = beside(&fleet, &flow);
+        assert_eq!(router.post("/v1/completions", &body), expected, "{flow:?}");
+        for worker in fleet.workers() {
+            worker.await_idle_within(KEPT_KV_LIFE / 2);
+        }
+    }
+    fleet.check_idle();
+}
+
+/// A prefill worker that refuses: its cause comes to the client, and another one is asked first.
+#[test]
+fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
+    for flow in FLOWS {
+        let workers = vec![prefill(&[]), prefill(&[])];
+        let fleet = Fleet::with(
+            workers,
+            vec![start("decode", &[])],
+            &[&flow[..], &["--policy", "round_robin"]].concat(),
+        );
+        // It keeps its word to the first request while it drains, which holds it here.
+        let keep = json!({"prompt": [1, 2, 3], "kv_transfer_params": {"do_remote_decode": true}});
+        assert_eq!(fleet.prefill[0].post("/v1/completions", &keep.to_string()).0, 200);
+        fleet.prefill[0].post("/drain", "");
+        for salt in 0..6 {
+            let (status, answer) = fleet.router.post("/v1/completions", &body(salt, 40, 4).to_string());
+            assert_eq!(status, 200, "{flow:?} {answer}");
+        }
+    }
+}
+
+#[test]
+fn a_prefill_worker_that_may_not_be_asked_is_refused_by_name() {
+    let (reader, decode) = (prefill(&[]), start("decode", &[]));
+    let asking = |address: Value| {
+        let mut body = body(1, 20, 4);
+        body["baton_prefill"] = address;
+        body.to_string()
+    };
+    let address = json!({"host": "127.0.0.1", "port": reader.address.port()});
+    let (status, answer) = reader.post("/v1/completions", &asking(address.clone()));
+    assert!(
+        status == 400 && answer.contains("baton_prefill") && answer.contains("no decode worker"),
+        "{answer}"
+    );
+    let (status, answer) = decode.post("/v1/completions", &asking(json!({"host": "127.0.0.1"})));
+    assert!(status == 400 && answer.contains("baton_prefill"), "{answer}");
+    for nobody in [
+        json!({"host": "192.0.2.1", "port": 9}),
+        json!({"host": "nowhere.invalid", "port": 9}),
+        json!({"host": "127.0.0.1", "port": reader.bootstrap_port}),
+    ] {
+        let (status, answer) = decode.post("/v1/completions", &asking(nobody.clone()));
+        assert!(status >= 400 && answer.contains("\"param\":\"bootstrap_host\""), "{nobody}: {answer}");
+    }
+    let (status, answer) = decode.post("/v1/completions", &asking(address));
+    assert_eq!(status, 200, "{answer}");
+    reader.await_idle();
+    decode.await_idle();
+}

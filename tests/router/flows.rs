@@ -1,0 +1,221 @@
+//! The order in which the workers of a pair are asked.
+
+use crate::client::Router;
+use crate::retries::{Quartet, event};
+use crate::worker::{Asked, Worker};
+use crate::{PROMPT, STREAM};
+use serde_json::{Value, json};
+
+const PREFILL_FIRST: [&str; 2] = ["--flow", "prefill-first"];
+
+/// What a prefill worker says of KV that it keeps in this room.
+fn kept(room: u64) -> Value {
+    json!({"do_remote_prefill": true, "remote_host": "10.0.0.1", "remote_port": 9000, "bootstrap_room": room})
+}
+
+fn keep(asked: &mut Asked, room: u64) {
+    asked.answer("200 OK", &json!({ "kv_transfer_params": kept(room), "choices": [] }).to_string());
+}
+
+/// The worker is told to give up what it keeps in this room.
+#[track_caller]
+fn check_given_up(worker: &Worker, room: u64) {
+    let asked = worker.asked();
+    assert_eq!(asked.line, "POST /abort_request HTTP/1.1");
+    assert_eq!(asked.json(), json!({ "bootstrap_room": room }));
+    assert_eq!(asked.header("authorization"), Some("Bearer k"));
+}
+
+#[test]
+fn prefill_is_asked_first_and_decode_goes_on_from_what_it_keeps() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &PREFILL_FIRST);
+    for (path, body, wrap) in [
+        (
+            "/v1/completions",
+            r#"{"prompt":"a","max_tokens":4,"echo":true,"kv_transfer_params":{"x":1}}"#,
+            false,
+        ),
+        ("/generate", r#"{"text":["a","b"],"bootstrap_room":3}"#, true),
+    ] {
+        let mut client = router.post(path, body);
+        let mut at_prefill = prefill.asked();
+        let asked = at_prefill.json();
+        assert_eq!(at_prefill.line, format!("POST {path} HTTP/1.1"));
+        assert_eq!(asked["stream"], false);
+        let host = json!({"do_remote_decode": true, "do_remote_prefill": false, "remote_host": "127.0.0.1",
+            "remote_port": 9000});
+        assert_eq!(asked["kv_transfer_params"], host);
+        assert!(asked.get("echo").is_none() && asked.get("bootstrap_room").is_none(), "{asked}");
+        assert!(decode.is_unasked(), "it is not its turn");
+        let told = json!({ "kv_transfer_params": kept(7) });
+        let answer = if wrap { json!([{ "text": "", "meta_info": told }, {}]) } else { told };
+        at_prefill.answer("200 OK", &answer.to_string());
+        let mut at_decode = decode.asked();
+        let asked = at_decode.json();
+        assert_eq!(asked["kv_transfer_params"], kept(7));
+        assert!(asked.get("bootstrap_room").is_none() && asked.get("bootstrap_host").is_none(), "{asked}");
+        assert_eq!(asked.get("echo").is_some(), body.contains("echo"));
+        at_decode.answer("200 OK", r#"{"well":1}"#);
+        assert_eq!(client.answer(), (200, r#"{"well":1}"#.into()));
+    }
+    assert!(prefill.is_unasked(), "what was claimed is not given up");
+}
+
+#[test]
+fn an_error_of_prefill_is_told_and_decode_never_asked() {
+    let quartet = Quartet::start(&PREFILL_FIRST);
+    let mut client = quartet.router.post("/v1/completions", PROMPT);
+    let (_, mut at_prefill) = quartet.at_prefill();
+    at_prefill.answer("400 No", r#"{"error":{"code":"context_length_exceeded"}}"#);
+    assert_eq!(client.answer().0, 400);
+    // One that another worker may not have is tried there.
+    for fault in ["429 Full", "500 Oh", "hang up", "no room"] {
+        let mut client = quartet.router.post("/v1/completions", PROMPT);
+        let (first, mut at_prefill) = quartet.at_prefill();
+        match fault {
+            "hang up" => at_prefill.hang_up(),
+            "no room" => at_prefill.answer("200 OK", r#"{"choices":[]}"#),
+            status => at_prefill.answer(status, r#"{"error":{}}"#),
+        }
+        let (second, mut at_prefill) = quartet.at_prefill();
+        assert_ne!(first, second, "{fault}");
+        keep(&mut at_prefill, 5);
+        let (_, mut at_decode) = quartet.at_decode();
+        at_decode.answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200, "{fault}");
+    }
+    assert!(quartet.is_unasked());
+}
+
+/// What decode does not claim is given up at once, and the request read anew.
+#[test]
+fn what_decode_does_not_claim_is_given_up() {
+    let quartet = Quartet::start(&PREFILL_FIRST);
+    let mut client = quartet.router.connect();
+    let key = "authorization: Bearer k\r\n";
+    for (room, fault) in ["429 Full", "500 Oh", "hang up"].into_iter().enumerate() {
+        let room = room as u64;
+        client.post("/v1/completions", key, PROMPT);
+        let (first, mut at_prefill) = quartet.at_prefill();
+        keep(&mut at_prefill, room);
+        let (refusing, mut at_decode) = quartet.at_decode();
+        match fault {
+            "hang up" => at_decode.hang_up(),
+            status => at_decode.answer(status, r#"{"error":{}}"#),
+        }
+        check_given_up(&quartet.prefill[first], room);
+        let (_, mut at_prefill) = quartet.at_prefill();
+        keep(&mut at_prefill, 90 + room);
+        let (other, mut at_decode) = quartet.at_decode();
+        assert_ne!(other, refusing, "{fault}");
+        assert_eq!(at_decode.json()["kv_transfer_params"], kept(90 + room), "{fault}");
+        at_decode.answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200, "{fault}");
+    }
+    // What is the request's own doing is told at once.
+    client.post("/v1/completions", key, PROMPT);
+    let (first, mut at_prefill) = quartet.at_prefill();
+    keep(&mut at_prefill, 11);
+    quartet.at_decode().1.answer("400 No", r#"{"error":{}}"#);
+    assert_eq!(client.answer().0, 400);
+    check_given_up(&quartet.prefill[first], 11);
+}
+
+/// Its connection is asked for when prefill has answered.
+#[test]
+fn a_decode_worker_that_takes_no_connection_costs_a_try() {
+    let (prefill, decode) = (Worker::start(), [Worker::start(), Worker::start()]);
+    let flags = [&PREFILL_FIRST[..], &["--policy", "round_robin"]].concat();
+    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &flags);
+    router.wait_for_workers(3);
+    let mut client = router.connect();
+    client.post("/v1/completions", "authorization: Bearer k\r\n", PROMPT);
+    let mut at_prefill = prefill.asked();
+    decode[0].stop();
+    keep(&mut at_prefill, 3);
+    check_given_up(&prefill, 3);
+    keep(&mut prefill.asked(), 4);
+    let mut at_decode = decode[1].asked();
+    assert_eq!(at_decode.json()["kv_transfer_params"], kept(4));
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+}
+
+#[test]
+fn a_client_that_leaves_ends_whichever_leg_runs() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &PREFILL_FIRST);
+    let client = router.post("/v1/completions", STREAM);
+    let at_prefill = prefill.asked();
+    drop(client);
+    assert!(at_prefill.is_closed());
+    let mut client = router.connect();
+    client.post("/v1/completions", "authorization: Bearer k\r\n", STREAM);
+    keep(&mut prefill.asked(), 8);
+    let at_decode = decode.asked();
+    drop(client);
+    assert!(at_decode.is_closed());
+    check_given_up(&prefill, 8);
+}
+
+/// What the client has goes to both legs of the next try.
+#[test]
+fn a_stream_goes_on_elsewhere_from_what_prefill_reads_behind_its_ids() {
+    let quartet = Quartet::start(&PREFILL_FIRST);
+    let mut client = quartet.router.connect();
+    client.post("/v1/completions", "authorization: Bearer k\r\n", STREAM);
+    let (first, mut at_prefill) = quartet.at_prefill();
+    assert!(at_prefill.json().get("baton_resume").is_none(), "there is nothing to go on behind");
+    keep(&mut at_prefill, 1);
+    let (_, mut at_decode) = quartet.at_decode();
+    assert_eq!(at_decode.json()["baton_resume"], json!({ "created": null, "choices": [] }));
+    at_decode.open_stream();
+    at_decode.chunk(&event(&[5, 6], "{}"));
+    assert_eq!(client.piece().as_deref(), Some("data: {}\n\n"));
+    at_decode.hang_up();
+    check_given_up(&quartet.prefill[first], 1);
+    let (_, mut at_prefill) = quartet.at_prefill();
+    let asked = at_prefill.json();
+    assert_eq!(
+        (&asked["stream"], &asked["baton_resume"]["choices"][0]["ids"]),
+        (&json!(false), &json!([5, 6]))
+    );
+    keep(&mut at_prefill, 2);
+    let (_, mut at_decode) = quartet.at_decode();
+    let asked = at_decode.json();
+    assert_eq!(
+        (&asked["kv_transfer_params"], &asked["baton_resume"]["choices"][0]["ids"]),
+        (&kept(2), &json!([5, 6]))
+    );
+    at_decode.open_stream();
+    at_decode.chunk(&event(&[7], "{}"));
+    at_decode.chunk("data: [DONE]\n\n");
+    at_decode.end_stream();
+    assert_eq!(client.answer().1, "data: {}\n\ndata: [DONE]\n\n");
+}
+
+/// Loads are booked when a pair is chosen: both workers of it count from then on.
+#[test]
+fn a_decode_worker_is_charged_while_prefill_reads() {
+    let prefill = Worker::start();
+    let decode = [Worker::start(), Worker::start()];
+    let router = Router::ready(
+        &[&prefill],
+        &[&decode[0], &decode[1]],
+        &[&PREFILL_FIRST[..], &["--policy", "least_loaded"]].concat(),
+    );
+    router.wait_for_workers(3);
+    let mut clients: Vec<_> = (0..4).map(|_| router.post("/v1/completions", PROMPT)).collect();
+    let asked: Vec<Asked> = (0..4).map(|_| prefill.asked()).collect();
+    for (room, mut at_prefill) in asked.into_iter().enumerate() {
+        keep(&mut at_prefill, room as u64);
+    }
+    for worker in &decode {
+        for _ in 0..2 {
+            worker.asked().answer("200 OK", "{}");
+        }
+        assert!(worker.is_unasked());
+    }
+    clients.iter_mut().for_each(|client| assert_eq!(client.answer().0, 200));
+}

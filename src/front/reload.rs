@@ -7,9 +7,10 @@
 use crate::config::resolved::FrontConfig;
 use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
 use crate::limits::RELOAD_INTERVAL;
-use crate::net::Identity;
+use crate::net::{Identity, Reactor};
 use crate::obs::log::event;
 use crate::wire::auth::{ClusterKey, Keyring};
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -126,9 +127,25 @@ impl Reload {
         Reload { groups: groups.into_iter().flatten().collect(), next: now + RELOAD_INTERVAL }
     }
 
-    /// Whether there are no such files.
+    /// No files.
+    pub fn nothing(now: Instant) -> Reload {
+        Reload { groups: Vec::new(), next: now + RELOAD_INTERVAL }
+    }
+
+    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
+    }
+
+    /// Hears of SIGHUP from now on, if there are files.
+    ///
+    /// # Errors
+    /// The signal cannot be had.
+    pub fn watched(self, reactor: &mut Reactor) -> io::Result<Reload> {
+        if !self.is_empty() {
+            reactor.watch_hangups()?;
+        }
+        Ok(self)
     }
 
     /// Reads all.

@@ -54,7 +54,7 @@ pub struct RouterService {
     turns: Turns,
     paths: Paths,
     drain: Drain,
-    reload: Option<Reload>,
+    reload: Reload,
     etcd: Option<(Errands<View>, Option<Resolver>)>,
     next_tick: Instant,
 }
@@ -82,7 +82,7 @@ impl RouterService {
             turns: Turns::default(),
             paths,
             drain: Drain::default(),
-            reload: None,
+            reload: Reload::nothing(now),
             etcd: None,
             next_tick: now,
         })
@@ -104,10 +104,7 @@ impl RouterService {
     /// # Errors
     /// The signal that says so cannot be had.
     pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
-        if !reload.is_empty() {
-            self.reactor.watch_hangups()?;
-            self.reload = Some(reload);
-        }
+        self.reload = reload.watched(&mut self.reactor)?;
         Ok(())
     }
 
@@ -173,8 +170,8 @@ impl RouterService {
                 Event::Terminate if self.drain.signal() => return Some(Drain::cut(self.left())),
                 Event::Terminate => self.drain(now),
                 Event::Hangup => {
-                    let fresh = self.reload.as_mut().map(Reload::all);
-                    self.renew(fresh.unwrap_or_default());
+                    let fresh = self.reload.all();
+                    self.renew(fresh);
                 }
                 event => self.take(event, now),
             }
@@ -182,8 +179,8 @@ impl RouterService {
         self.fleet.resolve(now);
         if now >= self.next_tick {
             self.next_tick = now + TICK;
-            let fresh = self.reload.as_mut().map(|reload| reload.changed(now));
-            self.renew(fresh.unwrap_or_default());
+            let fresh = self.reload.changed(now);
+            self.renew(fresh);
             self.fleet.expire(&mut self.reactor, now);
             if let Some((etcd, names)) = &mut self.etcd {
                 if let Some(names) = names {

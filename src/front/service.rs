@@ -77,7 +77,7 @@ pub struct Service {
     progress: Progress,
     bell: Arc<Bell>,
     drain: Drain,
-    reload: Option<Reload>,
+    reload: Reload,
     /// The cluster's keys, since they have changed.
     cluster_keys: Option<Vec<Secret>>,
     next_tick: Instant,
@@ -109,7 +109,7 @@ impl Service {
             progress: Progress::new(progress, now),
             bell,
             drain: Drain::default(),
-            reload: None,
+            reload: Reload::nothing(now),
             cluster_keys: None,
             next_tick: now + TICK,
         })
@@ -131,10 +131,7 @@ impl Service {
     /// # Errors
     /// The signal that says so cannot be had.
     pub fn renew_from(&mut self, reload: Reload) -> io::Result<()> {
-        if !reload.is_empty() {
-            self.reactor.watch_hangups()?;
-            self.reload = Some(reload);
-        }
+        self.reload = reload.watched(&mut self.reactor)?;
         Ok(())
     }
 
@@ -263,8 +260,8 @@ impl Service {
                 }
                 Event::Terminate => self.drain(now),
                 Event::Hangup => {
-                    let fresh = self.reload.as_mut().map(Reload::all);
-                    self.renew(fresh.unwrap_or_default());
+                    let fresh = self.reload.all();
+                    self.renew(fresh);
                 }
                 event => self.dispatch(event, now),
             }
@@ -318,8 +315,8 @@ impl Service {
 
     fn tick(&mut self, now: Instant) {
         self.watch(now);
-        let fresh = self.reload.as_mut().map(|reload| reload.changed(now));
-        self.renew(fresh.unwrap_or_default());
+        let fresh = self.reload.changed(now);
+        self.renew(fresh);
         self.routes.look(now);
         self.generations.expire(now);
         self.connections.expire(&mut self.reactor, now);

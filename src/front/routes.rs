@@ -2,6 +2,8 @@
 //!
 //! Thread: `ctl`. Answers at once; requests for text, and what takes the tokeniser, go on to `generations`.
 
+mod roles;
+
 use crate::config::secret::Secret;
 use crate::front::asking::Ask;
 use crate::front::connections::{Answer, JSON};
@@ -17,7 +19,7 @@ use crate::front::openai::{ApiError, GenerateRequest, PrefillAddress, Sampling, 
 use crate::front::router::call::Order;
 use crate::front::telemetry::Telemetry;
 use crate::front::text::Task;
-use crate::front::turning::{TAKEN_FOR, Turning, Wanted};
+use crate::front::turning::Turning;
 use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
@@ -111,21 +113,6 @@ impl Routes {
             next_id: 0,
             unknown: Vec::new(),
         }
-    }
-
-    /// The worker's role can change from now on.
-    pub fn set_turning(&mut self, turning: Turning) {
-        self.turning = Some(turning);
-    }
-
-    /// Its role, and the change of it, where it can change.
-    pub fn turning(&mut self) -> Option<&mut Turning> {
-        self.turning.as_mut()
-    }
-
-    /// Whether it is about to have another role.
-    pub fn is_changing(&self) -> bool {
-        self.turning.as_ref().is_some_and(Turning::is_changing)
     }
 
     /// Tells of these workers, in this role, from now on.
@@ -250,10 +237,7 @@ impl Routes {
                 generations.check_model(Some(name))?;
                 json(conn, &self.card(name, generations), way)
             }
-            (Get, "/role") => {
-                let turning = self.turning.as_ref().ok_or_else(no_role)?;
-                json(conn, &turning.told(generations.running()), way)
-            }
+            (Get, "/role") => json(conn, &self.role(generations.running())?, way),
             (Get, _) => self.tell(conn, path, generations, way),
             (Post, "/tokenize") => self.tokenize(conn, request, generations),
             (Post, "/detokenize") => self.detokenize(conn, request, generations),
@@ -273,18 +257,7 @@ impl Routes {
                 json(conn, &Draining::with(generations.running()), way)
             }
             (Post, "/role") => {
-                no_page(request)?;
-                if self.draining {
-                    return Err(ApiError::draining("the server is draining"));
-                }
-                let turning = self.turning.as_mut().ok_or_else(no_role)?;
-                let wanted = Wanted::parse(&request.body)?;
-                if turning.ask(wanted, way.now)? {
-                    let (from, to) = (turning.role(), wanted.role);
-                    event!(Info, "ctl", "its role is to change: no new requests", from = from, to = to);
-                }
-                let told = turning.told(generations.running());
-                let status = if turning.is_changing() { 202 } else { 200 };
+                let (status, told) = self.change_role(request, generations.running(), way.now)?;
                 json_with(status, conn, &told, way)
             }
             _ => Err(nothing_at(path)),
@@ -426,21 +399,6 @@ impl Routes {
         self.draining || self.is_changing()
     }
 
-    /// Whether it is what its router takes it for, where that is said: since the router has looked its role may have
-    /// changed.
-    fn check_role(&self, request: &Request) -> Result<(), ApiError> {
-        let taken_for = request.head.headers.get(TAKEN_FOR);
-        match (&self.turning, taken_for) {
-            (Some(turning), Some(role)) if role != turning.role().to_string() => {
-                let is = turning.role();
-                Err(ApiError::draining(format!(
-                    "this worker is asked as a {role} worker, and is a {is} worker"
-                )))
-            }
-            _ => Ok(()),
-        }
-    }
-
     fn make_id(&mut self) -> String {
         self.next_id += 1;
         format!("{:x}-{:x}", self.about.started, self.next_id)
@@ -527,12 +485,6 @@ fn nothing_at(path: &str) -> ApiError {
         _ => return ApiError::new(404, "not_found", format!("there is nothing at {path}")),
     };
     ApiError::method_not_allowed(allow)
-}
-
-/// What is said of the role of a process that has none to change.
-fn no_role() -> ApiError {
-    let why = "the role of baton prefill and baton decode can change; this process serves by itself";
-    ApiError::new(409, "role_not_possible", why)
 }
 
 fn json(conn: ConnId, body: &impl Serialize, way: &mut Way<'_>) -> Result<(), ApiError> {

@@ -17,8 +17,8 @@ use crate::wire::message::Role;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// What a router takes the worker for that it asks: `prefill`, `decode` or `mixed`. A worker that is something else by now
-/// answers as one that drains, and the router asks who it is.
+/// What a router takes the worker for that it asks: its role, and behind a slash how often that has changed, if it tells.
+/// A worker that is something else by now answers as one that drains, and the router asks who it is.
 pub const TAKEN_FOR: &str = "x-baton-role";
 
 /// What a worker is asked to become.

@@ -1,5 +1,6 @@
 //! Workers whose role changes while they run: nothing is lost, nothing is left, and to others they are new.
 
+use crate::etcd_server::EtcdServer;
 use crate::fleet::Fleet;
 use crate::members::{await_workers, listed, router, serves};
 use crate::process::{PATIENCE, Process, get, post};
@@ -125,7 +126,7 @@ fn what_runs_is_finished_first_and_nothing_new_is_taken() {
     let asked = "x-baton-role: decode\r\n";
     let sent = with_room(body(3, 20, 4), &reader, 3);
     let (status, text) = crate::process::post_with(to, "/v1/completions", asked, &sent);
-    assert!(status == 503 && text.contains("is asked as a decode worker, and is a prefill worker"), "{text}");
+    assert!(status == 503 && text.contains("is taken for decode, and is prefill/1"), "{text}");
     reader.await_idle();
     writer.await_idle();
 }
@@ -288,6 +289,11 @@ fn roles_change_under_load(transfer: &str) {
         assert_eq!(get(fleet.router.address, "/readiness").0, 200);
         load.go_on(10);
     }
+    // There and back between two looks of the router: its registry is at another port by then.
+    turn(&fleet.prefill[1], "decode");
+    turn(&fleet.prefill[1], "prefill");
+    load.go_on(20);
+    await_role(&fleet.router, &fleet.prefill[1], "prefill");
     await_role(&fleet.router, &fleet.decode[1], "decode");
     load.end();
     fleet.check_idle();
@@ -359,17 +365,27 @@ fn a_mixed_worker_serves_where_no_pair_is_left() {
 fn an_entry_follows_the_role() {
     let router = router(0, &[]);
     let registry = format!("http://{}", router.address);
-    let flags = ["--registry", registry.as_str()];
+    entry_follows(&router, &registry);
+}
+
+#[test]
+fn an_entry_in_etcd_follows_the_role() {
+    let Some(etcd) = EtcdServer::alone() else { return };
+    entry_follows(&router(0, &["--registry", &etcd.url()]), &etcd.url());
+}
+
+fn entry_follows(router: &Process, registry: &str) {
+    let flags = ["--registry", registry];
     let (readers, writers) = (workers("prefill", 2, &flags), workers("decode", 1, &flags));
-    await_workers(&router, 3);
-    serves(&router, 1);
+    await_workers(router, 3);
+    serves(router, 1);
     turn(&readers[0], "decode");
-    await_role(&router, &readers[0], "decode");
-    await_workers(&router, 3);
-    serves(&router, 2);
+    await_role(router, &readers[0], "decode");
+    await_workers(router, 3);
+    serves(router, 2);
     turn(&writers[0], "prefill");
-    await_role(&router, &writers[0], "prefill");
-    serves(&router, 3);
+    await_role(router, &writers[0], "prefill");
+    serves(router, 3);
     // A change that comes to nothing has its entry back.
     let lone = with_room(body(2, 40, 4), &readers[1], 2);
     let to = readers[1].address;
@@ -381,7 +397,7 @@ fn an_entry_follows_the_role() {
     }
     assert_eq!(readers[1].post("/role", r#"{"role": "decode", "timeout_secs": 1}"#).0, 202);
     readers[1].await_said("keeps its role");
-    await_role(&router, &readers[1], "prefill");
+    await_role(router, &readers[1], "prefill");
     choices(&post(readers[0].address, "/v1/completions", &with_room(body(2, 40, 4), &readers[1], 2)));
     choices(&waiting.join().unwrap());
     for worker in readers.iter().chain(&writers) {

@@ -3,13 +3,13 @@
 //! Thread: `ctl`. Invariants: a call's booking is released when it ends, however it ends; a kept connection
 //! that its worker closes is dropped at once. A call for a client is not read further while too much waits
 //! for that client. A worker that leaves keeps the calls it has, and is known until they have ended. Not here:
-//! what calls are for. `joining`: who comes and goes, and where it is; `probes`: how they are.
+//! what calls are for. `joining`: who comes and goes, and where it is; `probes`: how they are; `roles`: what they do.
 
 mod joining;
 mod probes;
+mod roles;
 
-use crate::cluster::loads::{Load, WorkerNumber};
-use crate::cluster::roles::Row;
+use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Role, Router};
 use crate::config::secret::Secret;
 use crate::front::resolver::Resolver;
@@ -21,7 +21,6 @@ use crate::limits::{
 };
 use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
 use crate::obs::log::event;
-use crate::wire::message as wire;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -129,39 +128,6 @@ impl Fleet {
         self.news.pop_front()
     }
 
-    /// What a worker is to the router, by the name of that role.
-    pub fn role_name(&self, worker: WorkerNumber) -> Option<String> {
-        let role = self.router.role(worker)?;
-        let is_mixed = self.targets.get(&worker).is_some_and(|target| target.is_mixed);
-        Some(if is_mixed { wire::Role::Mixed.to_string() } else { role.to_string() })
-    }
-
-    /// How hard the workers are pressed, as far as this router knows.
-    pub fn rows(&self, now: Instant) -> Vec<Row> {
-        let row = |(worker, role, load): (WorkerNumber, Role, Load)| {
-            // Who does both is on neither side.
-            let target = self.targets.get(&worker).filter(|target| !target.is_mixed)?;
-            Some(Row {
-                worker,
-                role,
-                usable: load.usable,
-                leaves: target.drains,
-                can_turn: target.can_turn,
-                sequences: load.booked,
-                queue: load.queue(now),
-                unread: load.unread,
-                context: load.context,
-                room: target.room,
-            })
-        };
-        self.router.workers().filter_map(row).collect()
-    }
-
-    /// A worker whose role is another one now.
-    pub fn turned(&mut self) -> Option<(WorkerNumber, Role)> {
-        self.turned.pop_front()
-    }
-
     /// Takes a connection to the booked worker for a call; also says whether it stands already. Otherwise
     /// [`What::Ready`] or [`What::Refused`] follows.
     ///
@@ -213,7 +179,7 @@ impl Fleet {
         let worker = call.booking.worker();
         let is_asked = call.owner != Owner::Introduction;
         let host = self.targets.get(&worker).map(Target::host).unwrap_or_default();
-        let taken_for = is_asked.then(|| self.role_name(worker)).flatten();
+        let taken_for = is_asked.then(|| self.taken_for(worker)).flatten();
         let Some(call) = self.calls.get_mut(&conn) else { return };
         let outgoing = Outgoing::new(order, &host, taken_for, body.clone());
         if let Err(lost) = call.begin(reactor, conn, outgoing) {

@@ -20,11 +20,41 @@ const BOTH: &str = "null";
 struct Told {
     disaggregation_mode: Option<Value>,
     disaggregation_bootstrap_port: Option<Value>,
-    role_changes: Option<Value>,
+}
+
+/// What a worker tells of itself, but for whom it fits.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Words {
+    /// The name that its clients use for its model.
+    pub model: Option<String>,
+    /// What it has room for.
+    pub room: Option<Room>,
+    /// How often its role has changed since its start, where it can.
+    pub role_changes: Option<u64>,
+    /// Whether it does both, without a hand-off.
+    pub is_mixed: bool,
+    /// Whether it reads prompts where no prefill worker is left.
+    pub reads_alone: bool,
+    /// The port of its registry.
+    pub bootstrap_port: Option<u16>,
+}
+
+impl Words {
+    /// From its answer; what is not there or is something else is not told.
+    pub fn of(answer: &[u8]) -> Words {
+        Words {
+            model: model(answer),
+            room: room(answer),
+            role_changes: role_changes(answer),
+            is_mixed: is_mixed(answer),
+            reads_alone: reads_alone(answer),
+            bootstrap_port: bootstrap_port(answer),
+        }
+    }
 }
 
 /// Whether a worker tells that it does both, without a hand-off.
-pub fn is_mixed(answer: &[u8]) -> bool {
+fn is_mixed(answer: &[u8]) -> bool {
     let told = serde_json::from_slice::<Value>(answer).ok();
     told.is_some_and(|told| told["disaggregation_mode"] == BOTH)
 }
@@ -43,13 +73,13 @@ pub fn kind(answer: &[u8]) -> Kind {
 }
 
 /// Whether a worker tells that it reads prompts where no prefill worker is left; one that does both always does.
-pub fn reads_alone(answer: &[u8]) -> bool {
+fn reads_alone(answer: &[u8]) -> bool {
     let told = serde_json::from_slice::<Value>(answer).ok();
     told.is_some_and(|told| told["handoff"]["local_prefill"] == true) || is_mixed(answer)
 }
 
 /// What a worker tells that it has room for.
-pub fn room(answer: &[u8]) -> Option<Room> {
+fn room(answer: &[u8]) -> Option<Room> {
     #[derive(Deserialize)]
     struct Told {
         max_running_requests: Option<u32>,
@@ -59,14 +89,13 @@ pub fn room(answer: &[u8]) -> Option<Room> {
     Some(Room { sequences: told.max_running_requests?, tokens: told.max_total_tokens? })
 }
 
-/// Whether a worker tells that its role can change.
-pub fn can_turn(answer: &[u8]) -> bool {
-    let told = serde_json::from_slice::<Value>(answer).ok();
-    told.is_some_and(|told| told["role_changes"].is_u64())
+/// How often a worker's role has changed since its start, if it tells that it can.
+fn role_changes(answer: &[u8]) -> Option<u64> {
+    serde_json::from_slice::<Value>(answer).ok()?["role_changes"].as_u64()
 }
 
 /// The name that a worker's clients use for its model, if it tells one.
-pub fn model(answer: &[u8]) -> Option<String> {
+fn model(answer: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Told {
         served_model_name: Option<String>,
@@ -76,7 +105,7 @@ pub fn model(answer: &[u8]) -> Option<String> {
 }
 
 /// The port of its registry, if a worker tells one.
-pub fn bootstrap_port(answer: &[u8]) -> Option<u16> {
+fn bootstrap_port(answer: &[u8]) -> Option<u16> {
     let told = serde_json::from_slice::<Told>(answer).ok()?.disaggregation_bootstrap_port?.as_u64()?;
     u16::try_from(told).ok().filter(|&port| port > 0)
 }
@@ -99,8 +128,7 @@ pub enum Verdict {
 /// mistake of its operator's.
 pub fn judge(role: Role, bootstrap_port: Option<u16>, has_turned: bool, answer: &[u8]) -> Verdict {
     let Ok(told) = serde_json::from_slice::<Told>(answer) else { return Verdict::Fits };
-    let changes = told.role_changes.as_ref().and_then(Value::as_u64);
-    let is_followed = has_turned || changes.is_some_and(|changes| changes > 0);
+    let is_followed = has_turned || role_changes(answer).is_some_and(|changes| changes > 0);
     match (told.disaggregation_mode.as_ref().and_then(Value::as_str), role) {
         // Whoever does both has the seat of a decode worker that reads prompts itself.
         (Some(BOTH), Role::Decode) if is_followed => {}

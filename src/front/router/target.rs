@@ -3,8 +3,9 @@
 //! Thread: `ctl`. Not here: connections to it (`fleet`), whether it is up (`cluster::health`).
 
 use crate::cluster::roles::Room;
+use crate::cluster::router::Role;
 use crate::config::values::WorkerUrl;
-use crate::front::router::introduction::Verdict;
+use crate::front::router::introduction::{Verdict, Words};
 use crate::net::ConnId;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -29,9 +30,9 @@ pub struct Target {
     pub(super) told_port: Option<u16>,
     /// Whether it was named for another role, and has this one by its own word.
     pub(super) has_turned: bool,
-    /// What it says it has room for, and whether it says that its role can change.
+    /// What it says it has room for, and how often its role has changed, if that can.
     pub(super) room: Option<Room>,
-    pub(super) can_turn: bool,
+    pub(super) role_changes: Option<u64>,
     /// Whether it has the seat of a decode worker, and does both.
     pub(super) is_mixed: bool,
     /// Whether nobody answered there, and its name is being looked up again.
@@ -63,7 +64,7 @@ impl Target {
             told_port: None,
             has_turned: false,
             room: None,
-            can_turn: false,
+            role_changes: None,
             is_mixed: false,
             lost: false,
             introduced: false,
@@ -79,6 +80,21 @@ impl Target {
     /// The same, whose role it has told itself.
     pub(super) fn turned(self, has_turned: bool) -> Target {
         Target { has_turned, ..self }
+    }
+
+    /// Takes in what it has told of itself. What it does not tell now is as it told before.
+    pub(super) fn hear(&mut self, words: Words, role: Role) {
+        let Words { model, room, role_changes, is_mixed, bootstrap_port, reads_alone: _ } = words;
+        self.model = model.or_else(|| self.model.take());
+        self.room = room.or(self.room);
+        (self.role_changes, self.is_mixed) = (role_changes, is_mixed);
+        if role == Role::Prefill {
+            self.told_port = bootstrap_port.or(self.told_port);
+        }
+        if role_changes.is_some_and(|changes| changes > 0) {
+            // The port that it was named with was that of a role of its past.
+            self.bootstrap_port = None;
+        }
     }
 
     /// Where decode workers find it, as far as anybody has said.

@@ -3,9 +3,8 @@
 use super::Fleet;
 use crate::cluster::health::Change;
 use crate::cluster::loads::WorkerNumber;
-use crate::cluster::router::Role;
 use crate::front::router::call::{Order, Owner, WorkerAnswer};
-use crate::front::router::introduction::{self, Verdict};
+use crate::front::router::introduction::{self, Verdict, Words};
 use crate::net::Reactor;
 use crate::obs::log::event;
 use std::sync::Arc;
@@ -77,30 +76,22 @@ impl Fleet {
         now: Instant,
     ) {
         let told = answer.as_ref().ok().filter(|answer| answer.is_success());
-        if let Some(answer) = told {
-            self.router.set_reads_alone(worker, introduction::reads_alone(&answer.body));
+        let words = told.map(|answer| Words::of(&answer.body));
+        if let Some(words) = &words {
+            self.router.set_reads_alone(worker, words.reads_alone);
         }
-        let model = told.and_then(|answer| introduction::model(&answer.body));
-        let room = told.and_then(|answer| introduction::room(&answer.body));
-        let can_turn = told.map(|answer| introduction::can_turn(&answer.body));
-        let is_mixed = told.map(|answer| introduction::is_mixed(&answer.body));
-        let told_port = told.and_then(|answer| introduction::bootstrap_port(&answer.body));
-        let told = told.map(|answer| introduction::kind(&answer.body));
         // Who does not tell now is what it told before.
-        let misfit = told.and_then(|kind| self.router.introduced(worker, kind));
-        if let Some((other, why)) = misfit.filter(|_| is_mixed != Some(true)) {
+        let misfit = told.and_then(|answer| self.router.introduced(worker, introduction::kind(&answer.body)));
+        let is_mixed = words.as_ref().is_some_and(|words| words.is_mixed);
+        if let Some((other, why)) = misfit.filter(|_| !is_mixed) {
             let (worker, other) = (self.url(worker), self.url(other));
             event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
         }
         // It may have left while it was asked.
         let here = self.targets.get_mut(&worker).filter(|_| self.router.has(worker));
         let (Some(role), Some(target)) = (self.router.role(worker), here) else { return };
-        // Who does not tell now is what it told before.
-        target.model = model.or_else(|| target.model.take());
-        (target.room, target.can_turn) = (room.or(target.room), can_turn.unwrap_or(target.can_turn));
-        target.is_mixed = is_mixed.unwrap_or(target.is_mixed);
-        if role == Role::Prefill {
-            target.told_port = told_port.or(target.told_port);
+        if let Some(words) = words {
+            target.hear(words, role);
         }
         let (verdict, asked) = match answer {
             Ok(answer) if answer.is_success() => {

@@ -1,0 +1,50 @@
+//! What workers do, and how hard they are pressed.
+
+use super::Fleet;
+use crate::cluster::loads::{Load, WorkerNumber};
+use crate::cluster::roles::Row;
+use crate::cluster::router::Role;
+use crate::wire::message as wire;
+use std::time::Instant;
+
+impl Fleet {
+    /// What a worker is to the router, by the name of that role.
+    pub fn role_name(&self, worker: WorkerNumber) -> Option<String> {
+        let role = self.router.role(worker)?;
+        let is_mixed = self.targets.get(&worker).is_some_and(|target| target.is_mixed);
+        Some(if is_mixed { wire::Role::Mixed.to_string() } else { role.to_string() })
+    }
+
+    /// The same as the worker is told; a role that has changed and changed back has other ports.
+    pub(super) fn taken_for(&self, worker: WorkerNumber) -> Option<String> {
+        let name = self.role_name(worker)?;
+        let changes = self.targets.get(&worker).and_then(|target| target.role_changes);
+        Some(changes.map_or_else(|| name.clone(), |changes| format!("{name}/{changes}")))
+    }
+
+    /// How hard the workers are pressed, as far as this router knows.
+    pub fn rows(&self, now: Instant) -> Vec<Row> {
+        let row = |(worker, role, load): (WorkerNumber, Role, Load)| {
+            // Who does both is on neither side.
+            let target = self.targets.get(&worker).filter(|target| !target.is_mixed)?;
+            Some(Row {
+                worker,
+                role,
+                usable: load.usable,
+                leaves: target.drains,
+                can_turn: target.role_changes.is_some(),
+                sequences: load.booked,
+                queue: load.queue(now),
+                unread: load.unread,
+                context: load.context,
+                room: target.room,
+            })
+        };
+        self.router.workers().filter_map(row).collect()
+    }
+
+    /// A worker whose role is another one now.
+    pub fn turned(&mut self) -> Option<(WorkerNumber, Role)> {
+        self.turned.pop_front()
+    }
+}

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 
 const PREFILL_FIRST: [&str; 2] = ["--flow", "prefill-first"];
 
+const DECODE_FIRST: [&str; 2] = ["--flow", "decode-first"];
+
 /// What a prefill worker says of KV that it keeps in this room.
 fn kept(room: u64) -> Value {
     json!({"do_remote_prefill": true, "remote_host": "10.0.0.1", "remote_port": 9000, "bootstrap_room": room})
@@ -218,4 +220,76 @@ fn a_decode_worker_is_charged_while_prefill_reads() {
         assert!(worker.is_unasked());
     }
     clients.iter_mut().for_each(|client| assert_eq!(client.answer().0, 200));
+}
+
+/// The prefill worker that decode is named.
+fn named(asked: &Asked) -> Value {
+    let body = asked.json();
+    assert!(body.get("bootstrap_room").is_none() && body.get("bootstrap_host").is_none(), "{body}");
+    body["baton_prefill"].clone()
+}
+
+#[test]
+fn decode_alone_is_asked_and_told_whom_to_ask() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &DECODE_FIRST);
+    let mut client =
+        router.post("/v1/completions", r#"{"prompt":"a","baton_prefill":{"host":"evil","port":1}}"#);
+    let mut at_decode = decode.asked();
+    let address = json!({"host": "127.0.0.1", "port": prefill.address.port(), "bootstrap_port": 9000});
+    assert_eq!(named(&at_decode), address);
+    at_decode.answer("200 OK", r#"{"well":1}"#);
+    assert_eq!(client.answer(), (200, r#"{"well":1}"#.into()));
+    let client = router.post("/v1/completions", STREAM);
+    let at_decode = decode.asked();
+    drop(client);
+    assert!(at_decode.is_closed());
+    assert!(prefill.is_unasked());
+}
+
+/// By the field at fault the router knows whose a failure is.
+#[test]
+fn a_failure_of_the_prefill_worker_that_decode_asked_is_not_decode_s() {
+    let prefill = [Worker::start(), Worker::start()];
+    let decode = Worker::start();
+    let flags = [&DECODE_FIRST[..], &["--policy", "round_robin"]].concat();
+    let router = Router::ready(&[&prefill[0], &prefill[1]], &[&decode], &flags);
+    router.wait_for_workers(3);
+    for code in ["overloaded", "internal", "draining", "incompatible", "peer_lost"] {
+        let error = format!(r#"{{"error":{{"code":"{code}","param":"bootstrap_host"}}}}"#);
+        let mut client = router.post("/v1/completions", PROMPT);
+        let mut at_decode = decode.asked();
+        let first = named(&at_decode);
+        at_decode.answer("502 Bad Gateway", &error);
+        // The only decode worker is asked again, and another prefill worker named.
+        let mut at_decode = decode.asked();
+        assert_ne!(named(&at_decode), first, "{code}");
+        at_decode.answer("200 OK", "{}");
+        assert_eq!(client.answer().0, 200, "{code}");
+    }
+    // The same without the field is decode's own, and there is no other.
+    let mut client = router.post("/v1/completions", PROMPT);
+    decode.asked().answer("429 Full", r#"{"error":{"code":"overloaded"}}"#);
+    assert_eq!(client.answer().0, 429);
+}
+
+/// Nobody but the router knows, since it is decode that asks.
+#[test]
+fn a_prefill_worker_is_charged_until_decode_s_first_byte() {
+    let prefill = [Worker::start(), Worker::start()];
+    let decode = Worker::start();
+    let flags = [&DECODE_FIRST[..], &["--policy", "least_loaded"]].concat();
+    let router = Router::ready(&[&prefill[0], &prefill[1]], &[&decode], &flags);
+    router.wait_for_workers(3);
+    let mut clients = vec![router.post("/v1/completions", STREAM)];
+    let mut one = decode.asked();
+    clients.push(router.post("/v1/completions", STREAM));
+    let two = decode.asked();
+    assert_ne!(named(&one), named(&two));
+    // The first has been read, the second has not.
+    one.open_stream();
+    one.chunk(&event(&[5], "{}"));
+    assert_eq!(clients[0].piece().as_deref(), Some("data: {}\n\n"));
+    clients.push(router.post("/v1/completions", STREAM));
+    assert_eq!(named(&decode.asked()), named(&one), "it has nothing to do");
 }

@@ -121,7 +121,9 @@ impl ToldKv {
             _ => serde_json::from_slice(answer).ok()?,
         };
         let params = told.kv_transfer_params.or_else(|| told.meta_info?.kv_transfer_params)?.get();
-        let Params { bootstrap_room } = serde_json::from_str(params).ok()?;
+        // A list would be read as fields in order.
+        let Params { bootstrap_room } =
+            serde_json::from_str(params).ok().filter(|_| params.starts_with('{'))?;
         Some(ToldKv { params: params.to_owned(), room: bootstrap_room.map(Room) })
     }
 

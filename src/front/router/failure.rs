@@ -48,7 +48,8 @@ impl Failure {
 
     /// Whether it is the other worker's, which a field of the request chose, and not of who tells it.
     pub fn is_partners(&self) -> bool {
-        self.names_source
+        // Of two that do not fit, whoever tells it, the other one is done without.
+        self.names_source && self.cause != Cause::Incompatible
     }
 }
 

@@ -61,6 +61,15 @@ pub struct Question<'a> {
     pub forecast: &'a Forecast,
 }
 
+/// Whether workers differ for this policy by what they have of the prompt.
+pub fn compares_caches(policy: Policy, leg: Leg) -> bool {
+    match policy {
+        Policy::LeastLoaded | Policy::RoundRobin | Policy::Random | Policy::PowerOfTwo => false,
+        Policy::CacheAware => true,
+        Policy::Lmetric | Policy::Slo | Policy::Conditional => leg != Leg::Decode,
+    }
+}
+
 /// The place of the worker to choose.
 pub fn pick(policy: Policy, question: &Question<'_>) -> Option<usize> {
     match policy {
@@ -85,12 +94,13 @@ impl Question<'_> {
     /// The usable one of the least cost, the first of equals after the last.
     fn cheapest<K: PartialOrd>(&self, cost: impl Fn(&Candidate) -> K) -> Option<usize> {
         let mut best: Option<(usize, K)> = None;
-        for place in self.usable() {
+        // In two runs, without a look at what is next in between.
+        self.usable().for_each(|place| {
             let cost = cost(&self.workers[place]);
             if best.as_ref().is_none_or(|(_, least)| cost < *least) {
                 best = Some((place, cost));
             }
-        }
+        });
         best.map(|(place, _)| place)
     }
 

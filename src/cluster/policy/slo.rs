@@ -6,6 +6,7 @@
 //! now generates then. A worker that does both reads in passes of its own between the steps.
 
 use super::{Candidate, Leg, Question};
+use std::cell::Cell;
 use std::time::Duration;
 
 /// What a choice comes to.
@@ -19,7 +20,31 @@ pub struct Foretold {
 
 /// The usable worker of the least cost.
 pub fn pick(question: &Question<'_>) -> Option<usize> {
-    question.cheapest(|worker| cost(question, worker))
+    let known = Readings::default();
+    question.cheapest(|worker| cost(question, worker, &known))
+}
+
+/// How long the prompt takes, by blocks of it that a worker has: most workers have as many as another.
+struct Readings([Cell<(u32, f64)>; 8]);
+
+impl Default for Readings {
+    fn default() -> Readings {
+        Readings(std::array::from_fn(|_| Cell::new((u32::MAX, 0.0))))
+    }
+}
+
+impl Readings {
+    fn ms(&self, question: &Question<'_>, worker: &Candidate) -> f64 {
+        let known = &self.0[worker.cached as usize % self.0.len()];
+        let (cached, ms) = known.get();
+        if cached == worker.cached {
+            return ms;
+        }
+        let missing = question.missing(worker);
+        let ms = question.forecast.reading_ms(missing, question.work.tokens.saturating_sub(missing));
+        known.set((worker.cached, ms));
+        ms
+    }
 }
 
 /// What the leg comes to at this worker.
@@ -54,13 +79,23 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
     }
 }
 
-/// Nanoseconds. Where both are spent at one worker, each in parts of what it may take.
-fn cost(question: &Question<'_>, worker: &Candidate) -> u128 {
-    let Foretold { ttft, tpot } = foretell(question, worker);
+/// Milliseconds, of the terms of [`foretell`]: of a decode leg those of a step, of a worker that does both all that its
+/// own tokens come to.
+fn cost(question: &Question<'_>, worker: &Candidate, known: &Readings) -> f64 {
+    let Question { work, forecast, now, .. } = *question;
+    let step =
+        || forecast.step_ms(worker.load.context + work.context(), worker.load.booked + work.sequences.max(1));
+    let reading = || worker.load.queue(now).as_nanos() as f64 / 1e6 + known.ms(question, worker);
     match question.leg {
-        Leg::Prefill => ttft.as_nanos(),
-        Leg::Decode => tpot.as_nanos(),
-        Leg::Whole => ttft.as_nanos() + tpot.as_nanos() * u128::from(question.forecast.output.max(1)),
+        Leg::Prefill => reading(),
+        Leg::Decode => step(),
+        Leg::Whole => {
+            let (reading, step) = (reading(), step());
+            let unread = worker.load.unread + u64::from(question.missing(worker));
+            let passes = (unread / u64::from(forecast.chunk) + 1) as f64;
+            let output = f64::from(forecast.output.max(1));
+            reading + step * passes + step * output + reading
+        }
     }
 }
 

@@ -3,7 +3,7 @@
 use super::*;
 use crate::cluster::flight::Avoid;
 use crate::cluster::loads::Load;
-use crate::cluster::work::Work;
+use crate::cluster::work::{Work, mix};
 use crate::config::resolved::Policy;
 use crate::limits::ROUTER_SUSPECT_TIME;
 
@@ -342,4 +342,76 @@ fn what_a_worker_has_is_forgotten_with_it() {
     serve(&mut router);
     assert_eq!(router.refused(WorkerNumber(0)), Some(Change::Down));
     assert_eq!(cached(&router), 0);
+}
+
+/// A retry goes through copies of the rows, each of which is looked at; who was never tried goes through the rows.
+#[test]
+fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
+    let base = Instant::now();
+    let long_way = Avoid { failed: vec![WorkerNumber(usize::MAX)], ..Avoid::default() };
+    for policy in [
+        Policy::LeastLoaded,
+        Policy::RoundRobin,
+        Policy::Random,
+        Policy::PowerOfTwo,
+        Policy::CacheAware,
+        Policy::Lmetric,
+        Policy::Slo,
+    ] {
+        let mut routers = [(); 2].map(|()| router(policy, 7, 5).over_caches(40).seeded(5));
+        let mut open: Vec<[Pair; 2]> = Vec::new();
+        for turn in 0..600_u64 {
+            let now = base + Duration::from_millis(turn * 3);
+            let chat = mix(turn) % 20;
+            let blocks: Box<[u64]> = (0..1 + mix(chat) % 9)
+                .map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) })
+                .collect();
+            let work =
+                Work { sequences: 1, samples: 1, tokens: 512 * blocks.len() as u32, block: 512, blocks };
+            let [short, long] = &mut routers;
+            let expected = if policy == Policy::Slo { soonest(short, &work, now) } else { None };
+            let pairs = [short.choose(&work, &Avoid::default(), now), long.choose(&work, &long_way, now)]
+                .map(Result::unwrap);
+            assert_eq!(numbers(&pairs[0]), numbers(&pairs[1]), "{policy:?}, turn {turn}");
+            assert!(
+                expected.is_none_or(|worker| worker == pairs[0].prefill.worker()),
+                "{policy:?}, turn {turn}"
+            );
+            open.push(pairs);
+            if open.len() > 9 {
+                let at = (mix(turn) % 9) as usize;
+                for (router, mut pair) in routers.iter_mut().zip(open.swap_remove(at)) {
+                    router.has_read(&mut pair.prefill, now);
+                    [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
+                }
+            }
+            for router in &mut routers {
+                match turn {
+                    200 => router.leave(WorkerNumber(2)),
+                    300 => drop(join(router, Role::Prefill)),
+                    400 => drop(router.refused(WorkerNumber(4))),
+                    500 => router.accuse(WorkerNumber(0), now),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// By a look at each prefill worker alone: who reads the prompt first, the next after the last of equals.
+fn soonest(router: &Router, work: &Work, now: Instant) -> Option<WorkerNumber> {
+    let prefixes = &router.prefixes[Role::Prefill as usize];
+    let mut usable: Vec<_> =
+        router.workers().filter(|(_, role, load)| *role == Role::Prefill && load.usable).collect();
+    if usable.iter().any(|(_, _, load)| load.suspect.is_some_and(|until| now < until)) {
+        return None;
+    }
+    usable.sort_by_key(|(number, ..)| (Some(*number) <= router.last[Role::Prefill as usize], *number));
+    let ends = usable.into_iter().map(|(number, _, load)| {
+        let missing = work.missing(prefixes.depth(number, &work.blocks));
+        let reading = router.forecast.reading_ms(missing, work.tokens - missing);
+        (load.queue(now).as_nanos() as f64 / 1e6 + reading, number)
+    });
+    let first = ends.reduce(|best, other| if other.0 < best.0 { other } else { best });
+    first.map(|(_, number)| number)
 }

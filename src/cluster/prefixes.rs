@@ -161,17 +161,18 @@ impl Prefixes {
 
     /// Tells `each` of the workers that have the first of these blocks, and how many of them; the most comes first.
     pub fn matches(&self, blocks: &[u64], mut each: impl FnMut(WorkerNumber, u32)) {
-        // From the longest beginning that anybody has: who has more of it is told of before who has less, and most
-        // beginnings have as many holders as the one before.
-        let deepest = blocks.partition_point(|&block| !self.holders(block).is_empty());
+        // From the longest beginning that anybody has: who has more of it is told of before who has less. A block has the
+        // holders of the one behind it, and perhaps more; where there are as many, they are the same.
         let mut told = 0;
-        for (depth, &block) in blocks[..deepest].iter().enumerate().rev() {
+        loop {
+            let depth = blocks.partition_point(|&block| self.holders(block).len() > told);
+            let Some(&block) = depth.checked_sub(1).and_then(|last| blocks.get(last)) else { return };
             let here = self.holders(block);
-            if here.len() == told {
-                continue;
+            if here.len() <= told {
+                return;
             }
             told = here.len();
-            here.iter().for_each(|holder| each(holder.worker, depth as u32 + 1));
+            here.iter().for_each(|holder| each(holder.worker, depth as u32));
         }
     }
 

@@ -1,7 +1,7 @@
 //! The router's decisions: which pair serves a request, and which workers are asked how they are.
 //!
 //! Owns: which workers there are, their loads and health. Invariants: a worker's load is the sum of its open
-//! bookings; one that leaves is chosen and probed no more, and is known until its last booking is released;
+//! bookings, beside what it reports that others gave it; one that leaves is chosen and probed no more, and is known until its last booking is released;
 //! its number never becomes another's. Not here: choices (`router/choosing.rs`), the rows they go through
 //! (`router/table.rs`).
 
@@ -13,7 +13,7 @@ use super::flight::Avoid;
 use super::forecast::Forecast;
 use super::health::{Change, Health};
 use super::kinds::{Difference, Kind, KindDigest, Kinds};
-use super::loads::{Load, WorkerNumber};
+use super::loads::{Booked, Load, Others, Report, WorkerNumber};
 use super::prefixes::Prefixes;
 use crate::config::resolved::{BreakerTerms, HealthTerms, Policies};
 use crate::limits::ROUTER_PREFIX_BLOCKS_MAX;
@@ -150,6 +150,8 @@ struct Member {
     breaker: Breaker,
     /// Open, those of no weight counted.
     bookings: u32,
+    /// What was booked on it when it was asked for a report.
+    asked: Option<Booked>,
     /// Known for its bookings alone.
     is_leaving: bool,
 }
@@ -238,6 +240,7 @@ impl Router {
             health: Health::new(self.health, now),
             breaker: Breaker::new(self.breaker),
             bookings: 0,
+            asked: None,
             is_leaving: false,
         });
         self.sort();
@@ -415,6 +418,31 @@ impl Router {
         self.turn(worker, |health| health.declined(now))
     }
 
+    /// Whether a choice asks how much work workers have.
+    pub fn compares_loads(&self) -> bool {
+        self.policies.prefill.compares_loads() || self.policies.decode.compares_loads()
+    }
+
+    /// A worker is asked now what it has; what it says is told by [`Router::reported`].
+    pub fn ask_report(&mut self, worker: WorkerNumber) {
+        let booked = self.load(worker).map(|load| load.booked());
+        if let Some(place) = self.place(worker) {
+            self.members[place].asked = booked;
+        }
+    }
+
+    /// A worker has said what it has, or nothing: what it has of others is that much from now on, until the next report.
+    pub fn reported(&mut self, worker: WorkerNumber, report: Option<Report>, now: Instant) {
+        let Some(place) = self.place(worker) else { return };
+        let before = self.members[place].asked.take();
+        let role = self.members[place].role;
+        let Some(load) = self.tables[role as usize].load_mut(worker) else { return };
+        let others =
+            report.zip(before).map(|(report, before)| report.beyond(before, load)).unwrap_or_default();
+        let tokens = u32::try_from(others.unread).unwrap_or(u32::MAX);
+        load.set_others(Others { reading: self.forecast.reading(tokens, 0), ..others }, now);
+    }
+
     /// Whether a worker has failed as many probes in a row as make it down.
     pub fn is_silent(&self, worker: WorkerNumber) -> bool {
         !is_planted("silent worker is waited for")
@@ -520,6 +548,7 @@ impl Router {
         let was_usable = std::mem::replace(&mut load.usable, is_usable);
         if was_usable && !is_usable {
             // Who comes back may be another process, which knows nothing.
+            load.others = Others::default();
             self.prefixes[role].empty(worker);
             self.tables[role].set_held(worker, 0);
         }

@@ -12,6 +12,7 @@ pub mod introduction;
 mod line;
 pub mod paths;
 mod relay;
+mod report;
 pub mod target;
 pub mod workers;
 
@@ -244,7 +245,7 @@ impl RouterService {
                     Owner::Lead(client) => flights.lead(client, news.conn, news.what, &mut way),
                     Owner::Prefill(client) => flights.prefill(client, news.conn, news.what, &mut way),
                     Owner::Part(client) => fanout.part(client, news.conn, &news.what, &mut way),
-                    Owner::Introduction | Owner::Probe | Owner::Nobody => {}
+                    Owner::Introduction | Owner::Probe | Owner::Report | Owner::Nobody => {}
                 }
             } else if let Some(incoming) = way.connections.poll() {
                 match incoming {

@@ -70,6 +70,15 @@ pub fn compares_caches(policy: Policy, leg: Leg) -> bool {
     }
 }
 
+/// Whether a router keeps in mind what prompt it has sent for this leg: what a decode worker is handed counts only where it
+/// may read itself, or is chosen for it.
+pub fn keeps_in_mind(policy: Policy, leg: Leg) -> bool {
+    match policy {
+        Policy::CacheAware | Policy::Conditional => true,
+        _ => compares_caches(policy, leg),
+    }
+}
+
 /// The place of the worker to choose.
 pub fn pick(policy: Policy, question: &Question<'_>) -> Option<usize> {
     match policy {

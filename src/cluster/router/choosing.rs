@@ -225,7 +225,7 @@ impl Router {
         };
         let picked = row.map(|row| {
             let (seat, mut worker) = (table.seats()[row], table.rows()[row]);
-            if !is_compared && policy.reads_prompts() {
+            if !is_compared && policy::keeps_in_mind(policy, leg) {
                 worker.cached = prefixes.depth(seat.number, &work.blocks);
             }
             picked(policy, &question, &seat, &worker)
@@ -301,7 +301,7 @@ impl Router {
 
     fn book(&mut self, picked: Picked, leg: Leg, work: &Work, now: Instant) -> Booking {
         let role = role_of(leg);
-        let reads_prompts = self.policy(role).reads_prompts();
+        let is_kept = policy::keeps_in_mind(self.policy(role), leg);
         let Picked { worker, missing, reading, .. } = picked;
         self.last[role as usize] = Some(worker);
         let place = self.place(worker).expect("who is picked is here");
@@ -321,7 +321,7 @@ impl Router {
         if unread > 0 {
             load.reads(unread, reading, now);
         }
-        if reads_prompts {
+        if is_kept {
             let held = self.prefixes[role as usize].send(worker, &work.blocks);
             table.set_held(worker, held);
         }

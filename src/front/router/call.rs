@@ -24,6 +24,8 @@ pub enum Owner {
     Introduction,
     /// Asks a worker how it is.
     Probe,
+    /// Asks a worker what it has to do.
+    Report,
     /// Its answer is the client's.
     Lead(ConnId),
     /// The prefill leg beside it.
@@ -326,7 +328,7 @@ impl Call {
             }
             Owner::Prefill(_) if answer.is_success() => {}
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
-            Owner::Introduction | Owner::Probe | Owner::Prefill(_) | Owner::Part(_) => {
+            Owner::Introduction | Owner::Probe | Owner::Report | Owner::Prefill(_) | Owner::Part(_) => {
                 answer.body.extend_from_slice(piece)
             }
         }

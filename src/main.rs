@@ -3,7 +3,7 @@
 //! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
 
 use baton::bench::{self, transfer::Plan, transfer::Survey};
-use baton::config::flags::{DoctorFlags, SimFlags};
+use baton::config::flags::{DoctorFlags, SimCommand, SimFlags};
 use baton::config::resolved::{Command, DrainConfig, LogConfig, LogLevel};
 use baton::config::{self, Invocation, Surroundings};
 use baton::doctor::{self, Verdict, transfer};
@@ -96,9 +96,12 @@ fn run_bench(plan: &Plan) -> ExitCode {
 fn run_sim(flags: &SimFlags) -> ExitCode {
     // What workers warn of is what is simulated.
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
-    let is_well = match flags.load.is_asked_for {
-        true => load::plan::Plan::new(flags).and_then(|plan| load::run(&plan)),
-        false => Campaign::new(flags).map(|campaign| campaign.run()),
+    let is_well = match &flags.command {
+        Some(SimCommand::Place(place)) => {
+            load::place::Search::new(place).and_then(|search| load::place::run(&search))
+        }
+        None if flags.load.is_asked_for => load::plan::Plan::new(flags).and_then(|plan| load::run(&plan)),
+        None => Campaign::new(flags).map(|campaign| campaign.run()),
     };
     match is_well {
         Ok(true) => ExitCode::SUCCESS,

@@ -31,6 +31,11 @@ impl Cost {
 impl Forecast {
     /// How long a worker reads `new` tokens behind `prefix`, chunk by chunk.
     pub fn reading(&self, new: u32, prefix: u32) -> Duration {
+        millis(self.reading_ms(new, prefix))
+    }
+
+    /// The same in milliseconds.
+    pub fn reading_ms(&self, new: u32, prefix: u32) -> f64 {
         // No worker takes more, and somebody may send it.
         let (new, prefix) = (new.min(CONTEXT_MAX), prefix.min(CONTEXT_MAX));
         let (whole, rest) = (new / self.chunk, new % self.chunk);
@@ -38,7 +43,7 @@ impl Forecast {
             |index: u32, new: u32| self.cost.prefill_ms([(new, prefix + index * self.chunk)].into_iter());
         let ms = (0..whole).map(|index| chunk(index, self.chunk)).sum::<f64>()
             + if rest > 0 { chunk(whole, rest) } else { 0.0 };
-        millis(ms)
+        ms.max(0.0)
     }
 
     /// How long the KV of so many tokens is on its way that cannot be sent before all is computed: the last chunk's.
@@ -49,8 +54,13 @@ impl Forecast {
 
     /// A step of so many sequences with prompts of so many tokens in all, halfway through their answers.
     pub fn step(&self, context: u64, sequences: u32) -> Duration {
+        millis(self.step_ms(context, sequences))
+    }
+
+    /// The same in milliseconds.
+    pub fn step_ms(&self, context: u64, sequences: u32) -> f64 {
         let context = context + u64::from(sequences) * u64::from(self.output / 2);
-        millis(self.cost.decode_ms(context, sequences as usize))
+        self.cost.decode_ms(context, sequences as usize).max(0.0)
     }
 }
 

@@ -104,6 +104,8 @@ pub struct Kinds {
     /// Whether two fit, row by row.
     fit: Vec<bool>,
     count: usize,
+    /// Whether any two do.
+    all_fit: bool,
 }
 
 impl Kinds {
@@ -118,8 +120,14 @@ impl Kinds {
         };
         let classes = all.map(&mut class).collect();
         let pairs = distinct.iter().flat_map(|one| distinct.iter().map(move |other| one.difference(other)));
-        let fit = pairs.map(|difference| difference.is_none()).collect();
-        (Kinds { fit, count: distinct.len() }, classes)
+        let fit: Vec<bool> = pairs.map(|difference| difference.is_none()).collect();
+        let all_fit = fit.iter().all(|&fit| fit);
+        (Kinds { fit, count: distinct.len(), all_fit }, classes)
+    }
+
+    /// Whether all can hand over to each other.
+    pub fn all_fit(&self) -> bool {
+        self.all_fit
     }
 
     /// Whether two of them can hand over to each other, as far as they tell.

@@ -2,11 +2,11 @@
 //!
 //! Owns: for each block the workers that were sent it, for each worker its blocks in the order in which they were last
 //! asked for. Invariants: no worker has more than its share, and what it was asked for longest ago goes first; who has a
-//! block has those before it, since those are asked for with it and are given up after it. What a worker has really is its
-//! own to say; this is what the router sent there.
+//! block has those before it, since those are asked for with it and are given up after it. To ask again for a block costs
+//! the same however often that was done before. What a worker has really is its own to say; this is what the router sent there.
 
 use super::loads::WorkerNumber;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, hash_map};
 use std::hash::{BuildHasherDefault, Hasher};
 
 /// Names of blocks are spread already.
@@ -27,19 +27,73 @@ impl Hasher for AsIs {
     }
 }
 
-/// Who has a block, and when it was last asked for there.
+/// Who has a block, and its note of that.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     worker: WorkerNumber,
-    asked: u64,
+    note: u32,
 }
 
-#[derive(Default, Debug)]
+/// That a worker has a block, between those that it was asked for before and after.
+#[derive(Clone, Copy, Debug)]
+struct Note {
+    block: u64,
+    older: Option<u32>,
+    newer: Option<u32>,
+}
+
+/// A worker's blocks.
+#[derive(Clone, Copy, Default, Debug)]
 struct Shelf {
-    /// Blocks by when they were asked for; those that were asked for again since are further behind, too.
-    order: VecDeque<(u64, u64)>,
+    oldest: Option<u32>,
+    newest: Option<u32>,
     /// How many it has.
     held: usize,
+}
+
+/// Notes of all workers, those that mean nothing any more to be used again.
+#[derive(Default, Debug)]
+struct Notes {
+    list: Vec<Note>,
+    free: Vec<u32>,
+}
+
+impl Notes {
+    fn add(&mut self, block: u64) -> u32 {
+        let note = Note { block, older: None, newer: None };
+        match self.free.pop() {
+            Some(place) => {
+                self.list[place as usize] = note;
+                place
+            }
+            None => {
+                self.list.push(note);
+                self.list.len() as u32 - 1
+            }
+        }
+    }
+
+    fn append(&mut self, shelf: &mut Shelf, place: u32) {
+        let older = shelf.newest.replace(place);
+        self.list[place as usize].older = older;
+        self.list[place as usize].newer = None;
+        match older {
+            Some(older) => self.list[older as usize].newer = Some(place),
+            None => shelf.oldest = Some(place),
+        }
+    }
+
+    fn take_out(&mut self, shelf: &mut Shelf, place: u32) {
+        let Note { older, newer, .. } = self.list[place as usize];
+        match older {
+            Some(older) => self.list[older as usize].newer = newer,
+            None => shelf.oldest = newer,
+        }
+        match newer {
+            Some(newer) => self.list[newer as usize].older = older,
+            None => shelf.newest = older,
+        }
+    }
 }
 
 /// All blocks.
@@ -49,15 +103,25 @@ pub struct Prefixes {
     most: usize,
     /// Of one worker, at most.
     most_each: usize,
+    /// By worker.
     holders: HashMap<u64, Vec<Holder>, BuildHasherDefault<AsIs>>,
+    /// Lists of holders that are empty, so that a block that is new need not ask for memory.
+    spare: Vec<Vec<Holder>>,
     shelves: HashMap<WorkerNumber, Shelf>,
-    asked: u64,
+    notes: Notes,
 }
 
 impl Prefixes {
     /// At most so many blocks, over all workers and of each; at least one of each.
     pub fn new(most: usize, most_each: usize) -> Prefixes {
-        Prefixes { most, most_each, holders: HashMap::default(), shelves: HashMap::new(), asked: 0 }
+        Prefixes {
+            most,
+            most_each,
+            holders: HashMap::default(),
+            spare: Vec::new(),
+            shelves: HashMap::new(),
+            notes: Notes::default(),
+        }
     }
 
     /// A worker joins; all share what there may be.
@@ -75,9 +139,9 @@ impl Prefixes {
 
     /// A worker has gone.
     pub fn forget(&mut self, worker: WorkerNumber) {
-        let Some(shelf) = self.shelves.remove(&worker) else { return };
-        for (block, asked) in shelf.order {
-            self.drop_block(worker, block, asked);
+        let Some(mut shelf) = self.shelves.remove(&worker) else { return };
+        while shelf.held > 0 {
+            self.drop_oldest(worker, &mut shelf);
         }
     }
 
@@ -86,71 +150,84 @@ impl Prefixes {
         self.shelves.get(&worker).map_or(0, |shelf| shelf.held)
     }
 
-    /// Tells `each` of the workers that have the first of these blocks, and how many of them.
+    /// How many of these blocks a worker has, from the first.
+    pub fn depth(&self, worker: WorkerNumber, blocks: &[u64]) -> u32 {
+        let has = |block: &u64| {
+            let holders = self.holders(*block);
+            holders.binary_search_by_key(&worker, |holder| holder.worker).is_ok()
+        };
+        blocks.partition_point(has) as u32
+    }
+
+    /// Tells `each` of the workers that have the first of these blocks, and how many of them; the most comes first.
     pub fn matches(&self, blocks: &[u64], mut each: impl FnMut(WorkerNumber, u32)) {
-        let holders = |block: &u64| self.holders.get(block).map_or(&[][..], Vec::as_slice);
-        // From the longest beginning that anybody has: who has more of it is told of before who has less, and most
-        // beginnings have as many holders as the one before.
-        let deepest = blocks.partition_point(|block| !holders(block).is_empty());
+        // From the longest beginning that anybody has: who has more of it is told of before who has less. A block has the
+        // holders of the one behind it, and perhaps more; where there are as many, they are the same.
         let mut told = 0;
-        for (depth, block) in blocks[..deepest].iter().enumerate().rev() {
-            let here = holders(block);
-            if here.len() == told {
-                continue;
+        loop {
+            let depth = blocks.partition_point(|&block| self.holders(block).len() > told);
+            let Some(&block) = depth.checked_sub(1).and_then(|last| blocks.get(last)) else { return };
+            let here = self.holders(block);
+            if here.len() <= told {
+                return;
             }
             told = here.len();
-            here.iter().for_each(|holder| each(holder.worker, depth as u32 + 1));
+            here.iter().for_each(|holder| each(holder.worker, depth as u32));
         }
     }
 
-    /// A worker is sent a prompt that begins with these blocks.
-    pub fn send(&mut self, worker: WorkerNumber, blocks: &[u64]) {
-        let share = (self.most / self.shelves.len().max(1)).clamp(1, self.most_each.max(1));
-        self.asked += 1;
+    /// A worker is sent a prompt that begins with these blocks; how many it has then.
+    pub fn send(&mut self, worker: WorkerNumber, blocks: &[u64]) -> usize {
+        let mut shelf = self.shelves.get(&worker).copied().unwrap_or_default();
+        self.shelves.insert(worker, shelf);
+        let share = (self.most / self.shelves.len()).clamp(1, self.most_each.max(1));
         // The last first, so that it goes before those that it needs.
         for &block in blocks.iter().take(share).rev() {
-            let holders = self.holders.entry(block).or_default();
-            let shelf = self.shelves.entry(worker).or_default();
-            match holders.binary_search_by_key(&worker, |holder| holder.worker) {
-                Ok(place) => holders[place].asked = self.asked,
-                Err(place) => {
-                    holders.insert(place, Holder { worker, asked: self.asked });
-                    shelf.held += 1;
+            let holders = match self.holders.entry(block) {
+                hash_map::Entry::Occupied(known) => known.into_mut(),
+                hash_map::Entry::Vacant(new) => new.insert(self.spare.pop().unwrap_or_default()),
+            };
+            let note = match holders.binary_search_by_key(&worker, |holder| holder.worker) {
+                Ok(place) => {
+                    self.notes.take_out(&mut shelf, holders[place].note);
+                    holders[place].note
                 }
-            }
-            shelf.order.push_back((block, self.asked));
+                Err(place) => {
+                    let note = self.notes.add(block);
+                    holders.insert(place, Holder { worker, note });
+                    shelf.held += 1;
+                    note
+                }
+            };
+            self.notes.append(&mut shelf, note);
         }
-        self.shrink(worker, share);
-    }
-
-    /// What is too much goes, and so do notes of what was asked for again.
-    fn shrink(&mut self, worker: WorkerNumber, share: usize) {
-        let Some(mut shelf) = self.shelves.remove(&worker) else { return };
-        while shelf.held > share
-            && let Some((block, asked)) = shelf.order.pop_front()
-        {
-            shelf.held -= usize::from(self.drop_block(worker, block, asked));
-        }
-        if shelf.order.len() > 2 * shelf.held.max(share) {
-            let holders = &self.holders;
-            shelf.order.retain(|(block, asked)| {
-                let is_latest = |holder: &Holder| holder.worker == worker && holder.asked == *asked;
-                holders.get(block).is_some_and(|holders| holders.iter().any(is_latest))
-            });
+        while shelf.held > share {
+            self.drop_oldest(worker, &mut shelf);
         }
         self.shelves.insert(worker, shelf);
+        shelf.held
     }
 
-    /// Whether a worker had a block since then and no later.
-    fn drop_block(&mut self, worker: WorkerNumber, block: u64, asked: u64) -> bool {
-        let Some(holders) = self.holders.get_mut(&block) else { return false };
-        let found = holders.binary_search_by_key(&worker, |holder| holder.worker);
-        let Some(place) = found.ok().filter(|&place| holders[place].asked == asked) else { return false };
-        holders.remove(place);
-        if holders.is_empty() {
-            self.holders.remove(&block);
+    fn holders(&self, block: u64) -> &[Holder] {
+        self.holders.get(&block).map_or(&[][..], Vec::as_slice)
+    }
+
+    /// What a worker was asked for longest ago goes.
+    fn drop_oldest(&mut self, worker: WorkerNumber, shelf: &mut Shelf) {
+        let Some(note) = shelf.oldest else { return };
+        let block = self.notes.list[note as usize].block;
+        self.notes.take_out(shelf, note);
+        self.notes.free.push(note);
+        shelf.held -= 1;
+        if let hash_map::Entry::Occupied(mut holders) = self.holders.entry(block) {
+            let found = holders.get().binary_search_by_key(&worker, |holder| holder.worker);
+            if let Ok(place) = found {
+                holders.get_mut().remove(place);
+            }
+            if holders.get().is_empty() {
+                self.spare.push(holders.remove());
+            }
         }
-        true
     }
 }
 
@@ -202,8 +279,27 @@ mod tests {
             prefixes.send(A, &[turn % 7, 100 + turn % 5]);
         }
         assert_eq!(prefixes.held(A), 4);
-        assert!(prefixes.shelves[&A].order.len() <= 8 + 2);
-        assert_eq!(prefixes.holders.len(), 4);
+        assert_eq!(
+            (prefixes.holders.len(), prefixes.notes.list.len()),
+            (4, 4 + 2),
+            "what is out is used again"
+        );
+    }
+
+    #[test]
+    fn one_worker_is_found_as_all_are() {
+        let mut prefixes = Prefixes::new(40, 9);
+        for turn in 0..500_u64 {
+            let blocks: Vec<u64> = (0..1 + turn % 6).map(|depth| turn % 5 * 10 + depth).collect();
+            prefixes.send([A, B][(turn / 3 % 2) as usize], &blocks);
+            let all = matched(&prefixes, &blocks);
+            for worker in [A, B] {
+                let depth = all.iter().find(|(number, _)| *number == worker.0).map_or(0, |(_, depth)| *depth);
+                assert_eq!(prefixes.depth(worker, &blocks), depth, "turn {turn}");
+            }
+        }
+        prefixes.forget(A);
+        assert_eq!(prefixes.depth(A, &[0]), 0);
     }
 
     #[test]

@@ -1,17 +1,19 @@
 //! The router's decisions: which pair serves a request, and which workers are asked how they are.
 //!
 //! Owns: which workers there are, their loads and health. Invariants: a worker's load is the sum of its open
-//! bookings; one that leaves is chosen and probed no more, and is known until its last booking is released;
-//! its number never becomes another's. Not here: choices (`router/choosing.rs`).
+//! bookings, beside what it reports that others gave it; one that leaves is chosen and probed no more, and is known until its last booking is released;
+//! its number never becomes another's. Not here: choices (`router/choosing.rs`), the rows they go through
+//! (`router/table.rs`).
 
 mod choosing;
+mod table;
 
 use super::breaker::Breaker;
 use super::flight::Avoid;
 use super::forecast::Forecast;
 use super::health::{Change, Health};
 use super::kinds::{Difference, Kind, KindDigest, Kinds};
-use super::loads::{Load, WorkerNumber};
+use super::loads::{Booked, Load, Others, Report, WorkerNumber};
 use super::prefixes::Prefixes;
 use crate::config::resolved::{BreakerTerms, HealthTerms, Policies};
 use crate::limits::ROUTER_PREFIX_BLOCKS_MAX;
@@ -19,6 +21,7 @@ use crate::stdx::planted::is_planted;
 use choosing::Scratch;
 use std::fmt;
 use std::time::{Duration, Instant};
+use table::{Seat, Table};
 
 /// What a worker does.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -143,17 +146,14 @@ struct Member {
     role: Role,
     /// What it tells of itself in an entry and when asked; who tells nothing may fit anybody.
     kind: Kind,
-    /// The place of that among all that are told.
-    class: usize,
-    load: Load,
     health: Health,
     breaker: Breaker,
     /// Open, those of no weight counted.
     bookings: u32,
+    /// What was booked on it when it was asked for a report.
+    asked: Option<Booked>,
     /// Known for its bookings alone.
     is_leaving: bool,
-    /// A decode worker that reads prompts, too, where no prefill worker is left.
-    reads_alone: bool,
 }
 
 /// All that is decided without a socket.
@@ -164,6 +164,8 @@ pub struct Router {
     breaker: BreakerTerms,
     /// By number.
     members: Vec<Member>,
+    /// The same by role: what choices ask.
+    tables: [Table; 2],
     kinds: Kinds,
     /// The next worker's.
     next: usize,
@@ -187,6 +189,7 @@ impl Router {
             health: HealthTerms::default(),
             breaker: BreakerTerms::default(),
             members: Vec::new(),
+            tables: Default::default(),
             kinds: Kinds::default(),
             next: 0,
             last: [None; 2],
@@ -229,18 +232,16 @@ impl Router {
         let number = WorkerNumber(self.next);
         self.next += 1;
         self.prefixes[role as usize].join(number);
-        let (load, health) = (Load::default(), Health::new(self.health, now));
+        self.tables[role as usize].join(number);
         self.members.push(Member {
             number,
             role,
             kind: Kind::default(),
-            class: 0,
-            load,
-            health,
+            health: Health::new(self.health, now),
             breaker: Breaker::new(self.breaker),
             bookings: 0,
+            asked: None,
             is_leaving: false,
-            reads_alone: false,
         });
         self.sort();
         number
@@ -273,7 +274,7 @@ impl Router {
         let one = self.member(worker)?;
         let mut others = self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
         let first = others.next()?;
-        let fits = |other: &Member| self.fit(one, other);
+        let fits = |other: &Member| self.fit(self.class(one), self.class(other));
         if fits(first) || others.any(fits) {
             return None;
         }
@@ -282,30 +283,50 @@ impl Router {
 
     /// A worker has told whether it reads prompts where no prefill worker is left.
     pub fn set_reads_alone(&mut self, worker: WorkerNumber, reads_alone: bool) {
-        if let Some(place) = self.place(worker) {
-            self.members[place].reads_alone = reads_alone && self.members[place].role == Role::Decode;
-        }
+        self.tables[Role::Decode as usize].set_reads_alone(worker, reads_alone);
     }
 
     /// What workers tell is compared when it is told, and not when a pair is chosen.
     fn sort(&mut self) {
         let (kinds, classes) = Kinds::of(self.members.iter().map(|member| &member.kind));
         self.kinds = kinds;
-        self.members.iter_mut().zip(classes).for_each(|(member, class)| member.class = class);
+        for (member, class) in self.members.iter().zip(classes) {
+            self.tables[member.role as usize].set_class(member.number, class);
+        }
     }
 
-    fn fit(&self, one: &Member, other: &Member) -> bool {
-        self.kinds.fit(one.class, other.class)
+    fn seat(&self, member: &Member) -> &Seat {
+        let table = &self.tables[member.role as usize];
+        &table.seats()[table.place(member.number).expect("a member has a row")]
+    }
+
+    fn class(&self, member: &Member) -> usize {
+        self.seat(member).class
+    }
+
+    fn fit(&self, one: usize, other: usize) -> bool {
+        self.kinds.fit(one, other)
     }
 
     /// A worker leaves: what is booked on it runs on.
     pub fn leave(&mut self, worker: WorkerNumber) {
         let Some(place) = self.place(worker) else { return };
         let member = &mut self.members[place];
-        (member.is_leaving, member.load.usable) = (true, false);
-        self.prefixes[member.role as usize].forget(worker);
-        if member.bookings == 0 {
+        member.is_leaving = true;
+        let role = member.role as usize;
+        let load = self.tables[role].load_mut(worker);
+        load.into_iter().for_each(|load| load.usable = false);
+        self.prefixes[role].forget(worker);
+        self.tables[role].set_held(worker, 0);
+        self.remove_if_over(place);
+    }
+
+    /// Who leaves and has nothing booked any more is no longer known.
+    fn remove_if_over(&mut self, place: usize) {
+        let Member { number, role, bookings, is_leaving, .. } = self.members[place];
+        if is_leaving && bookings == 0 {
             self.members.remove(place);
+            self.tables[role as usize].remove(number);
         }
     }
 
@@ -333,46 +354,50 @@ impl Router {
     /// # Errors
     /// None is usable.
     pub fn first(&self, avoid: &Avoid) -> Result<WorkerNumber, NoWorker> {
-        let usable = self.members.iter().filter(|member| member.load.usable);
-        let first =
-            usable.min_by_key(|member| (avoid.failed.contains(&member.number), member.role, member.number));
-        first.map(|member| member.number).ok_or(NoWorker::Of { role: Role::Prefill, may_come: true })
+        let usable = [Role::Prefill, Role::Decode]
+            .into_iter()
+            .flat_map(|role| self.usable(role).map(move |seat| (role, seat.number)));
+        let first = usable.min_by_key(|&(role, number)| (avoid.failed.contains(&number), role, number));
+        first.map(|(_, number)| number).ok_or(NoWorker::Of { role: Role::Prefill, may_come: true })
     }
 
     /// All workers have been told to forget what they have read.
     pub fn forget_prompts(&mut self) {
         for member in &self.members {
             self.prefixes[member.role as usize].empty(member.number);
+            self.tables[member.role as usize].set_held(member.number, 0);
         }
     }
 
     /// A worker has read what it was to: it generates.
     pub fn has_read(&mut self, booking: &mut Booking, now: Instant) {
         let (unread, reading) = (std::mem::take(&mut booking.unread), std::mem::take(&mut booking.reading));
-        if let Some(place) = self.place(booking.worker).filter(|_| unread > 0) {
-            self.members[place].load.has_read(unread, reading, now);
+        if let Some(load) = self.load_mut(booking.worker).filter(|_| unread > 0) {
+            load.has_read(unread, reading, now);
         }
     }
 
     /// Ends a booking.
     pub fn release(&mut self, booking: Booking, now: Instant) {
-        let Some(place) = self.place(booking.worker) else { return };
-        let member = &mut self.members[place];
-        member.load.booked -= booking.weight;
-        member.load.context -= booking.context;
+        let Some(load) = self.load_mut(booking.worker) else { return };
+        load.booked -= booking.weight;
+        load.context -= booking.context;
         if booking.unread > 0 {
-            member.load.has_read(booking.unread, booking.reading, now);
+            load.has_read(booking.unread, booking.reading, now);
         }
-        member.bookings -= 1;
-        if member.is_leaving && member.bookings == 0 {
-            self.members.remove(place);
-        }
+        let place = self.place(booking.worker).expect("it has a row");
+        self.members[place].bookings -= 1;
+        self.remove_if_over(place);
     }
 
     /// The next worker that is to be probed now; what comes of it is told by [`Router::probed`].
     pub fn begin_probe(&mut self, now: Instant) -> Option<WorkerNumber> {
         // Clients wait for some of those that leave.
-        let mut asked = self.members.iter_mut().filter(|member| !member.is_leaving || member.load.booked > 0);
+        let tables = &self.tables;
+        let is_loaded = |member: &Member| {
+            tables[member.role as usize].load(member.number).is_some_and(|load| load.booked > 0)
+        };
+        let mut asked = self.members.iter_mut().filter(|member| !member.is_leaving || is_loaded(member));
         asked.find_map(|member| member.health.begin_probe(now).then_some(member.number))
     }
 
@@ -391,6 +416,31 @@ impl Router {
     /// A probe has ended: the worker is there, and takes nothing new.
     pub fn declined(&mut self, worker: WorkerNumber, now: Instant) -> Option<Change> {
         self.turn(worker, |health| health.declined(now))
+    }
+
+    /// Whether a choice asks how much work workers have.
+    pub fn compares_loads(&self) -> bool {
+        self.policies.prefill.compares_loads() || self.policies.decode.compares_loads()
+    }
+
+    /// A worker is asked now what it has; what it says is told by [`Router::reported`].
+    pub fn ask_report(&mut self, worker: WorkerNumber) {
+        let booked = self.load(worker).map(|load| load.booked());
+        if let Some(place) = self.place(worker) {
+            self.members[place].asked = booked;
+        }
+    }
+
+    /// A worker has said what it has, or nothing: what it has of others is that much from now on, until the next report.
+    pub fn reported(&mut self, worker: WorkerNumber, report: Option<Report>, now: Instant) {
+        let Some(place) = self.place(worker) else { return };
+        let before = self.members[place].asked.take();
+        let role = self.members[place].role;
+        let Some(load) = self.tables[role as usize].load_mut(worker) else { return };
+        let others =
+            report.zip(before).map(|(report, before)| report.beyond(before, load)).unwrap_or_default();
+        let tokens = u32::try_from(others.unread).unwrap_or(u32::MAX);
+        load.set_others(Others { reading: self.forecast.reading(tokens, 0), ..others }, now);
     }
 
     /// Whether a worker has failed as many probes in a row as make it down.
@@ -416,7 +466,7 @@ impl Router {
         let Some(place) = self.place(worker) else { return };
         let member = &mut self.members[place];
         if let Some(until) = member.breaker.failed(now) {
-            member.load.suspect = Some(until);
+            self.tables[member.role as usize].suspect(worker, until);
         }
     }
 
@@ -424,8 +474,10 @@ impl Router {
     pub fn acquit(&mut self, worker: WorkerNumber) {
         let Some(place) = self.place(worker) else { return };
         let member = &mut self.members[place];
-        if member.breaker.answered() {
-            member.load.suspect = None;
+        if member.breaker.answered()
+            && let Some(load) = self.load_mut(worker)
+        {
+            load.suspect = None;
         }
     }
 
@@ -436,25 +488,25 @@ impl Router {
 
     /// The same while this worker is away.
     pub fn is_ready_without(&self, worker: WorkerNumber) -> bool {
-        let others = |role| self.usable(role).filter(move |member| member.number != worker);
-        let fits = |prefill: &Member| others(Role::Decode).any(|decode| self.fit(prefill, decode));
+        let others = |role| self.usable(role).filter(move |seat| seat.number != worker);
+        let fits = |prefill: &Seat| others(Role::Decode).any(|decode| self.fit(prefill.class, decode.class));
         others(Role::Prefill).any(fits) || others(Role::Decode).any(|decode| decode.reads_alone)
     }
 
     fn has_pair(&self) -> bool {
         let mut prefill = self.usable(Role::Prefill);
-        prefill.any(|prefill| self.usable(Role::Decode).any(|decode| self.fit(prefill, decode)))
+        prefill.any(|prefill| self.usable(Role::Decode).any(|decode| self.fit(prefill.class, decode.class)))
     }
 
     /// The workers that are here, by number.
     pub fn workers(&self) -> impl Iterator<Item = (WorkerNumber, Role, Load)> {
         let here = self.members.iter().filter(|member| !member.is_leaving);
-        here.map(|member| (member.number, member.role, member.load))
+        here.map(|member| (member.number, member.role, self.load_of(member)))
     }
 
     /// A worker's load, while it is known.
     pub fn load(&self, worker: WorkerNumber) -> Option<Load> {
-        self.member(worker).map(|member| member.load)
+        self.member(worker).map(|member| self.load_of(member))
     }
 
     /// What a worker does, while it is known.
@@ -474,8 +526,17 @@ impl Router {
         self.members.iter().filter(move |member| member.role == role && !member.is_leaving)
     }
 
-    fn usable(&self, role: Role) -> impl Iterator<Item = &Member> {
-        self.members.iter().filter(move |member| member.role == role && member.load.usable)
+    fn usable(&self, role: Role) -> impl Iterator<Item = &Seat> {
+        self.tables[role as usize].usable()
+    }
+
+    fn load_of(&self, member: &Member) -> Load {
+        *self.tables[member.role as usize].load(member.number).expect("a member has a row")
+    }
+
+    /// A number is in one table.
+    fn load_mut(&mut self, worker: WorkerNumber) -> Option<&mut Load> {
+        self.tables.iter_mut().find_map(|table| table.load_mut(worker))
     }
 
     fn turn(
@@ -489,10 +550,14 @@ impl Router {
         if member.is_leaving {
             return None;
         }
-        let was_usable = std::mem::replace(&mut member.load.usable, member.health.is_up());
-        if was_usable && !member.load.usable {
+        let (role, is_usable) = (member.role as usize, member.health.is_up());
+        let load = self.tables[role].load_mut(worker)?;
+        let was_usable = std::mem::replace(&mut load.usable, is_usable);
+        if was_usable && !is_usable {
             // Who comes back may be another process, which knows nothing.
-            self.prefixes[member.role as usize].empty(worker);
+            load.others = Others::default();
+            self.prefixes[role].empty(worker);
+            self.tables[role].set_held(worker, 0);
         }
         change
     }

@@ -11,7 +11,7 @@ pub(super) use balance::BalanceFlags;
 pub(super) use routing::{
     BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags,
 };
-pub use sim::{Engine, LoadFlags, SimFlags, SimTransfer};
+pub use sim::{Engine, LoadFlags, PlaceFlags, SimCommand, SimFlags, SimTransfer, WorkloadFlags};
 
 use super::registry::RegistryAddress;
 use super::resolved::{
@@ -58,6 +58,7 @@ pub enum CliCommand {
     /// Tell what this machine offers, and what would be chosen on it
     Doctor(DoctorFlags),
     /// Try the hand-off out: a cluster in one thread, with the code of workers and a model that is a hash
+    #[command(args_conflicts_with_subcommands = true)]
     Sim(SimFlags),
 }
 

@@ -413,6 +413,11 @@ impl Policy {
         matches!(self, Policy::CacheAware | Policy::Lmetric | Policy::Slo | Policy::Conditional)
     }
 
+    /// Whether it asks how much work workers have.
+    pub fn compares_loads(self) -> bool {
+        !matches!(self, Policy::Random | Policy::RoundRobin)
+    }
+
     /// Whether it lets nobody in whom the forecast gives no chance.
     pub fn forecasts(self) -> bool {
         matches!(self, Policy::Slo | Policy::Conditional)

@@ -12,6 +12,7 @@ pub mod introduction;
 mod line;
 pub mod paths;
 mod relay;
+mod report;
 pub mod target;
 pub mod turns;
 pub mod workers;
@@ -258,7 +259,7 @@ impl RouterService {
                     Owner::Part(client) => fanout.part(client, news.conn, &news.what, &mut way),
                     Owner::Turn(client) => turns.news(client, news.conn, &news.what, &mut way),
                     Owner::Balance => turns.balanced(news.conn, &news.what, &mut way),
-                    Owner::Introduction | Owner::Probe | Owner::Nobody => {}
+                    Owner::Introduction | Owner::Probe | Owner::Report | Owner::Nobody => {}
                 }
             } else if let Some(incoming) = way.connections.poll() {
                 match incoming {

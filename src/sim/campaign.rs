@@ -39,7 +39,8 @@ impl Campaign {
     /// # Errors
     /// A flag is for `--load` alone, or a size is, or there are not so many seeds from the first one on.
     pub fn new(flags: &SimFlags) -> Result<Campaign, ConfigError> {
-        let SimFlags { seed, seeds, prefill, decode, requests, calm, transfer, trace, ref load } = *flags;
+        let SimFlags { seed, seeds, prefill, decode, requests, calm, transfer, trace, ref load, command: _ } =
+            *flags;
         if let Some(flag) = load.first_typed() {
             let why = format!("{flag} has no meaning without it");
             return Err(ConfigError::Missing { flag: "--load", why });

@@ -103,3 +103,38 @@ fn what_is_short_or_known_is_read_where_it_is_generated() {
     // Of this nothing is.
     served(&router, &chat(&["z"; 12]), &[&prefill], &[&decode]);
 }
+
+/// What a worker has of another router is seen in what it says, and not waited for.
+#[test]
+fn what_a_worker_reports_is_avoided_though_nobody_here_booked_it() {
+    for policy in ["least_loaded", "lmetric", "power_of_two"] {
+        let (prefill, decode) = (Worker::start(), [Worker::start(), Worker::start()]);
+        let asked = |decode: &[Worker; 2], sequences: [u32; 2]| {
+            // Before the router comes, so that it is not told first that nobody says anything.
+            decode.iter().zip(sequences).for_each(|(worker, sequences)| worker.will_report(sequences));
+        };
+        asked(&decode, [9, 0]);
+        let flags = ["--policy", policy, "--health-check-interval-secs", "1"];
+        let router = Router::start(&[&prefill], &[&decode[0], &decode[1]], &flags);
+        router.wait_for_workers(3);
+        let workers = [&decode[0], &decode[1]];
+        let chosen = |router: &Router| {
+            let mut client = router.post("/v1/chat/completions", &chat(&["a"]));
+            let (_, mut read) = next(&[&prefill]);
+            let (place, mut generated) = next(&workers);
+            read.answer("200 OK", "{}");
+            generated.answer("200 OK", r#"{"choices":[]}"#);
+            assert_eq!(client.answer().0, 200);
+            place
+        };
+        decode.iter().for_each(Worker::await_report);
+        for _ in 0..3 {
+            assert_eq!(chosen(&router), 1, "{policy}");
+        }
+        asked(&decode, [0, 9]);
+        decode.iter().for_each(Worker::await_report);
+        for _ in 0..3 {
+            assert_eq!(chosen(&router), 0, "{policy}");
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! A scripted worker: answers `/health` and `/server_info` by itself and hands every other request to the test.
+//! A scripted worker: answers `/health`, `/server_info` and `/v1/loads` by itself and hands every other request to the test.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -30,6 +30,9 @@ struct Shared {
     ignored: AtomicUsize,
     /// How often it was asked who it is.
     introductions: AtomicUsize,
+    /// What it says that it has to do, and how often it has.
+    report: Mutex<Option<String>>,
+    reports: AtomicUsize,
     connections: Mutex<Vec<TcpStream>>,
 }
 
@@ -66,6 +69,8 @@ impl Worker {
             probes: 0.into(),
             ignored: 0.into(),
             introductions: AtomicUsize::new(0),
+            report: Mutex::default(),
+            reports: AtomicUsize::new(0),
             connections: Mutex::default(),
         });
         let (sender, asked) = channel();
@@ -93,6 +98,21 @@ impl Worker {
             thread::sleep(Duration::from_millis(50));
         }
         panic!("nobody asks who it is");
+    }
+
+    /// Says from now on that it has so many sequences.
+    pub fn will_report(&self, sequences: u32) {
+        let report = format!(r#"{{"loads":[{{"num_running_reqs":{sequences},"num_waiting_reqs":0}}]}}"#);
+        *self.shared.report.lock().unwrap() = Some(report);
+    }
+
+    /// Waits until it was asked twice more what it has to do, so that the first answer has been heard.
+    pub fn await_report(&self) {
+        let (begun, last) = (Instant::now(), self.shared.reports.load(Ordering::SeqCst) + 2);
+        while self.shared.reports.load(Ordering::SeqCst) < last {
+            assert!(begun.elapsed() < PATIENCE, "it is not asked what it has to do");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     pub fn is_unasked(&self) -> bool {
@@ -224,6 +244,7 @@ fn serve(
         let length = headers.iter().find(|(name, _)| name == "content-length");
         let mut body = vec![0; length.map_or(0, |(_, value)| value.parse().unwrap())];
         reader.read_exact(&mut body).ok()?;
+        let report;
         let own = match line.as_str() {
             "GET /health HTTP/1.1" => {
                 shared.probes.fetch_add(1, Ordering::SeqCst);
@@ -237,6 +258,11 @@ fn serve(
             "GET /server_info HTTP/1.1" => {
                 shared.introductions.fetch_add(1, Ordering::SeqCst);
                 Some(introduction)
+            }
+            "GET /v1/loads HTTP/1.1" => {
+                report = shared.report.lock().unwrap().clone();
+                shared.reports.fetch_add(1, Ordering::SeqCst);
+                Some(Some(report.as_deref().map_or(("404 Not Found", ""), |report| ("200 OK", report))))
             }
             _ => None,
         };

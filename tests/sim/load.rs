@@ -1,8 +1,11 @@
 //! The load mode: that its arithmetic is that of its models, that nothing is left over, that it repeats itself, and that
 //! what must be worse is.
 
+use baton::config::flags::{Engine, SimCommand};
+use baton::config::resolved::DecodeAllocation;
 use baton::config::{self, Invocation, Surroundings};
 use baton::sim::load::cluster::Cluster;
+use baton::sim::load::place::{Search, Standing};
 use baton::sim::load::plan::Plan;
 use baton::sim::load::report::Summary;
 use std::fs;
@@ -290,4 +293,68 @@ fn late_allocation_pays_where_decode_is_short_of_kv() {
     // Here a Destination is seen when the pass is over, and waits for up to one.
     let (early, late) = (ttft("early", 800_000), ttft("late", 800_000));
     assert!(early < late && late < early + 10.0 + 0.05 * 8192.0, "enough of it: {late} ms beside {early} ms");
+}
+
+/// Of the recorded engine KV leaves when a prompt is computed, whatever its prefill worker computes next.
+#[test]
+fn the_recorded_engine_hands_over_while_the_next_prompt_is_read() {
+    super::quiet();
+    let path = trace("recorded", &[(0, 8192, 5, ""), (0, 8192, 5, "")]);
+    let plan = plan(&format!("{PLAIN} --trace-file {}", path.display())).unwrap();
+    let plan = Plan { engine: Engine::Recorded, allocation: DecodeAllocation::Late, ..plan };
+    let arrivals = plan.arrivals().unwrap();
+    let two = Cluster::new(&plan, &arrivals).run().unwrap();
+    // The request's way, its pass, all of its KV, and the step that generates its first token.
+    let first = 0.1 + (10.0 + 0.05 * 8192.0) + 8.192 + 10.0;
+    assert!((two.ttft_ms.p50 - first).abs() < 1e-5, "{} is not {first}", two.ttft_ms.p50);
+}
+
+/// What `baton sim place` with these words means, and finds.
+fn place(words: &str) -> Result<Vec<Standing>, String> {
+    let arguments = ["baton", "sim", "place"].into_iter().chain(words.split_whitespace());
+    let search = match config::parse(arguments, &Surroundings::of_this_process()) {
+        Ok(Invocation::Sim(flags)) => match &flags.command {
+            Some(SimCommand::Place(place)) => Search::new(place).map_err(|error| error.to_string())?,
+            None => unreachable!("that is another command"),
+        },
+        Ok(_) => unreachable!("that is another command"),
+        Err(error) => return Err(error.to_string()),
+    };
+    search.run().map_err(|error| error.to_string())?.map_err(|failure| failure.to_string())
+}
+
+/// Prompts that take as long to read as three answers of two tokens take to generate, one sequence at a time.
+#[test]
+fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
+    super::quiet();
+    let load = |input: u32, output: u32| {
+        format!(
+            "--workers 4 --prefill-ms 0,0.1,0 --decode-ms 10,0,0 --max-running-requests 1 --input-len {input} \
+             --output-len {output} --rate 1 --slo-ttft-ms 2000 --slo-tpot-ms 11 --requests 300 --kv-tokens 65536 \
+             --page-size 64"
+        )
+    };
+    let found = place(&load(3000, 10)).unwrap();
+    let best = found[0].fleet;
+    assert_eq!((best.prefill, best.decode), (3, 1), "{found:?}");
+    assert!(
+        found.windows(2).all(|pair| pair[0].requests < pair[1].requests || pair[0].factor >= pair[1].factor)
+    );
+    assert_eq!(found.len(), 4, "each split, and workers that do both");
+    // Who is best serves that rate, and misses a higher one.
+    let at = |rate: f64| {
+        let words = load(3000, 10).replace("--workers 4", "--prefill 3 --decode 1");
+        simulate(
+            &words.replace("--rate 1", &format!("--rate {rate}")).replace("--slo-tpot-ms", "--slo-itl-ms"),
+        )
+        .goodput
+    };
+    assert!(at(found[0].factor) > 0.85 && at(found[0].factor * 1.3) < 0.9, "{found:?}");
+    let other = place(&load(300, 100)).unwrap()[0].fleet;
+    assert_eq!((other.prefill, other.decode), (1, 3));
+    let again = place(&load(3000, 10)).unwrap();
+    assert_eq!(format!("{found:?}"), format!("{again:?}"), "it repeats itself");
+    assert!(place("--trace-file x").unwrap_err().contains("--workers"));
+    assert!(place("--gpus 7 --gpus-per-worker 2").unwrap_err().contains("--gpus 7: a multiple of"));
+    assert!(place("--workers 2 --goodput 0").unwrap_err().contains("--goodput 0"));
 }

@@ -12,17 +12,17 @@ const RATIO: f64 = 1.5;
 /// The usable worker with the longest match, if that is long enough, else the one with least in its cache; where loads
 /// are out of balance, the one with the fewest sequences.
 pub fn pick(question: &Question<'_>) -> Option<usize> {
-    let booked = || question.usable().map(|place| question.workers[place].load.booked);
+    let booked = || question.usable().map(|place| question.workers[place].load.sequences());
     let (least, most) = (booked().min()?, booked().max()?);
     if most - least > AHEAD && f64::from(most) > RATIO * f64::from(least) {
-        return question.cheapest(|worker| worker.load.booked);
+        return question.cheapest(|worker| worker.load.sequences());
     }
-    let best = question.cheapest(|worker| (u32::MAX - worker.cached, worker.load.booked))?;
+    let best = question.cheapest(|worker| (u32::MAX - worker.cached, worker.load.sequences()))?;
     let matched = question.workers[best].cached.saturating_mul(question.work.block);
     if f64::from(matched) > MATCH * f64::from(question.work.tokens) {
         return Some(best);
     }
-    question.cheapest(|worker| (worker.held, worker.load.booked))
+    question.cheapest(|worker| (worker.held, worker.load.sequences()))
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ pub fn pick(question: &Question<'_>) -> Option<usize> {
     question.cheapest(|worker| {
         let tokens = match question.leg {
             Leg::Decode => 1,
-            Leg::Prefill | Leg::Whole => worker.load.unread + u64::from(question.missing(worker)),
+            Leg::Prefill | Leg::Whole => worker.load.to_read() + u64::from(question.missing(worker)),
         };
-        tokens.max(1) * u64::from(worker.load.booked + 1)
+        tokens.max(1) * (u64::from(worker.load.sequences()) + 1)
     })
 }
 

@@ -61,6 +61,24 @@ pub struct Question<'a> {
     pub forecast: &'a Forecast,
 }
 
+/// Whether workers differ for this policy by what they have of the prompt.
+pub fn compares_caches(policy: Policy, leg: Leg) -> bool {
+    match policy {
+        Policy::LeastLoaded | Policy::RoundRobin | Policy::Random | Policy::PowerOfTwo => false,
+        Policy::CacheAware => true,
+        Policy::Lmetric | Policy::Slo | Policy::Conditional => leg != Leg::Decode,
+    }
+}
+
+/// Whether a router keeps in mind what prompt it has sent for this leg: what a decode worker is handed counts only where it
+/// may read itself, or is chosen for it.
+pub fn keeps_in_mind(policy: Policy, leg: Leg) -> bool {
+    match policy {
+        Policy::CacheAware | Policy::Conditional => true,
+        _ => compares_caches(policy, leg),
+    }
+}
+
 /// The place of the worker to choose.
 pub fn pick(policy: Policy, question: &Question<'_>) -> Option<usize> {
     match policy {
@@ -85,12 +103,13 @@ impl Question<'_> {
     /// The usable one of the least cost, the first of equals after the last.
     fn cheapest<K: PartialOrd>(&self, cost: impl Fn(&Candidate) -> K) -> Option<usize> {
         let mut best: Option<(usize, K)> = None;
-        for place in self.usable() {
+        // In two runs, without a look at what is next in between.
+        self.usable().for_each(|place| {
             let cost = cost(&self.workers[place]);
             if best.as_ref().is_none_or(|(_, least)| cost < *least) {
                 best = Some((place, cost));
             }
-        }
+        });
         best.map(|(place, _)| place)
     }
 

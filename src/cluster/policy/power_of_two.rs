@@ -13,7 +13,7 @@ pub fn pick(question: &Question<'_>) -> Option<usize> {
     let second = nth(question, question.chance % usable + step)?;
     let load = |place: usize| {
         let load = question.workers[place].load;
-        (if question.leg == Leg::Prefill { load.unread } else { 0 }, load.booked)
+        (if question.leg == Leg::Prefill { load.to_read() } else { 0 }, load.sequences())
     };
     Some(if load(second) < load(first) { second } else { first })
 }

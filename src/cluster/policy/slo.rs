@@ -1,12 +1,16 @@
-//! The one that is foretold to be soonest (prefill), or to slow its sequences least (decode), by what is booked; nobody,
-//! where that is too late (Mooncake, FAST'25, algorithm 1; with what is booked at both legs, so that neither is seen late).
+//! The one that is foretold to be soonest (prefill), or to slow its sequences least (decode), by what is booked, what it costs
+//! others counted as well; nobody, where that is too late (Mooncake, FAST'25, algorithm 1; with what is booked at both legs, so that neither is seen late).
 //!
 //! Time to the first token is what is before it in line, what of the prompt is missing, the last chunk's way over the link
 //! and a step of the batch that it joins; time per token that of a step with all that are booked there, since who is read
 //! now generates then. A worker that does both reads in passes of its own between the steps.
 
 use super::{Candidate, Leg, Question};
+use std::cell::Cell;
 use std::time::Duration;
+
+/// Who stands behind a prompt where it is read, at a worker that generates beside: found by trying (docs/figures.md).
+const BEHIND: f64 = 4.0;
 
 /// What a choice comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,9 +21,33 @@ pub struct Foretold {
     pub tpot: Duration,
 }
 
-/// The usable worker of the least cost.
+/// The usable worker of the least cost, which is not that of the shortest time: see `cost`.
 pub fn pick(question: &Question<'_>) -> Option<usize> {
-    question.cheapest(|worker| cost(question, worker))
+    let known = Readings::default();
+    question.cheapest(|worker| cost(question, worker, &known))
+}
+
+/// How long the prompt takes, by blocks of it that a worker has: most workers have as many as another.
+struct Readings([Cell<(u32, f64)>; 8]);
+
+impl Default for Readings {
+    fn default() -> Readings {
+        Readings(std::array::from_fn(|_| Cell::new((u32::MAX, 0.0))))
+    }
+}
+
+impl Readings {
+    fn ms(&self, question: &Question<'_>, worker: &Candidate) -> f64 {
+        let known = &self.0[worker.cached as usize % self.0.len()];
+        let (cached, ms) = known.get();
+        if cached == worker.cached {
+            return ms;
+        }
+        let missing = question.missing(worker);
+        let ms = question.forecast.reading_ms(missing, question.work.tokens.saturating_sub(missing));
+        known.set((worker.cached, ms));
+        ms
+    }
 }
 
 /// What the leg comes to at this worker.
@@ -31,8 +59,8 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
         let own = forecast.reading(missing, work.tokens.saturating_sub(missing));
         worker.load.queue(now).saturating_add(own)
     };
-    let context = worker.load.context + work.context();
-    let step = || forecast.step(context, worker.load.booked + sequences);
+    let context = worker.load.stands_on() + work.context();
+    let step = || forecast.step(context, worker.load.sequences() + sequences);
     match question.leg {
         Leg::Prefill => Foretold { ttft: reading(), tpot: Duration::ZERO },
         Leg::Decode => {
@@ -42,7 +70,7 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
         Leg::Whole => {
             let (reading, step) = (reading(), step());
             // Each of its tokens waits for what is read meanwhile.
-            let unread = worker.load.unread + u64::from(missing);
+            let unread = worker.load.to_read() + u64::from(missing);
             let passes =
                 u32::try_from(unread / u64::from(forecast.chunk)).unwrap_or(u32::MAX).saturating_add(1);
             let shared = reading / forecast.output.max(1);
@@ -54,13 +82,27 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
     }
 }
 
-/// Nanoseconds. Where both are spent at one worker, each in parts of what it may take.
-fn cost(question: &Question<'_>, worker: &Candidate) -> u128 {
-    let Foretold { ttft, tpot } = foretell(question, worker);
+/// Milliseconds: what is foretold to pass, and what the others there lose by it. Behind a prompt others will stand in line,
+/// so that its own reading counts twice; where sequences are generated beside it, each of them waits for it.
+fn cost(question: &Question<'_>, worker: &Candidate, known: &Readings) -> f64 {
+    let Question { work, forecast, now, .. } = *question;
+    let sequences = worker.load.sequences();
+    let step = || {
+        let context = worker.load.stands_on() + work.context();
+        forecast.step_ms(context, sequences.saturating_add(work.sequences.max(1)))
+    };
+    let own = || known.ms(question, worker);
+    let queue = || worker.load.queue(now).as_secs_f64() * 1e3;
     match question.leg {
-        Leg::Prefill => ttft.as_nanos(),
-        Leg::Decode => tpot.as_nanos(),
-        Leg::Whole => ttft.as_nanos() + tpot.as_nanos() * u128::from(question.forecast.output.max(1)),
+        Leg::Prefill => queue() + 2.0 * own(),
+        Leg::Decode => step(),
+        Leg::Whole => {
+            let (own, step) = (own(), step());
+            let unread = worker.load.to_read() + u64::from(question.missing(worker));
+            let passes = (unread / u64::from(forecast.chunk) + 1) as f64;
+            let output = f64::from(forecast.output.max(1));
+            queue() + own + step * (passes + output) + own * (BEHIND + f64::from(sequences))
+        }
     }
 }
 

@@ -1,8 +1,10 @@
 //! Which workers serve a request: who may, as the policy has it, and what is booked on them.
 //!
 //! Invariants: who suits comes before who fails, and whoever says no is never asked; a choice costs one pass over the
-//! members of a role and what the policy takes.
+//! rows of a role and what the policy takes. Where everybody suits alike, which is the rule, the rows are asked as they
+//! are; else in a copy of which some are not usable.
 
+use super::table::{Seat, Table};
 use super::{Booking, Member, NoWorker, Pair, Role, Router};
 use crate::cluster::flight::Avoid;
 use crate::cluster::loads::WorkerNumber;
@@ -16,8 +18,7 @@ use std::time::{Duration, Instant};
 /// What a choice goes through, kept so that the next one need not ask for memory.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
-    /// Of a role: places among all members.
-    places: Vec<usize>,
+    /// Rows of a role.
     workers: Vec<Candidate>,
     /// Whether those are usable for the request, and how much is against them.
     standing: Vec<Option<Against>>,
@@ -35,10 +36,21 @@ enum Against {
     Failed,
 }
 
+/// Whom a leg may go to.
+enum Suits<'a> {
+    /// Anybody.
+    All,
+    /// Who reads prompts alone.
+    Readers,
+    /// Who fits one of these classes.
+    Fitting(&'a [usize]),
+}
+
 /// Who is chosen, and what it comes to where that is foretold.
 #[derive(Clone, Copy, Debug)]
 struct Picked {
-    place: usize,
+    worker: WorkerNumber,
+    class: usize,
     /// Tokens it would have to read, and how long that takes.
     missing: u32,
     reading: Duration,
@@ -70,7 +82,7 @@ impl Router {
     ) -> Result<(Option<Booking>, Booking), NoWorker> {
         let found = self.find(work, avoid, now);
         let is_wanted = match &found {
-            Ok((prefill, _)) => avoid.failed.contains(&self.members[prefill.place].number),
+            Ok((prefill, _)) => avoid.failed.contains(&prefill.worker),
             Err(_) => !self.has_pair() && !is_planted("nobody reads alone"),
         };
         let alone = match &found {
@@ -78,9 +90,7 @@ impl Router {
             _ => None,
         };
         let alone = alone.or_else(|| {
-            is_wanted
-                .then(|| self.pick(Leg::Whole, work, avoid, now, |decode| decode.reads_alone).ok())
-                .flatten()
+            is_wanted.then(|| self.pick(Leg::Whole, work, avoid, now, &Suits::Readers).ok()).flatten()
         });
         match (found, alone) {
             (_, Some(alone)) => {
@@ -93,7 +103,9 @@ impl Router {
                 Ok((Some(prefill), decode))
             }
             (Err(none), None) => {
-                let reads = |decode: &Member| decode.reads_alone && !avoid.unwilling.contains(&decode.number);
+                let reads = |decode: &Member| {
+                    self.seat(decode).reads_alone && !avoid.unwilling.contains(&decode.number)
+                };
                 Err(none.or_may_come(is_wanted && self.here(Role::Decode).any(reads)))
             }
         }
@@ -112,7 +124,7 @@ impl Router {
     ) -> Result<Booking, NoWorker> {
         let work = Work::of(weight);
         let leg = leg_of(role);
-        let picked = self.pick(leg, &work, avoid, now, |_| true)?;
+        let picked = self.pick(leg, &work, avoid, now, &Suits::All)?;
         Ok(self.book(picked, leg, &work, now))
     }
 
@@ -122,7 +134,29 @@ impl Router {
         for role in [Role::Prefill, Role::Decode] {
             self.is_there(role, avoid)?;
         }
-        // Once: as a rule all decode workers are of one class.
+        let found = match self.kinds.all_fit() {
+            true => self
+                .pick(Leg::Prefill, work, avoid, now, &Suits::All)
+                .and_then(|prefill| Ok((prefill, self.pick(Leg::Decode, work, avoid, now, &Suits::All)?))),
+            false => self.find_fitting(work, avoid, now),
+        };
+        found.map_err(|_| {
+            let willing = |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
+            let fits = |one: &Member| {
+                let mut decode = willing(Role::Decode);
+                decode.any(|other| self.fit(self.class(one), self.class(other)))
+            };
+            NoWorker::Fitting { may_come: willing(Role::Prefill).any(fits) }
+        })
+    }
+
+    /// A pair, where some do not fit each other.
+    fn find_fitting(
+        &mut self,
+        work: &Work,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Result<(Picked, Picked), NoWorker> {
         let mut classes = std::mem::take(&mut self.scratch.classes);
         classes.clear();
         for decode in self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number)) {
@@ -130,25 +164,18 @@ impl Router {
                 classes.push(decode.class);
             }
         }
-        let kinds = std::mem::take(&mut self.kinds);
-        let can_pair = |prefill: &Member| classes.iter().any(|&class| kinds.fit(prefill.class, class));
-        let found = self.pick(Leg::Prefill, work, avoid, now, can_pair).and_then(|prefill| {
-            let class = self.members[prefill.place].class;
-            let decode = self.pick(Leg::Decode, work, avoid, now, |decode| kinds.fit(class, decode.class))?;
-            Ok((prefill, decode))
-        });
-        (self.kinds, self.scratch.classes) = (kinds, classes);
-        found.map_err(|_| {
-            let willing = |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
-            let fits = |one: &Member| willing(Role::Decode).any(|other| self.fit(one, other));
-            NoWorker::Fitting { may_come: willing(Role::Prefill).any(fits) }
-        })
+        let found =
+            self.pick(Leg::Prefill, work, avoid, now, &Suits::Fitting(&classes)).and_then(|prefill| {
+                let class = &[prefill.class];
+                Ok((prefill, self.pick(Leg::Decode, work, avoid, now, &Suits::Fitting(class))?))
+            });
+        self.scratch.classes = classes;
+        found
     }
 
     /// Whether anybody of a role can be used.
     fn is_there(&self, role: Role, avoid: &Avoid) -> Result<(), NoWorker> {
-        let is_unwilling = |member: &Member| avoid.unwilling.contains(&member.number);
-        match self.usable(role).any(|member| !is_unwilling(member)) {
+        match self.usable(role).any(|seat| !avoid.unwilling.contains(&seat.number)) {
             true => Ok(()),
             false => Err(self.nobody(role, avoid)),
         }
@@ -168,83 +195,43 @@ impl Router {
         work: &Work,
         avoid: &Avoid,
         now: Instant,
-        suits: impl Fn(&Member) -> bool,
+        suits: &Suits<'_>,
     ) -> Result<Picked, NoWorker> {
         let role = role_of(leg);
         let policy = self.policy(role);
         self.drawn += 1;
         let chance = mix(self.seed ^ mix(self.drawn));
-        let Scratch { mut places, mut workers, mut standing, classes } = std::mem::take(&mut self.scratch);
-        places.clear();
-        workers.clear();
-        standing.clear();
+        let (table, prefixes) = (&mut self.tables[role as usize], &self.prefixes[role as usize]);
+        let is_compared = policy::compares_caches(policy, leg);
+        if is_compared {
+            prefixes.matches(&work.blocks, |worker, blocks| table.mark(worker, blocks));
+        }
         // The first turn is the first worker's; behind one that has left it is its neighbour's.
-        let mut passed = 0;
-        for (place, member) in self.members.iter().enumerate() {
-            if member.role != role || member.is_leaving {
-                continue;
+        let last = table.place_up_to(self.last[role as usize]);
+        let question =
+            Question { leg, work, workers: table.rows(), last, chance, now, forecast: &self.forecast };
+        let all_suit = match suits {
+            Suits::All => true,
+            Suits::Readers => table.all_read_alone(),
+            Suits::Fitting(_) => false,
+        };
+        let row = match all_suit && avoid.is_empty() && table.is_trusted(now) {
+            true => policy::pick(policy, &question),
+            false => self.scratch.pick(policy, question, table, avoid, |seat| match suits {
+                Suits::All => true,
+                Suits::Readers => seat.reads_alone,
+                Suits::Fitting(classes) => classes.iter().any(|&class| self.kinds.fit(class, seat.class)),
+            }),
+        };
+        let picked = row.map(|row| {
+            let (seat, mut worker) = (table.seats()[row], table.rows()[row]);
+            if !is_compared && policy::keeps_in_mind(policy, leg) {
+                worker.cached = prefixes.depth(seat.number, &work.blocks);
             }
-            passed += usize::from(Some(member.number) <= self.last[role as usize]);
-            places.push(place);
-            let held = if policy == Policy::CacheAware {
-                self.prefixes[role as usize].held(member.number)
-            } else {
-                0
-            };
-            workers.push(Candidate { load: member.load, cached: 0, held: held as u32 });
-            standing.push(self.standing(member, avoid, now, &suits));
-        }
-        let last = passed.checked_sub(1).unwrap_or(places.len().saturating_sub(1));
-        if policy.reads_prompts() {
-            let members = &self.members;
-            self.prefixes[role as usize].matches(&work.blocks, |worker, blocks| {
-                if let Ok(row) = places.binary_search_by_key(&worker, |&place| members[place].number) {
-                    workers[row].cached = workers[row].cached.max(blocks);
-                }
-            });
-        }
-        let mut picked = None;
-        for worst in [Against::Nothing, Against::Suspect, Against::Failed] {
-            for (worker, standing) in workers.iter_mut().zip(&standing) {
-                worker.load.usable = standing.is_some_and(|against| against <= worst);
-            }
-            let question =
-                Question { leg, work, workers: &workers, last, chance, now, forecast: &self.forecast };
-            picked =
-                policy::pick(policy, &question).map(|row| self.picked(policy, &question, row, places[row]));
-            if picked.is_some() {
-                break;
-            }
-        }
-        self.scratch = Scratch { places, workers, standing, classes };
+            picked(policy, &question, &seat, &worker)
+        });
+        table.unmark();
         picked.ok_or_else(|| self.nobody(role, avoid))
-    }
-
-    fn picked(&self, policy: Policy, question: &Question<'_>, row: usize, place: usize) -> Picked {
-        let worker = &question.workers[row];
-        let missing = question.work.missing(worker.cached);
-        let foretold = if policy.forecasts() { foretell(question, worker) } else { Foretold::default() };
-        let reading = self.forecast.reading(missing, question.work.tokens.saturating_sub(missing));
-        Picked { place, missing, reading, foretold }
-    }
-
-    fn standing(
-        &self,
-        member: &Member,
-        avoid: &Avoid,
-        now: Instant,
-        suits: &impl Fn(&Member) -> bool,
-    ) -> Option<Against> {
-        if !member.load.usable || avoid.unwilling.contains(&member.number) || !suits(member) {
-            return None;
-        }
-        Some(if avoid.failed.contains(&member.number) {
-            Against::Failed
-        } else if member.load.suspect.is_some_and(|until| now < until) {
-            Against::Suspect
-        } else {
-            Against::Nothing
-        })
     }
 
     /// The decode worker of a pair, where it is better off alone.
@@ -263,9 +250,9 @@ impl Router {
             ttft: prefill.foretold.ttft.saturating_add(decode.foretold.ttft),
             tpot: decode.foretold.tpot,
         };
-        let alone = self.pick(Leg::Whole, work, avoid, now, |decode| decode.reads_alone).ok()?;
+        let alone = self.pick(Leg::Whole, work, avoid, now, &Suits::Readers).ok()?;
         let workers = &[Candidate {
-            load: self.members[alone.place].load,
+            load: *self.tables[Role::Decode as usize].load(alone.worker)?,
             cached: (work.tokens - alone.missing).checked_div(work.block).unwrap_or(0),
             held: 0,
         }];
@@ -314,29 +301,85 @@ impl Router {
 
     fn book(&mut self, picked: Picked, leg: Leg, work: &Work, now: Instant) -> Booking {
         let role = role_of(leg);
-        let reads_prompts = self.policy(role).reads_prompts();
-        let member = &mut self.members[picked.place];
-        let worker: WorkerNumber = member.number;
+        let is_kept = policy::keeps_in_mind(self.policy(role), leg);
+        let Picked { worker, missing, reading, .. } = picked;
         self.last[role as usize] = Some(worker);
-        member.load.booked += work.sequences;
-        member.bookings += 1;
+        let place = self.place(worker).expect("who is picked is here");
+        self.members[place].bookings += 1;
         let (unread, reading) = match leg {
             Leg::Decode => (0, Duration::ZERO),
-            Leg::Prefill | Leg::Whole => (picked.missing, picked.reading),
+            Leg::Prefill | Leg::Whole => (missing, reading),
         };
-        if unread > 0 {
-            member.load.reads(unread, reading, now);
-        }
         let context = match leg {
             Leg::Prefill => 0,
             Leg::Decode | Leg::Whole => work.context(),
         };
-        member.load.context += context;
-        if reads_prompts {
-            self.prefixes[role as usize].send(worker, &work.blocks);
+        let table = &mut self.tables[role as usize];
+        let load = table.load_mut(worker).expect("who is picked has a row");
+        load.booked += work.sequences;
+        load.context += context;
+        if unread > 0 {
+            load.reads(unread, reading, now);
+        }
+        if is_kept {
+            let held = self.prefixes[role as usize].send(worker, &work.blocks);
+            table.set_held(worker, held);
         }
         Booking { worker, weight: work.sequences, unread, reading, context }
     }
+}
+
+impl Scratch {
+    /// The row that the policy names, of those that suit: one at which nothing fails, rather than one where another
+    /// request just did, rather than one where this one did; and never one that will not serve it.
+    fn pick(
+        &mut self,
+        policy: Policy,
+        question: Question<'_>,
+        table: &Table,
+        avoid: &Avoid,
+        suits: impl Fn(&Seat) -> bool,
+    ) -> Option<usize> {
+        let Scratch { workers, standing, .. } = self;
+        workers.clear();
+        workers.extend_from_slice(question.workers);
+        standing.clear();
+        let rows = table.seats().iter().zip(question.workers);
+        standing.extend(rows.map(|(seat, worker)| against(seat, worker, avoid, question.now, &suits)));
+        [Against::Nothing, Against::Suspect, Against::Failed].into_iter().find_map(|worst| {
+            for (worker, standing) in workers.iter_mut().zip(&*standing) {
+                worker.load.usable = standing.is_some_and(|against| against <= worst);
+            }
+            policy::pick(policy, &Question { workers, ..question })
+        })
+    }
+}
+
+/// What is against a worker; `None` where it cannot be had.
+fn against(
+    seat: &Seat,
+    worker: &Candidate,
+    avoid: &Avoid,
+    now: Instant,
+    suits: &impl Fn(&Seat) -> bool,
+) -> Option<Against> {
+    if !worker.load.usable || avoid.unwilling.contains(&seat.number) || !suits(seat) {
+        return None;
+    }
+    Some(if avoid.failed.contains(&seat.number) {
+        Against::Failed
+    } else if worker.load.suspect.is_some_and(|until| now < until) {
+        Against::Suspect
+    } else {
+        Against::Nothing
+    })
+}
+
+fn picked(policy: Policy, question: &Question<'_>, seat: &Seat, worker: &Candidate) -> Picked {
+    let missing = question.work.missing(worker.cached);
+    let foretold = if policy.forecasts() { foretell(question, worker) } else { Foretold::default() };
+    let reading = question.forecast.reading(missing, question.work.tokens.saturating_sub(missing));
+    Picked { worker: seat.number, class: seat.class, missing, reading, foretold }
 }
 
 fn role_of(leg: Leg) -> Role {

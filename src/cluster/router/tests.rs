@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::cluster::flight::Avoid;
-use crate::cluster::loads::Load;
-use crate::cluster::work::Work;
+use crate::cluster::loads::{Load, Report};
+use crate::cluster::work::{Work, mix};
 use crate::config::resolved::Policy;
 use crate::limits::ROUTER_SUSPECT_TIME;
 
@@ -342,4 +342,130 @@ fn what_a_worker_has_is_forgotten_with_it() {
     serve(&mut router);
     assert_eq!(router.refused(WorkerNumber(0)), Some(Change::Down));
     assert_eq!(cached(&router), 0);
+}
+
+/// A retry goes through copies of the rows, each of which is looked at; who was never tried goes through the rows.
+#[test]
+fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
+    let base = Instant::now();
+    let long_way = Avoid { failed: vec![WorkerNumber(usize::MAX)], ..Avoid::default() };
+    for policy in [
+        Policy::LeastLoaded,
+        Policy::RoundRobin,
+        Policy::Random,
+        Policy::PowerOfTwo,
+        Policy::CacheAware,
+        Policy::Lmetric,
+        Policy::Slo,
+    ] {
+        let mut routers = [(); 2].map(|()| router(policy, 7, 5).over_caches(40).seeded(5));
+        let mut open: Vec<[Pair; 2]> = Vec::new();
+        for turn in 0..600_u64 {
+            let now = base + Duration::from_millis(turn * 3);
+            let chat = mix(turn) % 20;
+            let blocks: Box<[u64]> = (0..1 + mix(chat) % 9)
+                .map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) })
+                .collect();
+            let work =
+                Work { sequences: 1, samples: 1, tokens: 512 * blocks.len() as u32, block: 512, blocks };
+            let [short, long] = &mut routers;
+            let expected = if policy == Policy::Slo { soonest(short, &work, now) } else { None };
+            let pairs = [short.choose(&work, &Avoid::default(), now), long.choose(&work, &long_way, now)]
+                .map(Result::unwrap);
+            assert_eq!(numbers(&pairs[0]), numbers(&pairs[1]), "{policy:?}, turn {turn}");
+            assert!(
+                expected.is_none_or(|worker| worker == pairs[0].prefill.worker()),
+                "{policy:?}, turn {turn}"
+            );
+            open.push(pairs);
+            if open.len() > 9 {
+                let at = (mix(turn) % 9) as usize;
+                for (router, mut pair) in routers.iter_mut().zip(open.swap_remove(at)) {
+                    router.has_read(&mut pair.prefill, now);
+                    [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
+                }
+            }
+            for router in &mut routers {
+                match turn {
+                    200 => router.leave(WorkerNumber(2)),
+                    300 => _ = join(router, Role::Prefill),
+                    400 => _ = router.refused(WorkerNumber(4)),
+                    500 => router.accuse(WorkerNumber(0), now),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+/// By a look at each prefill worker alone: whose line is shortest with twice the prompt, the next after the last of equals.
+fn soonest(router: &Router, work: &Work, now: Instant) -> Option<WorkerNumber> {
+    let prefixes = &router.prefixes[Role::Prefill as usize];
+    let mut usable: Vec<_> =
+        router.workers().filter(|(_, role, load)| *role == Role::Prefill && load.usable).collect();
+    if usable.iter().any(|(_, _, load)| load.suspect.is_some_and(|until| now < until)) {
+        return None;
+    }
+    usable.sort_by_key(|(number, ..)| (Some(*number) <= router.last[Role::Prefill as usize], *number));
+    let ends = usable.into_iter().map(|(number, _, load)| {
+        let missing = work.missing(prefixes.depth(number, &work.blocks));
+        let reading = router.forecast.reading_ms(missing, work.tokens - missing);
+        (load.queue(now).as_secs_f64() * 1e3 + 2.0 * reading, number)
+    });
+    let first = ends.reduce(|best, other| if other.0 < best.0 { other } else { best });
+    first.map(|(_, number)| number)
+}
+
+/// Two routers over the same workers, the second of which has just started and sees the first one's load by reports alone.
+#[test]
+fn a_router_sees_what_another_has_booked_when_workers_report_it() {
+    let (now, ms) = (Instant::now(), Duration::from_millis);
+    for policy in [Policy::LeastLoaded, Policy::Lmetric, Policy::Slo] {
+        let [mut first, mut second] = [(); 2].map(|()| router(policy, 2, 2));
+        let busy = [0, 2].map(WorkerNumber);
+        // The first router has but one worker of each role left for a while.
+        for idle in [1, 3] {
+            first.refused(WorkerNumber(idle));
+        }
+        let work = Work { sequences: 1, samples: 1, tokens: 2000, ..Work::default() };
+        let none = Avoid::default();
+        let running: Vec<_> = (0..6).map(|_| first.choose(&work, &none, now).unwrap()).collect();
+        let reports = [0, 1, 2, 3].map(WorkerNumber).map(|worker| {
+            let load = first.load(worker).unwrap();
+            (worker, Report { sequences: load.booked, unread: load.unread, used: load.context })
+        });
+        let tell = |router: &mut Router, now| {
+            for (worker, report) in reports {
+                router.ask_report(worker);
+                router.reported(worker, Some(report), now);
+            }
+        };
+        let chosen = |router: &mut Router, now| {
+            let pair = router.choose(&work, &none, now).unwrap();
+            let workers = [pair.prefill.worker(), pair.decode.worker()];
+            [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
+            workers
+        };
+        assert_eq!(chosen(&mut second, now), busy, "{policy:?}: it knows of nothing");
+        tell(&mut second, now);
+        for turn in 0..4 {
+            assert!(
+                !chosen(&mut second, now).iter().any(|worker| busy.contains(worker)),
+                "{policy:?}, {turn}"
+            );
+        }
+        assert_eq!(booked(&second), [0; 4], "what others have is booked nowhere");
+        // A worker that says nothing more is one of which nothing is known.
+        for worker in busy {
+            second.ask_report(worker);
+            second.reported(worker, None, now + ms(1));
+            assert_eq!(second.load(worker).unwrap().others, Default::default());
+        }
+        // A router that is alone sees what it has booked, once.
+        tell(&mut first, now);
+        assert!(first.workers().all(|(_, _, load)| load.others == Default::default()));
+        for pair in running {
+            [pair.prefill, pair.decode].into_iter().for_each(|booking| first.release(booking, now));
+        }
+    }
 }

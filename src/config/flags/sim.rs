@@ -1,11 +1,11 @@
-//! Flags of `baton sim`, of both its modes.
+//! Flags of `baton sim`, of both its modes, and of what is found by the second.
 
 use crate::config::resolved::{DecodeAllocation, Policy};
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, ROUTER_WORKERS_MAX,
     RUNNING_REQUESTS_MAX,
 };
-use clap::{Args, ValueEnum, value_parser};
+use clap::{Args, Subcommand, ValueEnum, value_parser};
 use std::fmt;
 use std::path::PathBuf;
 
@@ -79,6 +79,9 @@ pub struct SimFlags {
     /// Tell the story of one room as well, as a failure names it
     #[arg(long, value_name = "ROOM", conflicts_with = "load")]
     pub trace: Option<u64>,
+    /// Another thing to do.
+    #[command(subcommand)]
+    pub command: Option<SimCommand>,
     // Last, as what follows would stand under its heading.
     /// The other mode.
     #[command(flatten)]
@@ -94,6 +97,33 @@ pub struct LoadFlags {
     /// Simulate a cluster under load and tell latencies, goodput and balance; the flags below are for this alone
     #[arg(long = "load", id = "load")]
     pub is_asked_for: bool,
+    /// What comes, and to what.
+    #[command(flatten)]
+    pub workload: WorkloadFlags,
+    /// Run what is recorded of another simulator in this file, and print both: fleets, traces (beside it, in ../mooncake)
+    /// and cost models are as recorded, each run with each of --policies
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace_file", "policy", "speed"])]
+    pub against: Option<PathBuf>,
+    /// Whether workers take their time as those of the recorded runs do
+    #[arg(long, value_enum, requires = "against", default_value_t)]
+    pub engine: Engine,
+    /// Of these runs those of this name; may be repeated [default: all]
+    #[arg(long, value_name = "NAME", requires = "against")]
+    pub rows: Vec<String>,
+    /// Policies to run [default: round_robin,slo]
+    #[arg(long, value_enum, value_delimiter = ',', requires = "against")]
+    pub policies: Vec<Policy>,
+    /// One JSON object instead of words
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What comes, what a worker and the way between two of them are, and what is good enough.
+#[derive(Args, Clone, PartialEq, Debug)]
+#[command(
+    next_help_heading = "Load: what comes, what workers and the way between them are, what is good enough"
+)]
+pub struct WorkloadFlags {
     /// Requests of a trace as Mooncake writes them, a JSON object a line: timestamp (ms), input_length, output_length,
     /// hash_ids (of blocks of 512 tokens; may be left out) [default: requests are drawn]
     #[arg(long, value_name = "FILE.jsonl")]
@@ -174,28 +204,63 @@ pub struct LoadFlags {
     #[arg(long, value_name = "MS")]
     pub slo_ttft_ms: Option<f64>,
     /// and its others so soon one after the other, on average [default: 25]
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", visible_alias = "slo-tpot-ms")]
     pub slo_itl_ms: Option<f64>,
-    /// Run what is recorded of another simulator in this file, and print both: fleets, traces (beside it, in ../mooncake)
-    /// and cost models are as recorded, each run with each of --policies
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["trace_file", "policy", "speed"])]
-    pub against: Option<PathBuf>,
-    /// Whether workers take their time as those of the recorded runs do
-    #[arg(long, value_enum, requires = "against", default_value_t)]
-    pub engine: Engine,
-    /// Of these runs those of this name; may be repeated [default: all]
-    #[arg(long, value_name = "NAME", requires = "against")]
-    pub rows: Vec<String>,
-    /// Policies to run [default: round_robin,slo]
-    #[arg(long, value_enum, value_delimiter = ',', requires = "against")]
-    pub policies: Vec<Policy>,
-    /// One JSON object instead of words
+}
+
+/// What `baton sim` does besides.
+#[derive(Subcommand, Clone, PartialEq, Debug)]
+pub enum SimCommand {
+    /// Find the fleet that sustains the highest rate of a trace: prefill and decode workers, or workers that do both
+    Place(Box<PlaceFlags>),
+}
+
+/// `baton sim place`.
+#[derive(Args, Clone, PartialEq, Debug)]
+#[command(group = clap::ArgGroup::new("size").required(true).args(["workers", "gpus"]))]
+pub struct PlaceFlags {
+    /// Workers of the fleet, 1 to 1024
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=ROUTER_WORKERS_MAX as i64))]
+    pub workers: Option<u32>,
+    /// GPUs of the fleet, in place of --workers
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..=64 * ROUTER_WORKERS_MAX as i64))]
+    pub gpus: Option<u32>,
+    /// GPUs that a worker takes
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=64))]
+    pub gpus_per_worker: u32,
+    /// Percentage of requests that must keep both limits at a rate that counts as sustained
+    #[arg(long, value_name = "PERCENT", default_value_t = 90.0)]
+    pub goodput: f64,
+    /// Requests of the trace that a rate is tried with in the end, the first [default: 500 for each worker, 2000 to 16384]
+    #[arg(long, value_name = "R", value_parser = value_parser!(u32).range(1..=LOAD_REQUESTS_MAX as i64))]
+    pub requests: Option<u32>,
+    /// Everything follows from it
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// One JSON object for each fleet instead of a table
     #[arg(long)]
     pub json: bool,
+    /// What comes, and to what.
+    #[command(flatten)]
+    pub workload: WorkloadFlags,
 }
 
 impl LoadFlags {
     /// One that was typed, besides `--load`.
+    pub fn first_typed(&self) -> Option<&'static str> {
+        let typed = [
+            ("--against", self.against.is_some()),
+            ("--rows", !self.rows.is_empty()),
+            ("--policies", !self.policies.is_empty()),
+            ("--json", self.json),
+        ];
+        let own = || typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag);
+        self.workload.first_typed().or_else(own)
+    }
+}
+
+impl WorkloadFlags {
+    /// One that was typed.
     pub fn first_typed(&self) -> Option<&'static str> {
         let typed = [
             ("--trace-file", self.trace_file.is_some()),
@@ -224,10 +289,6 @@ impl LoadFlags {
             ("--latency-us", self.latency_us.is_some()),
             ("--slo-ttft-ms", self.slo_ttft_ms.is_some()),
             ("--slo-itl-ms", self.slo_itl_ms.is_some()),
-            ("--against", self.against.is_some()),
-            ("--rows", !self.rows.is_empty()),
-            ("--policies", !self.policies.is_empty()),
-            ("--json", self.json),
         ];
         typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag)
     }

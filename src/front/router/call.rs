@@ -25,6 +25,8 @@ pub enum Owner {
     Introduction,
     /// Asks a worker how it is.
     Probe,
+    /// Asks a worker what it has to do.
+    Report,
     /// Its answer is the client's.
     Lead(ConnId),
     /// The prefill leg beside it.
@@ -343,6 +345,7 @@ impl Call {
             _ if answer.body.len() + piece.len() > ROUTER_ANSWER_MAX => return Err(Lost::TooLong),
             Owner::Introduction
             | Owner::Probe
+            | Owner::Report
             | Owner::Prefill(_)
             | Owner::Reader(_)
             | Owner::Part(_)

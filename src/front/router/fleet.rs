@@ -376,7 +376,11 @@ impl Fleet {
                 }
                 self.router.declined(worker, now);
             }
-            Owner::Probe if answer.is_success() => self.probed(worker, true, now),
+            Owner::Probe if answer.is_success() => {
+                self.probed(worker, true, now);
+                self.ask_report(reactor, worker, now);
+            }
+            Owner::Report => self.reported(worker, &answer, now),
             // It says itself that it stands still.
             Owner::Probe => {
                 self.ails(worker, format!("/health answers with status {}", answer.status));
@@ -395,6 +399,8 @@ impl Fleet {
             Owner::Introduction if connected => {
                 self.introduced(reactor, worker, Err(lost.to_string()), now);
             }
+            // What it has is not known; whether it is well is for probes to say.
+            Owner::Report => self.router.reported(worker, None, now),
             Owner::Introduction | Owner::Probe => {
                 // Why there is no connection is known better.
                 if connected || lost == Lost::Deadline {

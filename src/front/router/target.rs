@@ -41,6 +41,8 @@ pub struct Target {
     pub(super) introduced: bool,
     /// What that came to, the last time.
     pub(super) verdict: Verdict,
+    /// Whether it may tell what it has to do, when asked.
+    pub(super) reports: bool,
     /// Whether it has said that it takes nothing new, and not yet that it does.
     pub drains: bool,
     /// Why it is down, or was last; `None` since it is well.
@@ -68,6 +70,7 @@ impl Target {
             is_mixed: false,
             lost: false,
             introduced: false,
+            reports: true,
             verdict: Verdict::Fits,
             drains: false,
             fault: Some("it was not asked yet".into()),

@@ -80,6 +80,20 @@ impl Arrivals {
         prompt
     }
 
+    /// The first so many.
+    pub fn first(&self, count: usize) -> Arrivals {
+        Arrivals { list: self.list[..count.min(self.list.len())].to_vec(), seed: self.seed }
+    }
+
+    /// The same, so many times as fast.
+    pub fn faster(&self, factor: f64) -> Arrivals {
+        let faster = |arrival: &Arrival| Arrival {
+            at: (arrival.at as f64 / factor).round() as Nanos,
+            ..arrival.clone()
+        };
+        Arrivals { list: self.list.iter().map(faster).collect(), seed: self.seed }
+    }
+
     /// These, in order of time.
     pub fn new(mut list: Vec<Arrival>, dice: &mut Dice) -> Arrivals {
         list.sort_by_key(|arrival| arrival.at);

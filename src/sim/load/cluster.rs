@@ -25,10 +25,12 @@ use crate::config::flags::Engine;
 use crate::config::resolved::{DecodeAllocation, RetryTerms};
 use crate::ids::{RequestId, Room};
 use crate::kv::prefix::Salt;
+use crate::model::logprobs::{Sampled, TopLogprobs};
 use crate::model::sampler::SamplingParams;
 use crate::sched::mailbox::{Command, Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::sched::worker::Activity;
+use crate::transfer::aux::AuxRecord;
 use crate::transfer::command::{SessionId, Target};
 use crate::transfer::status::Move;
 use std::collections::BTreeMap;
@@ -58,6 +60,8 @@ enum Happening {
     Come(Box<Flow>),
     /// The last one is in place.
     Land(Box<Flow>),
+    /// The same, of all that a prompt left, where its prefill worker does not wait for it.
+    LandAlone { host: usize, destination: Use, record: Box<AuxRecord> },
     /// A prefill worker hears Done.
     Done { host: usize, source: Use },
     /// A worker hears that the other leg was refused.
@@ -79,6 +83,8 @@ struct Open {
     /// The same, with the one that prefill samples, which not every engine tells.
     sampled: u32,
     cached: u32,
+    /// When the prompt was computed, where decode takes pages then.
+    computed: Nanos,
     /// Slots that are not back.
     held: u32,
     /// Who has refused it; it is tried again when nothing is left of this try.
@@ -196,6 +202,14 @@ impl<'a> Cluster<'a> {
         while let Some(what) = self.agenda.take() {
             self.happenings += 1;
             self.happen(what)?;
+            if self
+                .plan
+                .least_good
+                .is_some_and(|share| self.samples.good_at_most(self.arrivals.list().len()) < share)
+            {
+                // What is still to come changes nothing any more.
+                return Ok(());
+            }
         }
         self.check_end()
     }
@@ -268,6 +282,12 @@ impl<'a> Cluster<'a> {
                 self.agenda.put(last + latency, Happening::Land(flow));
             }
             Happening::Land(flow) => self.land(*flow),
+            Happening::LandAlone { host, destination, record } => {
+                if let Half::Destination(half) = &mut self.hosts[host].half {
+                    half.land(destination, Some(*record));
+                }
+                self.wake(host, now);
+            }
             Happening::Abort { host, leg: Use { slot, generation } } => {
                 let cause = Cause::OtherLeg;
                 let command = Command::Abort { worker: WORKER, slot, generation, cause };
@@ -307,6 +327,7 @@ impl<'a> Cluster<'a> {
             tokens: 0,
             sampled: 0,
             cached: 0,
+            computed: 0,
             held: 0,
             refused: None,
             ended: [false; 2],
@@ -506,13 +527,18 @@ impl<'a> Cluster<'a> {
                 let leg = self.named(RequestId(room.0))?.legs[Role::Prefill as usize];
                 let (host, source) = leg.expect("it comes from somewhere");
                 debug_assert_eq!(host, session.0 as usize);
+                if self.takes_late_as_recorded() {
+                    self.come_at_once(index, Use { slot, generation }, room);
+                }
                 let session = SessionId(index as u32);
                 let target = Target { session, slot, generation, room, prefix: tokens.start };
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Grant { host, source, target });
             }
             Event::Computed { request, .. } => {
-                let (host, _) = self.named(request)?.legs[Role::Decode as usize].expect("it goes somewhere");
+                let open = self.named(request)?;
+                open.computed = now;
+                let (host, _) = open.legs[Role::Decode as usize].expect("it goes somewhere");
                 let command = self.session_ready(request.0 as usize, index);
                 let at = now + self.plan.fabric.latency;
                 self.agenda.put(at, Happening::Tell { host, command });
@@ -635,7 +661,9 @@ impl<'a> Cluster<'a> {
             self.moved += u64::from(flow.tokens);
             if self.plan.engine == Engine::Recorded {
                 // All of it, when all is computed, and as if nobody else used the link.
-                if let Some(last) = &flow.last {
+                if flow.last.is_some() && self.takes_late_as_recorded() {
+                    self.agenda.put(now, Happening::Done { host: flow.from, source: flow.source });
+                } else if let Some(last) = &flow.last {
                     let tokens = self.arrivals.list()[last.room as usize].input;
                     let at = now + self.plan.fabric.time_of(tokens);
                     self.agenda.put(at, Happening::Land(Box::new(flow)));
@@ -646,6 +674,23 @@ impl<'a> Cluster<'a> {
             let first = self.hosts[flow.from].nic.send(now, takes);
             self.agenda.put(first, Happening::Come(Box::new(flow)));
         }
+    }
+
+    /// The recorded engine's decode workers take pages when a prompt is computed, and its KV leaves then, whatever the
+    /// prefill worker does meanwhile.
+    fn takes_late_as_recorded(&self) -> bool {
+        self.plan.engine == Engine::Recorded && self.plan.allocation == DecodeAllocation::Late
+    }
+
+    /// Decode has pages: the KV is there when it has had its time since it was computed. Its prefill worker, which hears
+    /// of the pages between two passes, has nothing more to send.
+    fn come_at_once(&mut self, to: usize, destination: Use, room: Room) {
+        let id = room.0 as usize;
+        let takes = self.plan.fabric.time_of(self.arrivals.list()[id].input);
+        let at = self.agenda.now().max(self.open[&id].computed + takes);
+        let token = Sampled { token: 0, logprob: 0.0, top: TopLogprobs::EMPTY };
+        let record = AuxRecord::new(room, &token, self.open[&id].cached);
+        self.agenda.put(at, Happening::LandAlone { host: to, destination, record: Box::new(record) });
     }
 
     fn land(&mut self, flow: Flow) {

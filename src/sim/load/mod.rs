@@ -17,6 +17,7 @@ pub mod cluster;
 pub mod cost;
 pub mod host;
 pub mod nic;
+pub mod place;
 pub mod plan;
 pub mod report;
 pub mod trace;

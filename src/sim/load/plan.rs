@@ -7,7 +7,7 @@ use super::cost::{self, Cost};
 use super::trace::File;
 use crate::cluster::forecast::Forecast;
 use crate::config::error::ConfigError;
-use crate::config::flags::{Engine, SimFlags};
+use crate::config::flags::{Engine, SimFlags, WorkloadFlags};
 use crate::config::quantities::{coefficients, positive, value};
 use crate::config::resolved::{DecodeAllocation, Policies, Policy};
 use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
@@ -112,6 +112,8 @@ pub struct Plan {
     pub against: Option<Against>,
     /// Whose time workers take.
     pub engine: Engine,
+    /// Share of requests that must be good, or it ends as soon as that cannot be any more.
+    pub least_good: Option<f64>,
     /// Tokens of KV that a worker holds.
     pub kv_tokens: u32,
     /// Bounds of workers' turns; their context is set when it is known what comes.
@@ -125,6 +127,37 @@ impl Plan {
     /// The first that means nothing.
     pub fn new(flags: &SimFlags) -> Result<Plan, ConfigError> {
         let load = &flags.load;
+        let fleet = (flags.prefill as usize, flags.decode as usize);
+        let plan = Plan::of(&load.workload, flags.seed, fleet, flags.requests)?;
+        let Some(path) = load.against.clone() else { return Ok(Plan { json: load.json, ..plan }) };
+        let late = load.workload.decode_allocation.unwrap_or(DecodeAllocation::Late);
+        Ok(Plan {
+            json: load.json,
+            engine: load.engine,
+            allocation: if load.engine == Engine::Recorded { late } else { plan.allocation },
+            against: Some(Against {
+                path,
+                rows: load.rows.clone(),
+                most: flags.requests.map(|most| most as usize),
+                policies: match &load.policies[..] {
+                    [] => vec![Policy::RoundRobin, Policy::Slo],
+                    given => given.to_vec(),
+                },
+            }),
+            ..plan
+        })
+    }
+
+    /// The same load on so many prefill and decode workers, as they are.
+    ///
+    /// # Errors
+    /// The first flag that means nothing.
+    pub fn of(
+        load: &WorkloadFlags,
+        seed: u64,
+        (prefill, decode): (usize, usize),
+        requests: Option<u32>,
+    ) -> Result<Plan, ConfigError> {
         let traffic = match &load.trace_file {
             Some(path) => {
                 let drawn = [
@@ -138,7 +171,7 @@ impl Plan {
                 }
                 Traffic::File(File {
                     path: path.clone(),
-                    most: flags.requests.map(|most| most as usize),
+                    most: requests.map(|most| most as usize),
                     speed: positive("--speed", load.speed.unwrap_or(1.0))?,
                     jitter: time("--jitter-ms", load.jitter_ms.unwrap_or(0.0), MILLI)?,
                 })
@@ -150,7 +183,7 @@ impl Plan {
                     return Err(ConfigError::Missing { flag: "--trace-file", why });
                 }
                 Traffic::Drawn(Drawn {
-                    requests: flags.requests.unwrap_or(REQUESTS) as usize,
+                    requests: requests.unwrap_or(REQUESTS) as usize,
                     rate: positive("--rate", load.rate.unwrap_or(100.0))?,
                     input: load.input_len.unwrap_or(64),
                     output: load.output_len.unwrap_or(16),
@@ -164,14 +197,14 @@ impl Plan {
         let kv_tokens = load.kv_tokens.unwrap_or(800 << 10);
         let chunk = load.chunked_prefill_size.unwrap_or(8192);
         Ok(Plan {
-            seed: flags.seed,
-            prefill: flags.prefill as usize,
-            decode: flags.decode as usize,
+            seed,
+            prefill,
+            decode,
             policies: Policies {
                 prefill: load.prefill_policy.or(load.policy).unwrap_or_default(),
                 decode: load.decode_policy.or(load.policy).unwrap_or_default(),
             },
-            local_prefill: load.local_prefill || flags.prefill == 0,
+            local_prefill: load.local_prefill || prefill == 0,
             allocation: load.decode_allocation.unwrap_or_default(),
             retries: RETRIES_DEFAULT,
             traffic,
@@ -189,17 +222,10 @@ impl Plan {
                 itl: time("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0), MILLI)?,
             },
             early_reject: !load.admit_late,
-            engine: if load.against.is_some() { load.engine } else { Engine::Own },
-            json: load.json,
-            against: load.against.clone().map(|path| Against {
-                path,
-                rows: load.rows.clone(),
-                most: flags.requests.map(|most| most as usize),
-                policies: match &load.policies[..] {
-                    [] => vec![Policy::RoundRobin, Policy::Slo],
-                    given => given.to_vec(),
-                },
-            }),
+            engine: Engine::Own,
+            json: false,
+            against: None,
+            least_good: None,
             kv_tokens,
             config: SchedConfig {
                 max_running: load.max_running_requests.unwrap_or(256) as usize,

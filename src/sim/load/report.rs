@@ -95,6 +95,11 @@ impl Samples {
         *self.refused.entry(cause).or_default() += 1;
     }
 
+    /// Share of so many requests that will be good if all that have not ended are.
+    pub fn good_at_most(&self, requests: usize) -> f64 {
+        1.0 - (self.ended() - self.good[UNSCALED]) as f64 / requests.max(1) as f64
+    }
+
     /// Requests that have ended.
     pub fn ended(&self) -> usize {
         self.ttft.len() + self.refused.values().sum::<usize>()

@@ -5,6 +5,7 @@ use crate::cluster::health::Change;
 use crate::cluster::loads::WorkerNumber;
 use crate::front::router::call::{Order, Owner, WorkerAnswer};
 use crate::front::router::introduction::{self, Verdict, Words};
+use crate::front::router::report;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use std::sync::Arc;
@@ -38,17 +39,41 @@ impl Fleet {
         let booking = self.router.visit(worker);
         match self.open(reactor, owner, booking, now + self.health.1, now) {
             Ok((conn, _)) => {
-                let path = if owner == Owner::Introduction { introduction::PATH } else { &self.health.0 };
+                let path = match owner {
+                    Owner::Introduction => introduction::PATH,
+                    Owner::Report => report::PATH,
+                    _ => &self.health.0,
+                };
                 let mut order = Order::get(path);
                 // Nobody asks for a key at /health.
                 order.headers.extend(self.bearer().filter(|_| path != "/health"));
                 self.begin(reactor, conn, &order, &Arc::default(), now);
             }
+            Err(_) if owner == Owner::Report => self.router.reported(worker, None, now),
             Err(reason) => {
                 self.ails(worker, format!("there is no connection to it: {reason}"));
                 self.probed(worker, false, now);
             }
         }
+    }
+
+    /// Asks a worker that is well what it has to do, where the choice of workers depends on it and it has ever said so.
+    pub(super) fn ask_report(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
+        let reports = self.targets.get(&worker).is_some_and(|target| target.reports);
+        if reports && self.router.compares_loads() && self.router.has(worker) {
+            self.router.ask_report(worker);
+            self.call(reactor, worker, Owner::Report, now);
+        }
+    }
+
+    /// A worker has answered what it has to do. One that does not know the path is asked no more before it introduces
+    /// itself again.
+    pub(super) fn reported(&mut self, worker: WorkerNumber, answer: &WorkerAnswer, now: Instant) {
+        let report = if answer.is_success() { report::of(&answer.body) } else { None };
+        if let Some(target) = self.targets.get_mut(&worker) {
+            target.reports &= !matches!(answer.status, 401 | 403 | 404 | 405);
+        }
+        self.router.reported(worker, report, now);
     }
 
     /// What is wrong with a worker, for operators.
@@ -107,7 +132,7 @@ impl Fleet {
             }
             Err(why) => (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false),
         };
-        target.introduced = asked;
+        (target.introduced, target.reports) = (asked, true);
         let is_news = target.verdict != verdict;
         match &verdict {
             Verdict::Unfit(why) if is_news => {

@@ -1,0 +1,385 @@
+//! Which fleet sustains the highest rate of a load within its limits: `baton sim place`.
+//!
+//! A fleet is so many prefill and decode workers, or as many that do both. A rate is sustained where a share of all requests
+//! keeps both limits (DistServe, OSDI'24: goodput, found by simulation and bisection). First a closed form of the cost
+//! model says what each role could take (as Splitwise, ISCA'24, provisions); from there each fleet is tried with few requests, those between
+//! the best ones next, the best with more requests in the end. Owns: the search, its table. Everything follows from the
+//! seed: fleets are tried side by side on all CPUs, and what is tried next does not depend on who is done first.
+
+use super::super::agenda::SECOND;
+use super::arrivals::Arrivals;
+use super::cluster::{Cluster, Failure};
+use super::plan::Plan;
+use super::report::{Spread, Summary};
+use crate::config::error::ConfigError;
+use crate::config::flags::PlaceFlags;
+use crate::config::quantities::value;
+use crate::say;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+/// Requests for each worker that a fleet is tried with first, and bounds of all of them.
+const FEW: (usize, usize, usize) = (100, 500, 4000);
+/// The same, of the best ones in the end.
+const MANY: (usize, usize, usize) = (500, 2000, 16_384);
+/// How far apart, as a ratio, are the highest rate that is sustained and the lowest that is not: first and in the end.
+const COARSE: f64 = 1.1;
+const FINE: f64 = 1.02;
+/// Ratio of two rates that are tried before it is known what lies between.
+const STRIDE: f64 = 1.4;
+/// Rates that are tried of a fleet at most: beyond, nothing that it is asked for is sustained.
+const PROBES: usize = 24;
+/// Fleets of two roles that are tried first, at most, beside the one of workers that do both.
+const GRID: usize = 8;
+/// Fleets that are tried with more requests.
+const FINALISTS: usize = 3;
+/// Of percentages.
+const PERCENT: f64 = 100.0;
+
+/// How many workers of each role; without prefill workers each of them does both.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Debug)]
+pub struct Fleet {
+    /// Prefill workers.
+    pub prefill: usize,
+    /// Decode workers, or workers that do both.
+    pub decode: usize,
+}
+
+impl fmt::Display for Fleet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.prefill {
+            0 => write!(f, "{} mixed", self.decode),
+            prefill => write!(f, "{prefill} prefill, {} decode", self.decode),
+        }
+    }
+}
+
+/// What a fleet came to.
+#[derive(Clone, Serialize, Debug)]
+pub struct Standing {
+    /// Which.
+    pub fleet: Fleet,
+    /// The highest rate that it sustained, in requests a second; 0: none that was tried.
+    pub requests_per_s: f64,
+    /// The same for each GPU.
+    pub requests_per_s_per_gpu: f64,
+    /// As a multiple of the rate at which the load comes.
+    pub factor: f64,
+    /// Requests that it was tried with.
+    pub requests: usize,
+    /// At that rate: the share that kept both limits,
+    pub goodput: f64,
+    /// arrival to the first token,
+    pub ttft_ms: Spread,
+    /// time by token of the rest,
+    pub tpot_ms: Spread,
+    /// and how long workers of each role computed of the time.
+    pub busy: [f64; 2],
+}
+
+/// What is asked.
+#[derive(Debug)]
+pub struct Search {
+    plan: Plan,
+    workers: usize,
+    gpus_per_worker: u32,
+    /// Share of requests that must be good.
+    share: f64,
+    /// Whether decode workers beside prefill workers read prompts, too.
+    reads_alone: bool,
+    /// Requests of the last tries.
+    most: Option<usize>,
+    json: bool,
+}
+
+impl Search {
+    /// What these flags mean.
+    ///
+    /// # Errors
+    /// The first that means nothing.
+    pub fn new(flags: &PlaceFlags) -> Result<Search, ConfigError> {
+        let each = flags.gpus_per_worker;
+        let workers = flags.workers.or(flags.gpus.map(|gpus| gpus / each)).unwrap_or(0) as usize;
+        if let Some(gpus) =
+            flags.gpus.filter(|gpus| gpus % each != 0 || workers > crate::limits::ROUTER_WORKERS_MAX)
+        {
+            let most = crate::limits::ROUTER_WORKERS_MAX;
+            let limit = format!("a multiple of --gpus-per-worker {each}, for at most {most} workers");
+            return Err(value("--gpus", gpus, limit));
+        }
+        if !(1.0..=PERCENT).contains(&flags.goodput) {
+            return Err(value("--goodput", flags.goodput, "1 to 100 per cent".into()));
+        }
+        let plan = Plan::of(&flags.workload, flags.seed, (0, workers), flags.requests)?;
+        let share = flags.goodput / PERCENT;
+        Ok(Search {
+            plan,
+            workers,
+            gpus_per_worker: each,
+            share,
+            reads_alone: flags.workload.local_prefill,
+            most: flags.requests.map(|most| most as usize),
+            json: flags.json,
+        })
+    }
+
+    /// Finds the best fleets, best first.
+    ///
+    /// # Errors
+    /// The trace cannot be used, or a run came to no end as it must.
+    pub fn run(&self) -> Result<Result<Vec<Standing>, Failure>, ConfigError> {
+        let all = self.plan.arrivals()?;
+        if all.span() == 0 {
+            let limit = "a rate needs two requests that come one after the other".into();
+            return Err(value("--requests", all.list().len(), limit));
+        }
+        Ok(self.search(&all))
+    }
+
+    fn search(&self, all: &Arrivals) -> Result<Vec<Standing>, Failure> {
+        let few = all.first(self.count(FEW).min(self.most.unwrap_or(usize::MAX)));
+        let many = all.first(self.most.unwrap_or(self.count(MANY)));
+        let mut coarse: BTreeMap<Fleet, Standing> = BTreeMap::new();
+        let mut step = self.workers.div_ceil(GRID).max(1);
+        let mut next: Vec<Fleet> = (1..self.workers)
+            .step_by(step)
+            .map(|prefill| self.fleet(prefill))
+            .chain([self.fleet(0)])
+            .collect();
+        loop {
+            let asked = next.iter().map(|&fleet| (fleet, self.guess(fleet, &few))).collect();
+            coarse.extend(self.stand(asked, &few, COARSE)?.into_iter().map(|one| (one.fleet, one)));
+            if step == 1 {
+                break;
+            }
+            // What lies on both sides of the best one, half as far away as was looked so far.
+            step /= 2;
+            let split = coarse.values().filter(|one| one.fleet.prefill > 0);
+            let best = sorted(split.cloned().collect()).first().map_or(1, |one| one.fleet.prefill);
+            let beside = [best.saturating_sub(step), best + step].into_iter();
+            next = beside
+                .filter(|prefill| (1..self.workers).contains(prefill))
+                .map(|prefill| self.fleet(prefill))
+                .collect();
+            next.retain(|fleet| !coarse.contains_key(fleet));
+        }
+        let ranked = sorted(coarse.into_values().collect());
+        let finalists = ranked.iter().take(FINALISTS).filter(|one| one.factor > 0.0);
+        let asked: Vec<_> = finalists.map(|one| (one.fleet, one.factor)).collect();
+        let count = asked.len();
+        let mut best = sorted(self.stand(asked, &many, FINE)?);
+        best.extend(ranked.into_iter().skip(count));
+        Ok(best)
+    }
+
+    fn fleet(&self, prefill: usize) -> Fleet {
+        Fleet { prefill, decode: self.workers - prefill }
+    }
+
+    fn count(&self, (each, least, most): (usize, usize, usize)) -> usize {
+        (each * self.workers).clamp(least, most)
+    }
+
+    /// What each of these sustains, beginning with a rate that is thought to be near.
+    fn stand(
+        &self,
+        asked: Vec<(Fleet, f64)>,
+        arrivals: &Arrivals,
+        within: f64,
+    ) -> Result<Vec<Standing>, Failure> {
+        let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+        let work = || {
+            while let Some(&(fleet, near)) = asked.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let found = self.sustained(fleet, arrivals, near, within);
+                done.lock().expect("nobody panics with it").insert(fleet, found);
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..thread::available_parallelism().map_or(1, usize::from).min(asked.len()) {
+                scope.spawn(work);
+            }
+        });
+        done.into_inner().expect("nobody panics with it").into_values().collect()
+    }
+
+    /// The highest rate that a fleet sustains.
+    fn sustained(
+        &self,
+        fleet: Fleet,
+        arrivals: &Arrivals,
+        near: f64,
+        within: f64,
+    ) -> Result<Standing, Failure> {
+        let (mut best, mut above, mut factor) = (None::<(f64, Summary)>, None::<f64>, near);
+        for _ in 0..PROBES {
+            let summary = self.probe(fleet, arrivals, factor)?;
+            match summary.goodput >= self.share {
+                true => best = Some((factor, summary)),
+                false => above = Some(factor),
+            }
+            factor = match (&best, above) {
+                (Some((good, _)), Some(bad)) if bad / good <= within => break,
+                (Some((good, _)), Some(bad)) => (good * bad).sqrt(),
+                (Some((good, _)), None) => good * STRIDE,
+                (None, Some(bad)) => bad / STRIDE,
+                (None, None) => unreachable!("each rate is sustained or not"),
+            };
+        }
+        let (factor, summary) = best.map_or((0.0, None), |(factor, summary)| (factor, Some(summary)));
+        let rate = factor * arrivals.rate();
+        let gpus = self.workers as f64 * f64::from(self.gpus_per_worker);
+        Ok(Standing {
+            fleet,
+            requests_per_s: rate,
+            requests_per_s_per_gpu: rate / gpus,
+            factor,
+            requests: arrivals.list().len(),
+            goodput: summary.as_ref().map_or(0.0, |summary| summary.goodput),
+            ttft_ms: summary.as_ref().map(|summary| summary.ttft_ms).unwrap_or_default(),
+            tpot_ms: summary.as_ref().map(|summary| summary.tpot_ms).unwrap_or_default(),
+            busy: summary.map_or([0.0; 2], |summary| [summary.prefill.busy_mean, summary.decode.busy_mean]),
+        })
+    }
+
+    fn probe(&self, fleet: Fleet, arrivals: &Arrivals, factor: f64) -> Result<Summary, Failure> {
+        let Fleet { prefill, decode } = fleet;
+        let plan = Plan {
+            prefill,
+            decode,
+            local_prefill: self.reads_alone || prefill == 0,
+            least_good: Some(self.share),
+            ..self.plan.clone()
+        };
+        Cluster::new(&plan, &arrivals.faster(factor)).run()
+    }
+
+    /// What the cost model alone says: the rate at which the busier role is busy all the time, decode with as many
+    /// sequences as keep the limit; nothing waits, and no prefix is known.
+    fn guess(&self, fleet: Fleet, arrivals: &Arrivals) -> f64 {
+        let (forecast, limit) = (self.plan.forecast(), self.plan.objective.itl as f64 / 1e6);
+        let list = arrivals.list();
+        let mean = |of: &dyn Fn(&super::arrivals::Arrival) -> f64| {
+            list.iter().map(of).sum::<f64>() / list.len() as f64
+        };
+        let reading = mean(&|one| forecast.reading_ms(one.input, 0)) / 1e3;
+        let (input, output) = (mean(&|one| f64::from(one.input)), mean(&|one| f64::from(one.output)));
+        let context = input + output / 2.0;
+        let step = |batch: usize| self.plan.cost.decode_ms((context * batch as f64) as u64, batch);
+        let batch = (1..=self.plan.config.max_running).take_while(|&batch| step(batch) <= limit).last();
+        let batch = batch.unwrap_or(1);
+        let generating = output * step(batch) / 1e3 / batch as f64;
+        let (prefill, decode) = (fleet.prefill as f64, fleet.decode as f64);
+        let rate = match fleet.prefill {
+            0 => decode / (reading + generating),
+            _ => (prefill / reading).min(decode / generating),
+        };
+        rate / arrivals.rate()
+    }
+}
+
+/// The highest rate first; of equals the one with fewer prefill workers.
+fn sorted(mut standings: Vec<Standing>) -> Vec<Standing> {
+    standings.sort_by(|one, other| {
+        other.requests_per_s.total_cmp(&one.requests_per_s).then(one.fleet.cmp(&other.fleet))
+    });
+    standings
+}
+
+/// Finds the best fleet and prints what was found. True when all runs came to their end.
+///
+/// # Errors
+/// The trace cannot be used.
+pub fn run(search: &Search) -> Result<bool, ConfigError> {
+    let standings = match search.run()? {
+        Ok(standings) => standings,
+        Err(failure) => {
+            say!("{failure}");
+            return Ok(false);
+        }
+    };
+    if search.json {
+        for standing in &standings {
+            say!("{}", serde_json::to_string(standing).expect("a standing has only string keys"));
+        }
+        return Ok(true);
+    }
+    say!("{}", heads());
+    standings.iter().for_each(|standing| say!("{}", line(standing)));
+    say!("{}", search.verdict(&standings[0]));
+    Ok(true)
+}
+
+fn heads() -> String {
+    format!(
+        "{:<24} {:>10} {:>8} {:>8} {:>8} {:>7} {:>9} {:>8} {:>8} {:>8}  {}",
+        "fleet",
+        "requests/s",
+        "x load",
+        "per GPU",
+        "requests",
+        "good %",
+        "TTFT p50",
+        "p99 ms",
+        "TPOT p50",
+        "p99 ms",
+        "busy: prefill, decode"
+    )
+}
+
+fn line(of: &Standing) -> String {
+    let busy = of.busy.map(|busy| format!("{:.0} %", busy * PERCENT));
+    format!(
+        "{:<24} {:>10.2} {:>8.2} {:>8.3} {:>8} {:>7.1} {:>9.0} {:>8.0} {:>8.1} {:>8.1}  {}",
+        of.fleet.to_string(),
+        of.requests_per_s,
+        of.factor,
+        of.requests_per_s_per_gpu,
+        of.requests,
+        of.goodput * PERCENT,
+        of.ttft_ms.p50,
+        of.ttft_ms.p99,
+        of.tpot_ms.p50,
+        of.tpot_ms.p99,
+        busy.join(", ")
+    )
+}
+
+impl Search {
+    fn verdict(&self, best: &Standing) -> String {
+        let limits = format!(
+            "{:.0} ms to the first token and {:.1} ms a token",
+            self.plan.objective.ttft as f64 / 1e6,
+            self.plan.objective.itl as f64 / 1e6
+        );
+        if best.factor == 0.0 {
+            return format!(
+                "no fleet of {} workers serves {:.0} % of requests within {limits}, however slowly they come",
+                self.workers,
+                self.share * PERCENT
+            );
+        }
+        format!(
+            "best: {}: {:.2} requests a second, {:.2} times the load, with {:.1} % within {limits}",
+            best.fleet,
+            best.requests_per_s,
+            best.factor,
+            best.goodput * PERCENT
+        )
+    }
+}
+
+impl Arrivals {
+    /// From the first arrival to the last.
+    fn span(&self) -> u64 {
+        self.list().last().map_or(0, |last| last.at - self.list()[0].at)
+    }
+
+    /// Requests a second.
+    fn rate(&self) -> f64 {
+        (self.list().len() - 1) as f64 * SECOND as f64 / self.span().max(1) as f64
+    }
+}

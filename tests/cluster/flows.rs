@@ -35,7 +35,7 @@ fn beside(fleet: &Fleet, flags: &[&str]) -> Process {
     router
 }
 
-/// Beside the usual forms: lists of prompts, ends by a stop string or the only token, echoes.
+/// Beside the usual forms: lists of prompts, ends by the only token, echoes.
 fn more() -> Vec<(&'static str, Value)> {
     let ids: Vec<u32> = (0..40).map(|i| 3 + (7 + i * 131) % 300).collect();
     let mut more = Vec::new();
@@ -49,11 +49,15 @@ fn more() -> Vec<(&'static str, Value)> {
     let text = json!({"text": ["The Seine", "A longer one: where does the baton go?"], "return_logprob": true,
         "sampling_params": {"max_new_tokens": 6, "temperature": 0, "n": 2}});
     more.push(("/generate", text));
+    more
+}
+
+/// One that ends by a stop string.
+fn stopped() -> (&'static str, Value) {
     let stops: Vec<String> = ('a'..='z').map(|letter| letter.to_string()).collect();
     let mut stopped = body(6, 50, 12);
     stopped["stop"] = json!(stops);
-    more.push(("/v1/completions", stopped));
-    more
+    ("/v1/completions", stopped)
 }
 
 /// An answer without what says when it began, and how much of its prompt was known already.
@@ -92,14 +96,17 @@ fn says_the_same(transfer: &str, allocation: &str) {
         "32",
     ])];
     let mut fleet = Fleet::new(workers, vec![start("decode", &["--transfer", transfer])]);
-    for flow in FLOWS {
-        let other = beside(&fleet, &flow);
+    let plain = fleet.router.address;
+    let compare = |other: &Process, case: &(&'static str, Value)| {
+        let expected = events(&open(plain, case).end());
+        check_same(&open(other.address, case).end(), &expected, &case.1);
+        let (path, body) = case;
+        assert_eq!(whole(other.address, path, body), whole(plain, path, body), "{body}");
+    };
+    let routers = FLOWS.map(|flow| beside(&fleet, &flow));
+    for (other, flow) in routers.iter().zip(FLOWS) {
         for case in cases().into_iter().chain(more()) {
-            let expected = events(&open(fleet.router.address, &case).end());
-            check_same(&open(other.address, &case).end(), &expected, &case.1);
-            let (path, body) = &case;
-            let expected = whole(fleet.router.address, path, body);
-            assert_eq!(whole(other.address, path, body), expected, "{flow:?} {body}");
+            compare(other, &case);
         }
         assert_eq!(other.get("/health_generate").0, 200, "{flow:?}");
         assert_eq!(other.metric("baton_router_retries_total{", ""), 0.0, "{flow:?}");
@@ -110,6 +117,11 @@ fn says_the_same(transfer: &str, allocation: &str) {
         let failed = |line: &&str| line.starts_with("baton_request_failures_total{") && !line.ends_with(" 0");
         assert_eq!(metrics.lines().find(failed), None);
     }
+    // Ends that workers count as those of clients who leave.
+    for other in &routers {
+        compare(other, &stopped());
+    }
+    fleet.check_idle();
 }
 
 #[test]

@@ -204,20 +204,22 @@ impl Service {
         (self.events, self.progress) = (events, Progress::new(progress, now));
     }
 
-    /// A change of role is over: it has come about, or for this reason not.
+    /// A change of role is over: it has come about, or for this reason the workers are once more what they were.
     pub fn turned(&mut self, outcome: Result<(), String>) {
         let Some(turning) = self.routes.turning() else { return };
         let before = turning.role();
-        match outcome {
-            Ok(()) => {
-                turning.turned();
-                event!(Info, "ctl", "has another role", from = before, to = turning.role());
-            }
-            Err(why) => {
-                event!(Error, "ctl", "keeps its role", role = before, why = why);
-                turning.failed(why);
-            }
+        if let Err(why) = &outcome {
+            event!(Error, "ctl", "keeps its role", role = before, why = why);
         }
+        turning.turned(outcome);
+        event!(Info, "ctl", "is put together anew", was = before, is = turning.role());
+    }
+
+    /// It does not come about, for this reason, and nothing was done for it.
+    fn stayed(&mut self, why: String) {
+        let Some(turning) = self.routes.turning() else { return };
+        event!(Error, "ctl", "keeps its role", role = turning.role(), why = why);
+        turning.stayed(why);
     }
 
     /// Sockets, to listen on further ports.
@@ -353,7 +355,7 @@ impl Service {
         }
         event!(Info, "ctl", "draining: no new requests, those that run are finished");
         if self.routes.is_changing() {
-            self.turned(Err("it was told to drain".into()));
+            self.stayed("it was told to drain".into());
         }
         // What was answered is to arrive as well.
         self.reactor.flush_until(now + DRAIN_TIME_MAX);
@@ -382,7 +384,7 @@ impl Service {
             Next::Turn(role) => Some(Outcome::Turns(role)),
             Next::GiveUp => {
                 let running = self.generations.running();
-                self.turned(Err(format!("time was up, and {running} requests still ran")));
+                self.stayed(format!("time was up, and {running} requests still ran"));
                 Some(Outcome::Stays)
             }
         }

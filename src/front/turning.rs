@@ -105,7 +105,7 @@ pub struct Told {
     wanted: Option<String>,
     /// Requests that are finished before.
     running: usize,
-    /// How often its role has changed since it was started.
+    /// How often it was put together anew since it was started.
     changes: u64,
     /// Which change did not come about last, since the last that did.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,7 +129,7 @@ impl Turning {
         self.role
     }
 
-    /// How often that has changed.
+    /// How often it was put together anew for a change, whether that came about or not.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -178,15 +178,19 @@ impl Turning {
         (left.unheard == 0 || now >= idle + DRAIN_DONE_TIME).then_some(Next::Turn(change.to))
     }
 
-    /// It has the new role.
-    pub fn turned(&mut self) {
-        if let Some(change) = self.change.take() {
-            (self.role, self.changes) = (change.to, self.changes + 1);
+    /// It was put together anew: in the new role, or, for this reason, once more in the old one.
+    pub fn turned(&mut self, outcome: Result<(), String>) {
+        let Some(change) = self.change.take() else { return };
+        // Either way its ports may be others, and it is new to its peers.
+        self.changes += 1;
+        match outcome {
+            Ok(()) => self.role = change.to,
+            Err(why) => self.failed = Some((change.to, why)),
         }
     }
 
-    /// It stays what it is.
-    pub fn failed(&mut self, why: String) {
+    /// It stays what it is, for this reason; nothing was taken apart.
+    pub fn stayed(&mut self, why: String) {
         self.failed = self.change.take().map(|change| (change.to, why));
     }
 
@@ -251,7 +255,7 @@ mod tests {
         assert_eq!(turning.look(NOTHING, now + MOMENT), Some(Next::Turn(Role::Decode)));
         assert_eq!(turning.look(unheard, now + MOMENT + DRAIN_DONE_TIME), Some(Next::Turn(Role::Decode)));
         assert_eq!(turning.role(), Role::Prefill, "it is not there yet");
-        turning.turned();
+        turning.turned(Ok(()));
         assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Decode, 1, false));
         assert_eq!(turning.look(NOTHING, now + MOMENT), None);
     }
@@ -263,7 +267,7 @@ mod tests {
         let late = now + wanted.patience;
         assert_eq!(turning.look(BUSY, late - MOMENT), None);
         assert_eq!(turning.look(BUSY, late), Some(Next::GiveUp));
-        turning.failed("too long".into());
+        turning.stayed("too long".into());
         assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Prefill, 0, false));
         let told = serde_json::to_value(turning.told(3)).unwrap();
         assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "too long"}));
@@ -273,13 +277,23 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_had_leaves_the_role_and_yet_makes_it_new() {
+        let now = Instant::now();
+        let (mut turning, _) = asked(now);
+        turning.turned(Err("no port".into()));
+        assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Prefill, 1, false));
+        let told = serde_json::to_value(turning.told(0)).unwrap();
+        assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "no port"}));
+    }
+
+    #[test]
     fn one_change_at_a_time_and_none_that_cannot_be() {
         let now = Instant::now();
         let (mut turning, wanted) = asked(now);
         assert!(!turning.ask(wanted, now).unwrap(), "it is on its way");
         let to = |role| Wanted { role, ..wanted };
         assert_eq!(turning.ask(to(Role::Prefill), now).unwrap_err().status, 409);
-        turning.turned();
+        turning.turned(Ok(()));
         assert!(!turning.ask(wanted, now).unwrap(), "it is that already");
         let why = turning.ask(to(Role::Mixed), now).unwrap_err();
         assert!(why.status == 409 && why.message.contains("no reason"), "{why:?}");

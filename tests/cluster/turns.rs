@@ -147,6 +147,7 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
         assert!(begun.elapsed() < PATIENCE);
         thread::sleep(Duration::from_millis(10));
     };
+    assert_eq!(role(&writer)["changes"], 1, "it was put together anew, as what it was");
     let why = failed["reason"].as_str().unwrap();
     assert!(failed["role"] == "prefill" && why.contains("--bootstrap-port"), "{failed}");
     choices(&dual(reader.address, writer.address, with_room(body(1, 40, 4), &reader, 1)).1);

@@ -101,7 +101,7 @@ pub struct ServerInfo<'a> {
     pub max_running_requests: usize,
     /// Tokens of a page.
     pub page_size: usize,
-    /// How often the worker's role has changed since it was started, where it can.
+    /// How often the worker was put together anew to change its role, since it was started, where that can change.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role_changes: Option<u64>,
     /// `ready` or `draining`; a worker that is about to have another role is draining, too.

@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A `baton router` process, killed when dropped.
 pub struct Router {
@@ -52,9 +52,19 @@ impl Router {
         Router { child, address: address.expect("it says where it listens"), log }
     }
 
-    /// Whether it says so in its log, or has.
+    /// Whether it says so in its log, or has, as far as that was read.
     pub fn has_said(&self, words: &str) -> bool {
         self.log.lock().unwrap().contains(words)
+    }
+
+    /// Waits until it says so in its log, which is read a moment later than it is written.
+    #[track_caller]
+    pub fn await_said(&self, words: &str) {
+        let begun = Instant::now();
+        while !self.has_said(words) {
+            assert!(begun.elapsed() < PATIENCE, "it never says: {words}");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 
     /// As [`Router::start`], once it has a pair.

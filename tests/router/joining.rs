@@ -140,7 +140,8 @@ fn who_drains_is_told_from_who_is_gone() {
     prefill.stop();
     await_status(["down", "down"]);
     assert!(reason(0).as_str().unwrap().contains("takes no connection"), "{}", reason(0));
-    assert!(router.has_said("worker drains role=prefill") && router.has_said("worker is down role=prefill"));
+    router.await_said("worker drains role=prefill");
+    router.await_said("worker is down role=prefill");
 }
 
 /// A worker that is well and can be paired with nobody is no worker that serves.

@@ -1,7 +1,8 @@
 //! Text to ids and back: what is asked, and how it is done.
 //!
-//! Thread: `tok` and `tok-long`, by way of [`TextQueue`]. Invariant: a text that is too long for the context whatever its
-//! tokens are is refused by its bytes, before time is spent on it. Not here: who waits for whom (`queue`).
+//! Thread: `tok` and `tok-long`, by way of [`TextQueue`]. Invariant: a prompt that is too long for the context whatever its
+//! tokens are is refused by its bytes, before time is spent on it; who asks for the tokens of a text gets those of one as long
+//! as a body may be. Not here: who waits for whom (`queue`).
 
 mod queue;
 
@@ -53,7 +54,9 @@ pub enum Task {
 impl Task {
     /// Bytes of text, or ids, that it is about.
     fn size(&self) -> usize {
-        let of_chat = |chat: &Conversation| chat.messages.iter().map(text_size).sum();
+        let of_chat = |chat: &Conversation| {
+            chat.messages.iter().chain(chat.template_kwargs.values()).map(text_size).sum()
+        };
         match self {
             Task::Prompts(Prompts::Texts(texts), _) => texts.iter().map(String::len).sum(),
             Task::Prompts(Prompts::Ids(lists), _) => lists.iter().map(Vec::len).sum(),
@@ -67,13 +70,13 @@ impl Task {
     }
 }
 
-/// Bytes of all strings in it; what a parser has read is not deep.
+/// Bytes of all strings in it, and one for each value of another kind; what a parser has read is not deep.
 fn text_size(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(text_size).sum(),
-        Value::Object(fields) => fields.values().map(text_size).sum(),
-        _ => 0,
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + text_size(value)).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 1,
     }
 }
 

@@ -63,7 +63,7 @@ impl Identity {
     pub(super) fn accept(&self, tcp: TcpStream) -> io::Result<Secured> {
         let mut session = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         session.set_buffer_limit(Some(TLS_SEALED_MAX));
-        Ok(Secured { tcp, session })
+        Ok(Secured { tcp, session, begun: false })
     }
 }
 
@@ -83,17 +83,21 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 pub(super) struct Secured {
     pub(super) tcp: TcpStream,
     session: ServerConnection,
+    /// The first byte has come.
+    begun: bool,
 }
 
 impl Secured {
     /// Goes on with the handshake as far as the socket lets it; whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
-        self.refuse_plain()?;
+        if !self.begun {
+            self.refuse_plain()?;
+        }
         self.flush()?;
         while self.session.is_handshaking() {
             match self.take_in() {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
-                Ok(_) => {}
+                Ok(_) => self.begun = true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(error),
             }
@@ -101,11 +105,12 @@ impl Secured {
         Ok(true)
     }
 
-    /// Who speaks HTTP in the clear is told so in the clear: an alert is nothing to such a client.
+    /// Who speaks HTTP in the clear is told so in the clear: an alert is nothing to such a client. Only the first byte of all
+    /// tells: any may be in a record.
     fn refuse_plain(&mut self) -> io::Result<()> {
         let mut first = [0];
-        let is_plain = matches!(self.tcp.peek(&mut first), Ok(1)) && first[0].is_ascii_uppercase();
-        if !is_plain {
+        self.begun = matches!(self.tcp.peek(&mut first), Ok(1));
+        if !self.begun || !first[0].is_ascii_uppercase() {
             return Ok(());
         }
         // What was read does not reset the connection, and the answer with it, as what is left unread would.

@@ -28,7 +28,7 @@ fn certificate(name: &str) -> CertificateDer<'static> {
 }
 
 /// A client that takes nobody's word but the test authority's.
-fn connect(address: SocketAddr) -> Secured {
+fn session() -> ClientConnection {
     let mut roots = RootCertStore::empty();
     roots.add(certificate("ca.pem")).unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -38,9 +38,13 @@ fn connect(address: SocketAddr) -> Secured {
         .with_root_certificates(roots)
         .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
+    ClientConnection::new(Arc::new(config), name).unwrap()
+}
+
+fn connect(address: SocketAddr) -> Secured {
     let tcp = TcpStream::connect(address).unwrap();
     tcp.set_read_timeout(Some(PATIENCE)).unwrap();
-    StreamOwned::new(ClientConnection::new(Arc::new(config), name).unwrap(), tcp)
+    StreamOwned::new(session(), tcp)
 }
 
 fn ask(stream: &mut Secured, fields: &str, body: &str) {
@@ -149,6 +153,25 @@ fn clients_are_served_over_tls() {
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{got}");
         server.check_alive();
     });
+}
+
+/// Each byte of a client's first words may come by itself; any but the first may be a letter.
+#[test]
+fn a_handshake_may_come_byte_by_byte() {
+    let files = Files::new("slowly");
+    let [cert, key] = files.put_identity("one");
+    let router = Process::start(&["router", "--port", "0", "--tls-cert-file", &cert, "--tls-key-file", &key]);
+    let mut stream = connect(router.address);
+    stream.sock.set_nodelay(true).unwrap();
+    let mut hello = Vec::new();
+    stream.conn.write_tls(&mut hello).unwrap();
+    assert!(hello[1..].iter().any(u8::is_ascii_uppercase), "some byte that could be taken for HTTP's");
+    for byte in hello {
+        stream.sock.write_all(&[byte]).unwrap();
+        thread::sleep(Duration::from_millis(2));
+    }
+    ask(&mut stream, "connection: close\r\n", "{}");
+    assert!(rest(stream).starts_with("HTTP/1.1 "));
 }
 
 /// Connections that never finish their handshake keep nobody else out.

@@ -18,6 +18,7 @@ use crate::front::router::flights::{self, Flights, Way, unavailable};
 use crate::front::router::turns::Turns;
 use crate::front::router::workers::Workers;
 use crate::front::routes::{authorise, no_page};
+use crate::front::turning::Wanted;
 use crate::net::ConnId;
 use crate::obs::metrics::{EngineType, RoutedMetrics};
 use crate::obs::registry::Registry;
@@ -171,18 +172,10 @@ impl Paths {
         };
         self.draining |= course == Course::Drain;
         if matches!(course, Course::Every | Course::Abort) {
-            let aborted = match (course, Abort::parse(&request.body)) {
-                (Course::Abort, Ok(Abort::All)) => Some(flights.abort(None, way)),
-                (Course::Abort, Ok(Abort::Rid(rid))) => Some(flights.abort(Some(&rid), way)),
-                // None of those is a client's.
-                (Course::Abort, Ok(Abort::Kept(_))) => Some(0),
-                (Course::Abort, Err(error)) => return way.refuse(client, &error),
-                _ => None,
+            return match told_to_all(course, &request, flights, way) {
+                Ok(aborted) => fanout.begin(client, &order(&request, &id), request.body, aborted, way),
+                Err(error) => way.refuse(client, &error),
             };
-            if course == Course::Every {
-                way.fleet.router().forget_prompts();
-            }
-            return fanout.begin(client, &order(&request, &id), request.body, aborted, way);
         }
         let load = match course {
             Course::Pair if way.fleet.router().reads_prompts() => {
@@ -193,16 +186,7 @@ impl Paths {
             Course::Decode => Ok(flights::Load::Decode(request.body.clone())),
             Course::Any => Ok(flights::Load::Any),
             Course::Turn => {
-                let named = request.head.path().strip_prefix("/workers/");
-                let turn = match named.and_then(|path| path.strip_suffix("/role")) {
-                    Some(worker) => self.workers.turn(&request, worker, way),
-                    None => Err(ApiError::new(
-                        404,
-                        "not_found",
-                        "workers have a /role, and nothing else to change",
-                    )),
-                };
-                return match turn {
+                return match self.turn(&request, way) {
                     Ok((worker, wanted)) => turns.begin(client, worker, wanted, way),
                     Err(error) => way.refuse(client, &error),
                 };
@@ -232,6 +216,19 @@ impl Paths {
             Ok(load) => flights.begin(client, flights::Request { order, load, id }, way),
             Err(error) => way.refuse(client, &error),
         }
+    }
+
+    /// Which worker is to have which role.
+    fn turn(
+        &mut self,
+        request: &http::Request,
+        way: &mut Way<'_>,
+    ) -> Result<(WorkerNumber, Wanted), ApiError> {
+        let named = request.head.path().strip_prefix("/workers/");
+        let worker = named.and_then(|path| path.strip_suffix("/role")).ok_or_else(|| {
+            ApiError::new(404, "not_found", "workers have a /role, and nothing else to change")
+        })?;
+        self.workers.turn(request, worker, way)
     }
 
     fn admit(&self, course: Course, request: &http::Request) -> Result<Course, ApiError> {
@@ -369,6 +366,25 @@ fn course(request: &http::Request) -> Result<Course, ApiError> {
 }
 
 /// The request as workers get it.
+/// Does here what all workers are told to do, too; how many requests that has ended, where it ends some.
+fn told_to_all(
+    course: Course,
+    request: &http::Request,
+    flights: &mut Flights,
+    way: &mut Way<'_>,
+) -> Result<Option<usize>, ApiError> {
+    if course != Course::Abort {
+        way.fleet.router().forget_prompts();
+        return Ok(None);
+    }
+    Ok(Some(match Abort::parse(&request.body)? {
+        Abort::All => flights.abort(None, way),
+        Abort::Rid(rid) => flights.abort(Some(&rid), way),
+        // None of those is a client's.
+        Abort::Kept(_) => 0,
+    }))
+}
+
 fn order(request: &http::Request, id: &str) -> Order {
     let head = &request.head;
     let mut headers = vec![("x-request-id", id.to_owned())];

@@ -112,7 +112,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_match_is_worth_the_time_that_it_saves() {
+    fn a_match_is_worth_twice_the_time_that_it_saves() {
         let at = |unread: u32, cached| {
             let mut worker = Candidate { cached, ..load(true, 1) };
             worker.load.unread = unread.into();
@@ -121,8 +121,8 @@ mod tests {
         };
         let pick = |workers: &[_]| ask(workers, 0, |_| {}, pick);
         // 1000 tokens take 42 ms, 500 some 25.
-        assert_eq!(pick(&[at(0, 0), at(10, 5)]), Some(1));
-        assert_eq!(pick(&[at(0, 0), at(20, 5)]), Some(0));
+        assert_eq!(pick(&[at(0, 0), at(30, 5)]), Some(1));
+        assert_eq!(pick(&[at(0, 0), at(40, 5)]), Some(0));
         assert_eq!(pick(&[load(false, 0)]), None);
     }
 

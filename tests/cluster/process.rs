@@ -130,8 +130,17 @@ impl Process {
 
     /// Memory it holds, in bytes.
     pub fn resident(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// The same without files, as its model is one, and without KV, which is shared.
+    pub fn resident_alone(&self) -> u64 {
+        self.memory("RssAnon:")
+    }
+
+    fn memory(&self, kind: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
-        let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a line for it");
+        let line = status.lines().find(|line| line.starts_with(kind)).expect("a line for it");
         let kib: u64 = line.split_whitespace().nth(1).and_then(|size| size.parse().ok()).expect("a number");
         kib << 10
     }

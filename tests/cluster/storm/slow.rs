@@ -76,7 +76,7 @@ fn who_reads_slowly_holds_up_nobody_and_gets_all_of_it() {
         begun.elapsed()
     };
     let without = ask_others(&fleet);
-    let memory = |fleet: &Fleet| [&fleet.router, &fleet.decode[0]].map(Process::resident);
+    let memory = |fleet: &Fleet| [&fleet.router, &fleet.decode[0]].map(Process::resident_alone);
     let before = memory(&fleet);
     let mut leg = asked(&fleet.router, "");
     leg.await_events(1);

@@ -343,8 +343,7 @@ fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
     assert_eq!(found.len(), 4, "each split, and workers that do both");
     assert!(found[..3].windows(2).all(|pair| pair[0].factor >= pair[1].factor), "{found:?}");
     // Who is best serves that rate as it was told, and misses a higher one.
-    let at =
-        |rate: f64| simulate(&format!("--prefill 3 --decode 1 --rate {rate} {}", load(450, 64))).goodput;
+    let at = |rate: f64| simulate(&format!("--prefill 3 --decode 1 --rate {rate} {}", load(450, 64))).goodput;
     assert!((at(best.factor) - best.goodput).abs() < 0.02 && at(best.factor * 1.3) < 0.9, "{found:?}");
     let other = find(4, 100, 192)[0].fleet;
     assert_eq!((other.prefill, other.decode), (1, 3));

@@ -431,7 +431,8 @@ impl Fleet {
     /// What waits for a worker waits for nothing.
     fn give_up(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
         let is_waiting = |call: &Call| {
-            call.booking.worker() == worker && matches!(call.owner, Owner::Lead(_) | Owner::Prefill(_))
+            let is_leg = matches!(call.owner, Owner::Lead(_) | Owner::Prefill(_) | Owner::Reader(_));
+            is_leg && call.booking.worker() == worker
         };
         let waiting = self.calls.iter().filter(|(_, call)| is_waiting(call));
         for conn in waiting.map(|(&conn, _)| conn).collect::<Vec<_>>() {

@@ -54,7 +54,7 @@ pub enum Word {
     Kept(ToldKv),
     /// It has failed, or could not be asked.
     Failed(Cause),
-    /// It refuses the request, as any other would: what it said.
+    /// It refuses the request, as any other would.
     Refused(Refusal),
     /// It was not asked, for want of room here.
     Unasked,
@@ -62,11 +62,9 @@ pub enum Word {
     Ended,
 }
 
-/// An answer of prefill that is the client's.
+/// What prefill says of a request that is wrong itself (400).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// 400 to 499.
-    pub status: u16,
     /// Media type.
     pub media: String,
     /// At most [`ASKED_ANSWER_MAX`] bytes.
@@ -348,9 +346,11 @@ impl Asked {
 /// What an answer that is none of success says.
 fn word_of(answer: &WorkerAnswer) -> Word {
     match Failure::of(answer).cause {
-        Cause::Refused if answer.status < 500 && answer.body.len() <= ASKED_ANSWER_MAX => {
-            let WorkerAnswer { status, media, body, .. } = answer.clone();
-            Word::Refused(Refusal { status, media, body })
+        Cause::Refused
+            if answer.status == Cause::Refused.http_status() && answer.body.len() <= ASKED_ANSWER_MAX =>
+        {
+            let WorkerAnswer { media, body, .. } = answer.clone();
+            Word::Refused(Refusal { media, body })
         }
         cause => Word::Failed(as_partners(cause)),
     }
@@ -413,8 +413,10 @@ mod tests {
     fn whatever_else_comes_is_a_failure() {
         let told = r#"{"error":{"code":"draining"}}"#;
         assert_eq!(words(503, JSON, told)[0], Word::Failed(Cause::Draining));
-        let refusal = Refusal { status: 404, media: JSON.into(), body: b"{}".to_vec() };
-        assert_eq!(words(404, JSON, "{}")[0], Word::Refused(refusal), "as any other would say it");
+        assert_eq!(words(404, JSON, "{}")[0], Word::Failed(Cause::Refused));
+        let refusal = Refusal { media: JSON.into(), body: told.replace("draining", "x").into() };
+        let wrong = words(400, JSON, &told.replace("draining", "x"));
+        assert_eq!(wrong[0], Word::Refused(refusal), "as any other would say it");
         // Engines that know no such request answer it.
         for (media, answer) in
             [(JSON, "{\"choices\":[]}"), (STREAM, "data: {\"choices\":[]}\n\n"), (STREAM, "")]

@@ -115,8 +115,8 @@ impl Generations {
             Word::Refused(_) if live.begun => {
                 self.fail(id, &told_of_source(Cause::Refused), Cause::Refused, way);
             }
-            Word::Refused(Refusal { status, media, body }) => {
-                let conn = live.conn;
+            Word::Refused(Refusal { media, body }) => {
+                let (conn, status) = (live.conn, Cause::Refused.http_status());
                 way.answer(conn, &Answer { status, media: &media, body: &body, retry_after: None });
                 self.drop_exchange(id, Cause::Refused);
             }

@@ -44,6 +44,8 @@ pub enum What {
     Ready,
     /// There is no connection, and nothing was sent.
     Refused,
+    /// The worker makes an answer that comes whole.
+    Processing,
     /// More of the answer has come; see [`Fleet::answer`].
     Arrived,
     /// The answer is whole: what was not taken of it yet.
@@ -327,6 +329,9 @@ impl Fleet {
                 }
                 Err(lost) => return self.lose(reactor, conn, lost, now),
             }
+        }
+        if call.take_processing() {
+            self.news.push_back(News { owner: call.owner, conn, what: What::Processing });
         }
         if some {
             self.news.push_back(News { owner: call.owner, conn, what: What::Arrived });

@@ -409,6 +409,9 @@ pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
 pub const PREFILL_ASKS_MAX: usize = 4096;
 /// Bytes of one event of their answers, or of an answer that is none: where KV is, or a token with its alternatives.
 pub const ASKED_ANSWER_MAX: usize = 64 << 10;
+/// How long a prefill worker that is asked may take nothing in before it has said where the KV will be: it says so once the
+/// prompt is tokenised, which takes a second or two of a million tokens; one with a line of such before it is better left alone.
+pub const ASKED_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// How long prefill's own word on a failure is waited for, once the hand-off has told of it: both come at about the same time.
 pub const ASKED_WORD_TIME: Duration = Duration::from_millis(250);
 /// How long decode may still decide about a request whose prefill worker was lost: it learns of the loss

@@ -17,7 +17,7 @@
 //! ```
 //! Who fails there has failed alone: the other worker has not been asked.
 //!
-//! Owns: that table ([`Flight::take`]); whom a try must do without. Invariants: nothing is sent before the connections
+//! Owns: that table ([`Flight::take`], and `take_in_turn` of these two); whom a try must do without. Invariants: nothing is sent before the connections
 //! of the legs that leave stand, so that a worker that takes none costs no room anywhere (but for prefill's work in a
 //! try in turn); each try has a room of its own; a flight ends once. Without I/O, clock and chance; the router and the simulator carry out the same [`Next`].
 //! Not here: who is chosen (`router`), how many tries there are in all (`retries`).
@@ -251,20 +251,7 @@ impl Flight {
             (Stage::Connecting(_), News::Refused(role) | News::Lost(role, _) | News::Failed(role, _)) => {
                 self.refused(role, terms)
             }
-            (Stage::Reading, News::Read) => {
-                self.stage = Stage::Joining;
-                Next::Join
-            }
-            (Stage::Joining, News::Opened(0) | News::Connected) => {
-                self.stage = Stage::Sent;
-                Next::Send
-            }
-            (Stage::Reading | Stage::Joining, News::Lost(role, cause) | News::Failed(role, cause)) => {
-                self.failed_alone(role, cause, terms)
-            }
-            (Stage::Reading | Stage::Joining, News::Refused(role)) => {
-                self.failed_alone(role, Cause::PeerLost, terms)
-            }
+            (Stage::Reading | Stage::Joining, news) => self.take_in_turn(news, terms),
             (Stage::Sent | Stage::Passing, News::Passes { resumable }) => {
                 self.stage = Stage::Passing;
                 self.begun = true;
@@ -301,9 +288,24 @@ impl Flight {
                 self.again(cause, terms)
             }
             (Stage::Sent | Stage::Passing, News::Failed(role, cause)) => self.failed(role, cause, terms),
-            (Stage::Connecting(_) | Stage::Reading | Stage::Joining | Stage::Sent | Stage::Passing, _) => {
-                Next::On
+            (Stage::Connecting(_) | Stage::Sent | Stage::Passing, _) => Next::On,
+        }
+    }
+
+    /// The two stages of a try in turn.
+    fn take_in_turn(&mut self, news: News, terms: &mut Terms<'_>) -> Next {
+        match (self.stage, news) {
+            (Stage::Reading, News::Read) => {
+                self.stage = Stage::Joining;
+                Next::Join
             }
+            (Stage::Joining, News::Opened(0) | News::Connected) => {
+                self.stage = Stage::Sent;
+                Next::Send
+            }
+            (_, News::Lost(role, cause) | News::Failed(role, cause)) => self.failed_alone(role, cause, terms),
+            (_, News::Refused(role)) => self.failed_alone(role, Cause::PeerLost, terms),
+            _ => Next::On,
         }
     }
 

@@ -8,7 +8,8 @@
 //! Thread: `ctl`. Owns: connections to prefill workers' fronts, one per request, and what was read of their answers. Hosts
 //! are dialled that the directory allows (`--bootstrap-allow`), since requests name them. Invariants: of each request there
 //! is one [`Word`] that says where its KV is, or that it failed; after that one at most, which says how prefill ended.
-//! Bounded: requests, the part of an answer that is kept, and each in time. Not here: what a word means (`generations`).
+//! Bounded: requests, the part of an answer that is kept, and each in time; until it says where the KV is, by how long it takes
+//! nothing in and says nothing, since a process that stands still closes nothing. Not here: what a word means (`generations`).
 
 use crate::cause::Cause;
 use crate::front::connections::JSON;
@@ -19,7 +20,7 @@ use crate::front::http::{Limits, Method};
 use crate::front::openai::{PrefillAddress, ToldKv};
 use crate::front::router::call::{Order, Outgoing, WorkerAnswer};
 use crate::front::router::failure::{Failure, cause_in};
-use crate::limits::{ASKED_ANSWER_MAX, PREFILL_ASKS_MAX, ROUTER_CONNECT_TIME};
+use crate::limits::{ASKED_ANSWER_MAX, ASKED_SILENCE_MAX, PREFILL_ASKS_MAX, ROUTER_CONNECT_TIME};
 use crate::net::{ConnId, Event, Reactor};
 use crate::obs::log::event;
 use crate::wire::message::Role;
@@ -53,8 +54,21 @@ pub enum Word {
     Kept(ToldKv),
     /// It has failed, or could not be asked.
     Failed(Cause),
+    /// It refuses the request, as any other would.
+    Refused(Refusal),
+    /// It was not asked, for want of room here.
+    Unasked,
     /// It is done, or was lost behind [`Word::Kept`]: what becomes of the KV the hand-off tells.
     Ended,
+}
+
+/// What prefill says of a request that is wrong itself (400).
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Refusal {
+    /// Media type.
+    pub media: String,
+    /// At most [`ASKED_ANSWER_MAX`] bytes.
+    pub body: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -68,6 +82,8 @@ struct Asked {
     body: Vec<u8>,
     /// Whether it has said where the KV will be.
     told: bool,
+    /// Since when it has taken nothing in, while it has not.
+    silent: Instant,
     until: Instant,
 }
 
@@ -101,7 +117,7 @@ impl Asking {
     /// Asks.
     pub fn begin(&mut self, ask: Ask, directory: &mut Directory, reactor: &mut Reactor, now: Instant) {
         if self.open.len() + self.unresolved.len() >= PREFILL_ASKS_MAX {
-            return self.words.push_back((ask.exchange, Word::Failed(Cause::Overloaded)));
+            return self.words.push_back((ask.exchange, Word::Unasked));
         }
         let address = match Source::remote(&ask.address.host, ask.address.port) {
             Source::Remote(address) if directory.allows(address.ip()) => Ok(address.ip()),
@@ -142,16 +158,16 @@ impl Asking {
         });
         match dialled {
             Ok(conn) => {
-                let host = format!("{}:{}", at.host, at.port);
                 let limits = Limits { body: usize::MAX, ..Limits::default() };
                 let asked = Asked {
                     exchange,
-                    outgoing: Outgoing::new(&order, &host, Some(Role::Prefill.to_string()), body),
+                    outgoing: Outgoing::new(&order, &at.authority(), Some(Role::Prefill.to_string()), body),
                     decoder: ResponseDecoder::new(Method::Post, limits),
                     status: 0,
                     media: String::new(),
                     body: Vec::new(),
                     told: false,
+                    silent: now,
                     until,
                 };
                 self.open.insert(conn, asked);
@@ -192,6 +208,7 @@ impl Asking {
         for conn in late {
             self.over(conn, Word::Failed(Cause::Deadline), reactor);
         }
+        self.give_up_silent(reactor, now);
         let (late, waiting) =
             std::mem::take(&mut self.unresolved).into_iter().partition(|ask| ask.until <= now);
         self.unresolved = waiting;
@@ -199,13 +216,32 @@ impl Asking {
         self.words.extend(late.iter().map(|ask| (ask.exchange, Word::Failed(Cause::Deadline))));
     }
 
+    /// Gives up those that stand still before they have said where the KV is; behind that it is the link's to find out.
+    fn give_up_silent(&mut self, reactor: &mut Reactor, now: Instant) {
+        let is_silent = |asked: &Asked| !asked.told && asked.silent + ASKED_SILENCE_MAX <= now;
+        let silent: Vec<ConnId> =
+            self.open.iter().filter(|(_, asked)| is_silent(asked)).map(|(&conn, _)| conn).collect();
+        for conn in silent {
+            if let Some(asked) = self.open.get(&conn) {
+                event!(
+                    Warn,
+                    "asking",
+                    "prefill worker does not say where the KV will be",
+                    exchange = asked.exchange
+                );
+            }
+            self.over(conn, Word::Failed(Cause::PeerLost), reactor);
+        }
+    }
+
     /// Takes an event of one of these connections.
-    pub fn handle(&mut self, event: Event, reactor: &mut Reactor) {
+    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, now: Instant) {
         match event {
             Event::Connected(conn) | Event::Drained(conn) => {
                 let Some(asked) = self.open.get_mut(&conn) else { return };
+                asked.silent = now;
                 if asked.outgoing.pump(reactor, conn).is_err() {
-                    self.over(conn, Word::Failed(Cause::Overloaded), reactor);
+                    self.over(conn, Word::Unasked, reactor);
                 }
             }
             Event::Received(conn) => self.read(conn, reactor),
@@ -280,7 +316,7 @@ impl Asked {
             }
             self.body.extend_from_slice(&answer.body[from..]);
         } else if is_whole && self.status > 0 && !answer.is_success() {
-            words.push(Word::Failed(as_partners(Failure::of(&answer).cause)));
+            words.push(word_of(&answer));
         } else {
             self.body.clone_from(&answer.body);
         }
@@ -307,6 +343,19 @@ impl Asked {
     }
 }
 
+/// What an answer that is none of success says.
+fn word_of(answer: &WorkerAnswer) -> Word {
+    match Failure::of(answer).cause {
+        Cause::Refused
+            if answer.status == Cause::Refused.http_status() && answer.body.len() <= ASKED_ANSWER_MAX =>
+        {
+            let WorkerAnswer { media, body, .. } = answer.clone();
+            Word::Refused(Refusal { media, body })
+        }
+        cause => Word::Failed(as_partners(cause)),
+    }
+}
+
 /// That its client has gone, as prefill may think, is not for one that is here.
 fn as_partners(cause: Cause) -> Cause {
     if cause == Cause::ClientGone { Cause::PeerLost } else { cause }
@@ -326,6 +375,7 @@ mod tests {
             media: media.into(),
             body: Vec::new(),
             told: false,
+            silent: Instant::now(),
             until: Instant::now(),
         }
     }
@@ -364,6 +414,9 @@ mod tests {
         let told = r#"{"error":{"code":"draining"}}"#;
         assert_eq!(words(503, JSON, told)[0], Word::Failed(Cause::Draining));
         assert_eq!(words(404, JSON, "{}")[0], Word::Failed(Cause::Refused));
+        let refusal = Refusal { media: JSON.into(), body: told.replace("draining", "x").into() };
+        let wrong = words(400, JSON, &told.replace("draining", "x"));
+        assert_eq!(wrong[0], Word::Refused(refusal), "as any other would say it");
         // Engines that know no such request answer it.
         for (media, answer) in
             [(JSON, "{\"choices\":[]}"), (STREAM, "data: {\"choices\":[]}\n\n"), (STREAM, "")]

@@ -7,7 +7,8 @@
 //! Invariant: bodies that are held, of requests that are not answered too, are bounded in total.
 
 use crate::front::http::{
-    BodyStream, Decoder, Exchange, HttpError, Limits, Request, ResponseWriter, Version, response::CONTINUE,
+    BodyStream, Decoder, Exchange, HttpError, Limits, Request, ResponseWriter, Version,
+    response::{CONTINUE, PROCESSING},
     sse,
 };
 use crate::front::openai::ApiError;
@@ -221,6 +222,14 @@ impl Connections {
             due.request_id = made();
         }
         due.request_id.clone()
+    }
+
+    /// Says that an answer is being made, of which nothing can be sent yet.
+    pub fn processing(&mut self, reactor: &mut Reactor, conn: ConnId) {
+        let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
+        if due.is_some_and(|due| due.stream.is_none() && due.exchange.version == Version::Http11) {
+            self.send(reactor, conn, PROCESSING);
+        }
     }
 
     /// Begins a stream of events.

@@ -90,7 +90,13 @@ impl Live {
     /// Sends what there is of an answer that is a stream, which begins with the first of it.
     fn stream(&mut self, out: &[u8], way: &mut Way<'_>) {
         let is_first = !std::mem::replace(&mut self.begun, true);
-        let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.is_stream()) else { return };
+        let Some(exchange) = self.exchange.as_ref().filter(|exchange| exchange.is_stream()) else {
+            if is_first && self.asked.is_some() {
+                // Nobody else can tell the router that prefill has done its part.
+                way.connections.processing(way.reactor, self.conn);
+            }
+            return;
+        };
         let mut events = Vec::new();
         if is_first {
             way.connections.open_stream(way.reactor, self.conn);

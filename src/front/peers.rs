@@ -196,7 +196,7 @@ impl Peers {
             return self.lanes.handle(event, reactor, handoff, now);
         }
         if self.asking.owns(&event) {
-            self.asking.handle(event, reactor);
+            self.asking.handle(event, reactor, now);
             return self.tell_words(handoff);
         }
         if self.directory.owns(&event) {

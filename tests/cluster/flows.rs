@@ -164,6 +164,42 @@ fn streams_of_every_flow_survive_deaths() {
     }
 }
 
+/// A process that stands still takes connections and what is sent over them, and closes nothing.
+#[test]
+fn a_prefill_worker_that_stands_still_is_gone_round_in_every_flow() {
+    for flow in FLOWS {
+        let slow = Slow::with("tcp", &[&flow[..], &["--policy", "round_robin"]].concat());
+        let address = slow.fleet.router.address;
+        let case = &cases()[0];
+        let expected = events(&open(address, case).end());
+        for worker in &slow.fleet.prefill {
+            worker.post("/flush_cache", "");
+        }
+        // While it reads.
+        let stream = open(address, case);
+        let victim = slow.reading();
+        slow.fleet.prefill[victim].pause();
+        check_same(&stream.end(), &expected, &case.1);
+        slow.fleet.prefill[victim].go_on();
+        slow.await_all();
+        // Before it has heard of the request: one of the two is for it.
+        slow.fleet.prefill[0].pause();
+        let streams = [open(address, case), open(address, case)];
+        for stream in streams {
+            check_same(&stream.end(), &expected, &case.1);
+        }
+        if flow[1] == "decode-first" {
+            assert!(
+                slow.fleet.decode.iter().any(|worker| worker.has_said("does not say where the KV will be"))
+            );
+        }
+        slow.fleet.prefill[0].go_on();
+        slow.await_all();
+        let mut fleet = slow.fleet;
+        fleet.check_idle();
+    }
+}
+
 /// Long before what is kept would be given up by itself.
 #[test]
 fn a_client_that_leaves_frees_both_workers_in_every_flow() {
@@ -245,6 +281,42 @@ fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
     }
 }
 
+/// What it says of the request is the client's, in whatever order it was asked.
+#[test]
+fn what_prefill_refuses_comes_to_the_client_as_it_said_it() {
+    let (reader, decode) = (prefill(&["--max-model-len", "64"]), start("decode", &[]));
+    let mut body = body(1, 80, 4);
+    body["kv_transfer_params"] = json!({"do_remote_decode": true});
+    let expected = reader.post("/v1/completions", &body.to_string());
+    assert!(expected.0 == 400 && expected.1.contains("context_length_exceeded"), "{expected:?}");
+    body.as_object_mut().unwrap().remove("kv_transfer_params");
+    body["baton_prefill"] = json!({"host": "127.0.0.1", "port": reader.address.port()});
+    assert_eq!(decode.post("/v1/completions", &body.to_string()), expected);
+    decode.await_idle();
+}
+
+/// While decode still generates what comes as a whole, prefill has done its part.
+#[test]
+fn a_prefill_worker_is_no_longer_charged_once_decode_generates() {
+    let dummy = Dummy::slow();
+    let reader = dummy.start("prefill", &["--bootstrap-port", "0"]);
+    let mut fleet = Fleet::with(vec![reader], vec![dummy.start("decode", &[])], &FLOWS[1]);
+    let address = fleet.router.address;
+    let body = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true}).to_string();
+    let client = thread::spawn(move || post(address, "/v1/completions", &body));
+    let active = |worker: &Process| {
+        fleet.router.metric("smg_worker_requests_active{", &format!("\"http://{}\"", worker.address))
+    };
+    let begun = Instant::now();
+    while active(&fleet.decode[0]) < 1.0 || active(&fleet.prefill[0]) > 0.0 {
+        assert!(!client.is_finished() && begun.elapsed() < PATIENCE, "prefill is charged to the end");
+    }
+    assert!(!client.is_finished() && active(&fleet.decode[0]) == 1.0, "it is still being made");
+    let (status, answer) = client.join().unwrap();
+    assert_eq!(status, 200, "{answer}");
+    fleet.check_idle();
+}
+
 #[test]
 fn a_prefill_worker_that_may_not_be_asked_is_refused_by_name() {
     let (reader, decode) = (prefill(&[]), start("decode", &[]));
@@ -269,6 +341,12 @@ fn a_prefill_worker_that_may_not_be_asked_is_refused_by_name() {
         let (status, answer) = decode.post("/v1/completions", &asking(nobody.clone()));
         assert!(status >= 400 && answer.contains("\"param\":\"bootstrap_host\""), "{nobody}: {answer}");
     }
+    // The same once a choice of which only the end was missing has been told.
+    let mut behind: Value = serde_json::from_str(&asking(json!({"host": "127.0.0.1", "port": 9}))).unwrap();
+    (behind["stream"], behind["n"], behind["stop"]) = (json!(true), json!(2), json!(null));
+    behind["baton_resume"] = json!({"created": 1, "choices": [{"ids": [5, 6, 7, 8]}, null]});
+    let answer = Leg::open(decode.address, "/v1/completions", "", &behind).end();
+    assert!(answer.contains("\"finish_reason\":\"length\"") && answer.contains("bootstrap_host"), "{answer}");
     let (status, answer) = decode.post("/v1/completions", &asking(address));
     assert_eq!(status, 200, "{answer}");
     reader.await_idle();

@@ -88,7 +88,7 @@ impl Slow {
         self.await_all();
     }
 
-    fn await_all(&self) {
+    pub fn await_all(&self) {
         let begun = Instant::now();
         while self.fleet.router.metric("smg_worker_health{", "") < (PREFILL + DECODE) as f64 {
             assert!(begun.elapsed() < PATIENCE, "the router never sees all its workers");

@@ -2,9 +2,10 @@
 
 use crate::client::Router;
 use crate::retries::{Quartet, event};
-use crate::worker::{Asked, Worker};
+use crate::worker::{Asked, PATIENCE, Worker};
 use crate::{PROMPT, STREAM};
 use serde_json::{Value, json};
+use std::time::Instant;
 
 const PREFILL_FIRST: [&str; 2] = ["--flow", "prefill-first"];
 
@@ -88,6 +89,21 @@ fn an_error_of_prefill_is_told_and_decode_never_asked() {
         assert_eq!(client.answer().0, 200, "{fault}");
     }
     assert!(quartet.is_unasked());
+}
+
+/// Who stands still closes nothing: that it answers no probe ends what it was asked.
+#[test]
+fn a_prefill_worker_that_is_asked_first_and_stands_still_is_given_up() {
+    let quartet = Quartet::start(&PREFILL_FIRST);
+    let mut client = quartet.router.post("/v1/completions", PROMPT);
+    let (first, still) = quartet.at_prefill();
+    quartet.prefill[first].ignore_probes(4);
+    let (second, mut at_prefill) = quartet.at_prefill();
+    assert_ne!(first, second);
+    assert!(still.is_closed());
+    keep(&mut at_prefill, 5);
+    quartet.at_decode().1.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
 }
 
 /// What decode does not claim is given up at once, and the request read anew.
@@ -292,4 +308,33 @@ fn a_prefill_worker_is_charged_until_decode_s_first_byte() {
     assert_eq!(clients[0].piece().as_deref(), Some("data: {}\n\n"));
     clients.push(router.post("/v1/completions", STREAM));
     assert_eq!(named(&decode.asked()), named(&one), "it has nothing to do");
+}
+
+#[test]
+fn of_an_answer_that_comes_whole_decode_says_when_prefill_is_done() {
+    let prefill = [Worker::start(), Worker::start()];
+    let decode = Worker::start();
+    let flags = [&DECODE_FIRST[..], &["--policy", "least_loaded"]].concat();
+    let router = Router::ready(&[&prefill[0], &prefill[1]], &[&decode], &flags);
+    router.wait_for_workers(3);
+    let mut client = router.post("/v1/completions", PROMPT);
+    let mut one = decode.asked();
+    let _other = router.post("/v1/completions", PROMPT);
+    let two = decode.asked();
+    assert_ne!(named(&one), named(&two));
+    one.send(b"HTTP/1.1 102 Processing\r\n\r\n");
+    // The router reads that before what comes next.
+    let is_charged = |line: &str| {
+        line.starts_with("smg_worker_requests_active{")
+            && line.contains("\"prefill\"")
+            && line.ends_with(" 1")
+    };
+    let begun = Instant::now();
+    while router.get("/metrics").answer().1.lines().filter(|line| is_charged(line)).count() != 1 {
+        assert!(begun.elapsed() < PATIENCE, "it stays charged");
+    }
+    let _third = router.post("/v1/completions", PROMPT);
+    assert_eq!(named(&decode.asked()), named(&one), "it has nothing to do");
+    one.answer("200 OK", r#"{"well":1}"#);
+    assert_eq!(client.answer(), (200, r#"{"well":1}"#.into()));
 }

@@ -10,7 +10,8 @@
 use super::placing::Placement;
 use super::{Generations, Given, Live, Part, Way, error_of};
 use crate::cause::Cause;
-use crate::front::asking::{Ask, Word};
+use crate::front::asking::{Ask, Refusal, Word};
+use crate::front::connections::Answer;
 use crate::front::openai::bootstrap::SOURCE_PARAM;
 use crate::front::openai::info::Abort;
 use crate::front::openai::{ApiError, ToldKv};
@@ -81,16 +82,26 @@ impl Generations {
         };
         (ask.exchange, ask.order) = (id, order);
         self.handoff.ask(ask);
+        // It is long, and needed once.
+        if let Some(asked) = self.live.get_mut(&id).and_then(|live| live.asked.as_mut()) {
+            asked.ask.body = Arc::default();
+        }
     }
 
     /// Prefill has said something of a request, which may be over.
     pub(super) fn hear(&mut self, id: u64, word: Word, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&id) else { return };
         let Some(asked) = live.asked.as_mut() else { return };
-        let room = match asked.stage {
-            Stage::Unknown => None,
-            Stage::Kept(room) | Stage::Over(room) => room,
+        let (room, is_known) = match asked.stage {
+            Stage::Unknown => (None, false),
+            Stage::Kept(room) | Stage::Over(room) => (room, true),
         };
+        if !matches!(word, Word::Kept(_)) {
+            asked.stage = Stage::Over(room);
+        }
+        // Behind the first token it is decode's to find out what it lacks; that of a choice whose end alone was missing says
+        // nothing of the others.
+        let is_decodes = live.begun && is_known && asked.waiting.is_empty();
         match word {
             Word::Kept(told) => {
                 asked.stage = Stage::Kept(told.room);
@@ -98,15 +109,18 @@ impl Generations {
                     self.fail(id, &error, Cause::Incompatible, way);
                 }
             }
-            Word::Failed(cause) => {
-                asked.stage = Stage::Over(room);
-                // Behind the first token it is decode's to find out what it lacks.
-                if !live.begun {
-                    self.fail(id, &told_of_source(cause), cause, way);
-                }
+            Word::Failed(_) | Word::Refused(_) | Word::Unasked if is_decodes => {}
+            Word::Failed(cause) => self.fail(id, &told_of_source(cause), cause, way),
+            Word::Unasked => self.fail(id, &error_of(Cause::Overloaded), Cause::Overloaded, way),
+            Word::Refused(_) if live.begun => {
+                self.fail(id, &told_of_source(Cause::Refused), Cause::Refused, way);
+            }
+            Word::Refused(Refusal { media, body }) => {
+                let (conn, status) = (live.conn, Cause::Refused.http_status());
+                way.answer(conn, &Answer { status, media: &media, body: &body, retry_after: None });
+                self.drop_exchange(id, Cause::Refused);
             }
             Word::Ended => {
-                asked.stage = Stage::Over(room);
                 if let Some(cause) = asked.failing.take() {
                     self.fail(id, &error_of(cause), cause, way);
                 }
@@ -172,8 +186,8 @@ impl Generations {
             let slot = Slot { id: request.slot, generation: request.generation };
             self.handoff.released(request.worker, slot);
         }
-        // While it is at work it sees its client leave.
-        if let (Stage::Over(Some(room)), false) = (asked.stage, live.begun) {
+        // While it is at work it sees its client leave; its end may be on its way. What was claimed is no longer kept.
+        if let Stage::Kept(Some(room)) | Stage::Over(Some(room)) = asked.stage {
             let mut ask = asked.ask;
             ask.exchange = NOBODY;
             ask.order.target = "/abort_request".into();

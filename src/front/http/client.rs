@@ -82,6 +82,8 @@ pub struct ResponseDecoder {
     gather: Gather,
     /// Whether the request was HEAD.
     bodyless: bool,
+    /// Whether [`super::response::PROCESSING`] has come, and nobody was told.
+    processing: bool,
     stage: Stage,
 }
 
@@ -100,6 +102,7 @@ impl ResponseDecoder {
             limits,
             gather: Gather::new(limits.head),
             bodyless: method == Method::Head,
+            processing: false,
             stage: Stage::Head,
         }
     }
@@ -117,6 +120,11 @@ impl ResponseDecoder {
             self.stage = Stage::Failed(error);
         }
         result
+    }
+
+    /// Whether the server has said, since this was last asked, that it makes the answer.
+    pub fn take_processing(&mut self) -> bool {
+        std::mem::take(&mut self.processing)
     }
 
     /// The server closed its side: the end of a body that nothing else delimits, else an error.
@@ -142,15 +150,17 @@ impl ResponseDecoder {
             let Some(bytes) = bytes else { return Ok((used, None)) };
             let (line, headers) = head::parse::<StatusLine>(bytes, self.limits.headers)?;
             match line.status {
+                102 => self.processing = true,
                 // 100 Continue, 103 Early Hints: the answer is still to come.
-                100 | 102..200 => continue,
-                200..600 => {}
+                100 | 103..200 => {}
+                200..600 => {
+                    let version = Version::from_minor(line.minor);
+                    self.stage = self.body_of(line.status, version, &headers)?;
+                    let head = ResponseHead { status: line.status, version, headers };
+                    return Ok((used, Some(Event::Head(head))));
+                }
                 _ => return Err(HttpError::Malformed("a status that no request asked for")),
             }
-            let version = Version::from_minor(line.minor);
-            self.stage = self.body_of(line.status, version, &headers)?;
-            let head = ResponseHead { status: line.status, version, headers };
-            return Ok((used, Some(Event::Head(head))));
         }
     }
 

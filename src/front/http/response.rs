@@ -9,6 +9,9 @@ use std::io::Write;
 /// What a client that sent `Expect: 100-continue` waits for.
 pub const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
+/// What comes before an answer that is whole at its end, and being made.
+pub const PROCESSING: &[u8] = b"HTTP/1.1 102 Processing\r\n\r\n";
+
 /// What the form of an answer depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Exchange {

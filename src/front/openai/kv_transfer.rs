@@ -67,6 +67,15 @@ pub struct PrefillAddress {
 }
 
 impl PrefillAddress {
+    /// Host and port as a request's Host field has them.
+    pub fn authority(&self) -> String {
+        // One of IPv6 may come with its brackets.
+        match self.host.contains(':') && !self.host.starts_with('[') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+
     /// How it is to be asked.
     pub fn keep(&self) -> Keep {
         Keep { host: Some(self.host.clone()), port: self.bootstrap_port }
@@ -279,7 +288,11 @@ mod tests {
             read_prefill(&mut Fields::parse(body.as_bytes()).unwrap())
         };
         let address = PrefillAddress { host: "10.0.0.1".into(), port: 9, bootstrap_port: Some(8998) };
-        assert_eq!(read(&serde_json::to_string(&address).unwrap()), Ok(Some(address)));
+        assert_eq!(read(&serde_json::to_string(&address).unwrap()), Ok(Some(address.clone())));
+        for (host, authority) in [("10.0.0.1", "10.0.0.1:9"), ("::1", "[::1]:9"), ("[::1]", "[::1]:9")] {
+            let address = PrefillAddress { host: host.into(), ..address.clone() };
+            assert_eq!(address.authority(), authority);
+        }
         assert_eq!(read("null"), Ok(None));
         for odd in [
             "7",

@@ -322,6 +322,11 @@ impl Call {
         Ok((used, read))
     }
 
+    /// Whether the worker has said, since this was last asked, that it makes an answer that comes whole.
+    pub fn take_processing(&mut self) -> bool {
+        self.decoder.take_processing()
+    }
+
     /// The worker has closed its end and all input was read.
     pub fn close(&mut self) -> Result<(), Lost> {
         match self.decoder.close() {

@@ -76,7 +76,7 @@ impl Fanout {
     pub fn part(&mut self, client: ConnId, conn: ConnId, what: &What, way: &mut Way<'_>) {
         let Some(mut fan) = self.open.remove(&client) else { return };
         let at = fan.open.iter().position(|&(open, ..)| open == conn);
-        let Some(at) = at.filter(|_| !matches!(what, What::Ready | What::Arrived)) else {
+        let Some(at) = at.filter(|_| !matches!(what, What::Ready | What::Processing | What::Arrived)) else {
             return drop(self.open.insert(client, fan));
         };
         let (_, worker, url) = fan.open.swap_remove(at);

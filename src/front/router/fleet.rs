@@ -44,6 +44,8 @@ pub enum What {
     Ready,
     /// There is no connection, and nothing was sent.
     Refused,
+    /// The worker makes an answer that comes whole.
+    Processing,
     /// More of the answer has come; see [`Fleet::answer`].
     Arrived,
     /// The answer is whole: what was not taken of it yet.
@@ -328,6 +330,9 @@ impl Fleet {
                 Err(lost) => return self.lose(reactor, conn, lost, now),
             }
         }
+        if call.take_processing() {
+            self.news.push_back(News { owner: call.owner, conn, what: What::Processing });
+        }
         if some {
             self.news.push_back(News { owner: call.owner, conn, what: What::Arrived });
         }
@@ -431,7 +436,8 @@ impl Fleet {
     /// What waits for a worker waits for nothing.
     fn give_up(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
         let is_waiting = |call: &Call| {
-            call.booking.worker() == worker && matches!(call.owner, Owner::Lead(_) | Owner::Prefill(_))
+            let is_leg = matches!(call.owner, Owner::Lead(_) | Owner::Prefill(_) | Owner::Reader(_));
+            is_leg && call.booking.worker() == worker
         };
         let waiting = self.calls.iter().filter(|(_, call)| is_waiting(call));
         for conn in waiting.map(|(&conn, _)| conn).collect::<Vec<_>>() {

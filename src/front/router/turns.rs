@@ -58,7 +58,9 @@ impl Turns {
 
     /// News of a call for a client.
     pub fn news(&mut self, client: ConnId, conn: ConnId, what: &What, way: &mut Way<'_>) {
-        if self.open.get(&client) != Some(&conn) || matches!(what, What::Ready | What::Arrived) {
+        if self.open.get(&client) != Some(&conn)
+            || matches!(what, What::Ready | What::Processing | What::Arrived)
+        {
             return;
         }
         self.open.remove(&client);
@@ -109,8 +111,9 @@ impl Turns {
 
     /// News of the call to a worker that is to change by itself.
     pub fn balanced(&mut self, conn: ConnId, what: &What, way: &mut Way<'_>) {
-        let told =
-            self.told.filter(|&(told, _)| told == conn && !matches!(what, What::Ready | What::Arrived));
+        let told = self.told.filter(|&(told, _)| {
+            told == conn && !matches!(what, What::Ready | What::Processing | What::Arrived)
+        });
         let Some((_, worker)) = told else { return };
         self.told = None;
         let why = match what {

@@ -29,6 +29,11 @@ impl Flights {
                 flight.lead = None;
                 self.refused(client, flight, Role::Decode, way);
             }
+            What::Processing => {
+                way.fleet.has_read(conn, way.now);
+                flight.release(way);
+                self.keep(client, flight);
+            }
             What::Arrived => {
                 let Some(answer) = way.fleet.answer(conn) else { return self.keep(client, flight) };
                 if !answer.is_success() {
@@ -84,6 +89,7 @@ impl Flights {
                 flight.prefill = None;
                 return self.refused(client, flight, Role::Prefill, way);
             }
+            What::Processing => {}
             What::Arrived => {
                 let answer = way.fleet.answer(conn).filter(|answer| answer.is_success());
                 // What says why it failed is read when it is whole.

@@ -28,7 +28,7 @@ impl Flights {
         }
         let news = match what {
             What::Ready => return self.take(client, flight, News::Connected, way),
-            What::Arrived => return self.keep(client, flight),
+            What::Processing | What::Arrived => return self.keep(client, flight),
             What::Refused => {
                 flight.prefill = None;
                 return self.refused(client, flight, Role::Prefill, way);

@@ -88,7 +88,8 @@ struct Held {
     entry: Entry,
     /// `None` while a registry elsewhere keeps it.
     until: Option<Instant>,
-    /// Its operator has removed it: this incarnation does not come back by renewing.
+    /// Its operator has removed it: this incarnation does not come back by renewing. Another one does, since nothing here
+    /// tells a change of role from a start.
     barred: bool,
 }
 

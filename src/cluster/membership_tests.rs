@@ -95,6 +95,11 @@ fn who_was_removed_does_not_come_back_by_renewing_but_its_successor_does() {
     assert_eq!(done(&mut members), ["-7 Removed"]);
     members.renew(entry(1, 2, 7), Some(now + 2 * LIFE)).unwrap();
     assert_eq!(done(&mut members), ["+7"], "what is forgotten is not held against it");
+    assert!(members.remove(&seat(7)));
+    let turned = Entry { seat: Seat { role: Role::Decode, ..seat(7) }, ..entry(1, 3, 7) };
+    members.renew(Entry { bootstrap_port: None, ..turned }, Some(now + 2 * LIFE)).unwrap();
+    assert_eq!(done(&mut members), ["-7 Removed", "+7"], "a change of role is a start, too");
+    assert_eq!(members.entries(), 1, "the entry of its past is gone");
 }
 
 #[test]

@@ -185,13 +185,13 @@ pub fn elsewhere(error: &clap::Error, cli: &clap::Command, command: &str) -> Opt
         |arg: &clap::Arg| arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name));
     let has = |command: &&clap::Command| command.get_arguments().any(is_it);
     cli.get_subcommands().find(|typed| typed.get_name() == command)?;
-    let mut others: Vec<&str> = cli.get_subcommands().filter(has).map(clap::Command::get_name).collect();
-    others.sort_unstable();
-    (!others.is_empty() && !others.contains(&command)).then(|| ConfigError::Elsewhere {
-        flag: flag.clone(),
-        command: command.to_owned(),
-        others: others.join(" and baton "),
-    })
+    let others: Vec<&str> = cli.get_subcommands().filter(has).map(clap::Command::get_name).collect();
+    let (last, before) = others.split_last().filter(|_| !others.contains(&command))?;
+    let others = match before {
+        [] => (*last).to_owned(),
+        before => format!("{} and baton {last}", before.join(", baton ")),
+    };
+    Some(ConfigError::Elsewhere { flag: flag.clone(), command: command.to_owned(), others })
 }
 
 fn by_name(name: &str) -> Option<ConfigError> {
@@ -210,7 +210,7 @@ mod tests {
         let said = |line: &[&str]| parse(line, &here).unwrap_err().to_string();
         assert_eq!(
             said(&["baton", "serve", "m", "--local-prefill"]),
-            "--local-prefill is no flag of baton serve, but of baton decode and baton prefill and baton sim"
+            "--local-prefill is no flag of baton serve, but of baton prefill, baton decode and baton sim"
         );
         assert_eq!(
             said(&["baton", "prefill", "m", "--policy", "round_robin"]),

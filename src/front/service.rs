@@ -41,7 +41,7 @@ pub enum Outcome {
     /// The process is to end.
     Ended(End),
     /// The workers are done, and others are to come in their place: [`Service::dismiss`], then [`Service::take_on`] and
-    /// [`Service::turned`].
+    /// [`Service::turned`]; or [`Service::stayed`].
     Turns(Role),
     /// They stay after all: what was taken back is to be entered again.
     Stays,
@@ -204,19 +204,21 @@ impl Service {
         (self.events, self.progress) = (events, Progress::new(progress, now));
     }
 
-    /// A change of role is over: it has come about, or for this reason the workers are once more what they were.
-    pub fn turned(&mut self, outcome: Result<(), String>) {
+    /// A change of role is over: it has come about, or for this reason the workers are once more what they were. For so
+    /// long nobody was served.
+    pub fn turned(&mut self, outcome: Result<(), String>, stood_still: Duration) {
         let Some(turning) = self.routes.turning() else { return };
         let before = turning.role();
         if let Err(why) = &outcome {
             event!(Error, "ctl", "keeps its role", role = before, why = why);
         }
         turning.turned(outcome);
-        event!(Info, "ctl", "is put together anew", was = before, is = turning.role());
+        let seconds = format!("{:.3}", stood_still.as_secs_f64());
+        event!(Info, "ctl", "is put together anew", was = before, is = turning.role(), seconds = seconds);
     }
 
     /// It does not come about, for this reason, and nothing was done for it.
-    fn stayed(&mut self, why: String) {
+    pub fn stayed(&mut self, why: String) {
         let Some(turning) = self.routes.turning() else { return };
         event!(Error, "ctl", "keeps its role", role = turning.role(), why = why);
         turning.stayed(why);

@@ -4,7 +4,7 @@
 //! ```text
 //!          POST /role            nothing runs, nothing is unheard, no entry is left
 //!  serves ───────────▶ empties ─────────────────────────────────────────────────────▶ turns ──▶ serves, in the new role
-//!    ▲                    │ time is up, or it is to drain                                │ something cannot be had
+//!    ▲                    │ time is up, it is to drain, or a port is another's           │ something cannot be had
 //!    └────────────────────┴──────────────────────────────────────────────────────────────┘  in the old one
 //! ```
 //! Thread: `ctl`. No I/O: it is told what is left, and tells when that is enough. Invariant: what was taken is finished, as
@@ -20,6 +20,9 @@ use std::time::{Duration, Instant};
 /// What a router takes the worker for that it asks: its role, and behind a slash how often that has changed, if it tells.
 /// A worker that is something else by now answers as one that drains, and the router asks who it is.
 pub const TAKEN_FOR: &str = "x-baton-role";
+
+/// The code of a worker's answer that it cannot have a role, whenever it is asked.
+pub const NOT_POSSIBLE: &str = "role_not_possible";
 
 /// What a worker is asked to become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -157,7 +160,7 @@ impl Turning {
         if let Some((_, why)) = self.barred.iter().find(|(barred, _)| *barred == to) {
             return Err(ApiError::new(
                 409,
-                "role_not_possible",
+                NOT_POSSIBLE,
                 format!("this worker cannot be a {to} worker: {why}"),
             ));
         }

@@ -72,7 +72,9 @@ pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     starting.over();
     process::announce_ready(&service, &config.worker, begun);
     loop {
-        match service.run().map_err(|error| RoleError::Io("the reactor failed", error)) {
+        let outcome = service.run().map_err(|error| RoleError::Io("the reactor failed", error));
+        part.renew(&service);
+        match outcome {
             Ok(Outcome::Ended(end)) => return ended(service, crew, Ok(end)),
             Ok(Outcome::Turns(to)) => crew = part.turn(&mut service, crew, to)?,
             Ok(Outcome::Stays) => part.enrol(&mut service)?,
@@ -240,14 +242,37 @@ impl Part<'_> {
         enrolling::enrol(&self.config.handoff, key, service, peer, role, bootstrap_port, kind)
     }
 
+    /// Uses the cluster's keys as they are by now.
+    fn renew(&mut self, service: &Service) {
+        if let Some(keys) = service.cluster_keys() {
+            self.secrets = keys.to_vec();
+        }
+    }
+
+    /// Whether the ports of a role can be had, beside those that it shares with the role of now.
+    ///
+    /// # Errors
+    /// The first that cannot.
+    fn check_doors(&self, to: Role) -> Result<(), RoleError> {
+        let held = doors::ports(self.config, self.role);
+        let mut wanted = doors::ports(self.config, to);
+        // What is held now is given back before.
+        wanted.retain(|port| port.number == 0 || held.iter().all(|held| held.number != port.number));
+        ports::check(self.config.worker.front.host, &wanted)
+    }
+
     /// Has the worker be something else, or, where that cannot be had, what it was.
     ///
     /// # Errors
     /// Neither can be had: the process is at its end.
     fn turn(&mut self, service: &mut Service, crew: Crew, to: Role) -> Result<Crew, RoleError> {
-        if let Some(keys) = service.cluster_keys() {
-            self.secrets = keys.to_vec();
+        if let Err(why) = self.check_doors(to) {
+            // Nothing was taken apart yet.
+            service.stayed(why.to_string());
+            self.enrol(service)?;
+            return Ok(crew);
         }
+        let begun = Instant::now();
         service.dismiss();
         let lost = || RoleError::Io("the engine has ended", io::Error::other("a thread panicked"));
         let forward = crew.stop().ok_or_else(lost)?;
@@ -262,7 +287,7 @@ impl Part<'_> {
         let (workers, crew) = process.start(&loaded, forward, self.ctl.clone())?;
         service.take_on(workers, placement, mode, Instant::now());
         self.join(service, doors, rest, &crew)?;
-        service.turned(outcome);
+        service.turned(outcome, begun.elapsed());
         Ok(crew)
     }
 }

@@ -2,8 +2,9 @@
 
 use crate::etcd_server::EtcdServer;
 use crate::fleet::Fleet;
+use crate::keys::KeyFile;
 use crate::members::{await_workers, listed, router, serves};
-use crate::process::{PATIENCE, Process, get, post};
+use crate::process::{PATIENCE, Process, get, post, post_with};
 use crate::{body, choices, dual, prefill, start, with_room};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -125,7 +126,7 @@ fn what_runs_is_finished_first_and_nothing_new_is_taken() {
     // A leg of a request that somebody sends to what it was.
     let asked = "x-baton-role: decode\r\n";
     let sent = with_room(body(3, 20, 4), &reader, 3);
-    let (status, text) = crate::process::post_with(to, "/v1/completions", asked, &sent);
+    let (status, text) = post_with(to, "/v1/completions", asked, &sent);
     assert!(status == 503 && text.contains("is taken for decode, and is prefill/1"), "{text}");
     reader.await_idle();
     writer.await_idle();
@@ -147,7 +148,7 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
         assert!(begun.elapsed() < PATIENCE);
         thread::sleep(Duration::from_millis(10));
     };
-    assert_eq!(role(&writer)["changes"], 1, "it was put together anew, as what it was");
+    assert_eq!(role(&writer)["changes"], 0, "nothing was taken apart for a port that another has");
     let why = failed["reason"].as_str().unwrap();
     assert!(failed["role"] == "prefill" && why.contains("--bootstrap-port"), "{failed}");
     choices(&dual(reader.address, writer.address, with_room(body(1, 40, 4), &reader, 1)).1);
@@ -174,8 +175,7 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     for wrong in ["", "{}", r#"{"role": "router"}"#, r#"{"role": "decode", "x": 1}"#] {
         assert_eq!(reader.post("/role", wrong).0, 400, "{wrong}");
     }
-    let page =
-        crate::process::post_with(reader.address, "/role", "origin: http://evil\r\n", r#"{"role":"decode"}"#);
+    let page = post_with(reader.address, "/role", "origin: http://evil\r\n", r#"{"role":"decode"}"#);
     assert_eq!(page.0, 403);
 }
 
@@ -321,7 +321,7 @@ fn a_router_spares_nobody_whom_it_needs() {
     assert_eq!(ask_role(router, &fleet.decode[0], "router").0, 400);
     assert_eq!(router.post("/workers/99/role", r#"{"role": "prefill"}"#).0, 404);
     assert_eq!(router.post("/workers/0/name", r#"{"role": "prefill"}"#).0, 404);
-    let page = crate::process::post_with(router.address, "/workers/0/role", "origin: http://evil\r\n", "{}");
+    let page = post_with(router.address, "/workers/0/role", "origin: http://evil\r\n", "{}");
     assert_eq!(page.0, 403);
     assert_eq!(ask_role(router, &fleet.decode[0], "prefill").0, 202);
     await_role(router, &fleet.decode[0], "prefill");
@@ -404,6 +404,62 @@ fn entry_follows(router: &Process, registry: &str) {
     for worker in readers.iter().chain(&writers) {
         worker.await_idle();
     }
+}
+
+/// What was taken back for a change is entered again under the key of now.
+#[test]
+fn a_worker_that_stays_is_found_under_a_key_that_is_new() {
+    let key = KeyFile::new(1);
+    let router = router(0, &["--cluster-key-file", key.path()]);
+    let registry = format!("http://{}", router.address);
+    let reader = prefill(&["--registry", &registry, "--cluster-key-file", key.path()]);
+    await_workers(&router, 1);
+    std::fs::write(key.path(), [2; 40]).unwrap();
+    for process in [&router, &reader] {
+        process.signal("HUP");
+        process.await_said("read again");
+    }
+    let (to, lone) = (reader.address, with_room(body(2, 40, 4), &reader, 2));
+    let patience = "x-request-timeout-ms: 5000\r\n";
+    let waiting = thread::spawn(move || post_with(to, "/v1/completions", patience, &lone));
+    let begun = Instant::now();
+    while reader.metric("sglang:num_prefill_bootstrap_queue_reqs{", "") == 0.0 {
+        assert!(begun.elapsed() < PATIENCE, "it never waits");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(reader.post("/role", r#"{"role": "decode", "timeout_secs": 2}"#).0, 202);
+    await_workers(&router, 0);
+    reader.await_said("keeps its role");
+    await_role(&router, &reader, "prefill");
+    assert_ne!(waiting.join().unwrap().0, 200);
+}
+
+/// Behind a key that the router does not have it cannot be followed, and its operator is told.
+#[test]
+fn who_changes_its_role_and_does_not_tell_is_down_for_that_reason() {
+    let key = KeyFile::new(b'K');
+    let keyed = ["--bootstrap-port", "0", "--api-key-file", key.path()];
+    let (reader, writer) = (start("prefill", &keyed), start("decode", &keyed));
+    let fleet = Fleet::with(vec![reader], vec![writer], &["--health-check-interval-secs", "1"]);
+    let worker = &fleet.decode[0];
+    let turn_to = |role: &str| {
+        let fields = format!("authorization: Bearer {}\r\n", "K".repeat(40));
+        let asked = json!({ "role": role }).to_string();
+        assert_eq!(post_with(worker.address, "/role", &fields, &asked).0, 202);
+    };
+    turn_to("prefill");
+    let why = "it has another role, and does not tell this router which";
+    fleet.router.await_said(why);
+    for _ in 0..30 {
+        let told: Value = serde_json::from_str(&fleet.router.get("/workers").1).unwrap();
+        let told = &told["workers"][1];
+        let reason = told["reason"].as_str().unwrap_or_default();
+        assert!(told["status"] == "down" && reason.contains(why), "{told}");
+        thread::sleep(Duration::from_millis(100));
+    }
+    turn_to("decode");
+    await_role(&fleet.router, worker, "decode");
+    assert_eq!(fleet.router.times_said(why), 1);
 }
 
 /// Prompts that wait turn a decode worker into a prefill worker, and answers that wait turn one back.

@@ -8,6 +8,7 @@ mod foreign;
 mod joining;
 mod launched;
 mod retries;
+mod turns;
 mod worker;
 
 use client::Router;

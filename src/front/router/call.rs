@@ -204,6 +204,11 @@ impl WorkerAnswer {
         failure.cause == Cause::Draining && failure.is_told() && !failure.is_partners()
     }
 
+    /// Whether the worker says that it is another than the router takes it for.
+    pub fn is_of_role(&self) -> bool {
+        !self.is_success() && Failure::of(self).is_of_role()
+    }
+
     /// For a client.
     pub fn whole(&self) -> Answer<'_> {
         Answer { status: self.status, media: &self.media, body: &self.body, retry_after: self.retry_after }

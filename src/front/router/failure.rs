@@ -6,6 +6,7 @@ use crate::cluster::router::Role;
 use crate::front::openai::ApiError;
 use crate::front::openai::bootstrap::SOURCE_PARAM;
 use crate::front::router::call::{Lost, WorkerAnswer};
+use crate::front::turning::TAKEN_FOR;
 use crate::limits::ERROR_CODE_MAX;
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,8 +20,10 @@ pub struct Failure {
     code: Option<String>,
     /// What happened, where no worker told it.
     own: Option<String>,
-    /// Whether it is of the prefill worker that the request names.
+    /// Whether it is of the prefill worker that the request names,
     names_source: bool,
+    /// or of what the router takes the worker for.
+    names_role: bool,
     /// What it stands for.
     pub cause: Cause,
 }
@@ -30,10 +33,11 @@ impl Failure {
     pub fn of(answer: &WorkerAnswer) -> Failure {
         let told = serde_json::from_slice::<Told>(&answer.body).ok();
         let param = told.as_ref().and_then(|told| told.error.param.as_ref());
-        let names_source = param.and_then(Value::as_str) == Some(SOURCE_PARAM);
+        let param = param.and_then(Value::as_str);
+        let (names_source, names_role) = (param == Some(SOURCE_PARAM), param == Some(TAKEN_FOR));
         let code = told.and_then(Told::code);
         let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
-        Failure { status: answer.status, code, own: answer.own.clone(), names_source, cause }
+        Failure { status: answer.status, code, own: answer.own.clone(), names_source, names_role, cause }
     }
 
     /// What it means for the flight whose leg it ended.
@@ -44,6 +48,16 @@ impl Failure {
     /// Whether the worker named the cause itself.
     pub fn is_told(&self) -> bool {
         self.code.as_deref() == Some(self.cause.name())
+    }
+
+    /// Whether the worker is another than the router takes it for.
+    pub fn is_of_role(&self) -> bool {
+        self.names_role
+    }
+
+    /// Whether its code is this one.
+    pub fn has_code(&self, code: &str) -> bool {
+        self.code.as_deref() == Some(code)
     }
 
     /// Whether it is the other worker's, which a field of the request chose, and not of who tells it.

@@ -9,8 +9,10 @@ mod joining;
 mod probes;
 mod roles;
 
+pub use roles::Turned;
+
 use crate::cluster::loads::WorkerNumber;
-use crate::cluster::router::{Booking, Role, Router};
+use crate::cluster::router::{Booking, Router};
 use crate::config::secret::Secret;
 use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
@@ -70,7 +72,7 @@ pub struct Fleet {
     /// Where they are asked how they are, and how long that may take.
     health: (String, Duration),
     /// Those that have told that their role is another one now.
-    turned: VecDeque<(WorkerNumber, Role)>,
+    turned: VecDeque<Turned>,
 }
 
 impl Fleet {
@@ -351,6 +353,10 @@ impl Fleet {
         if !connected {
             let change = self.router.refused(worker);
             self.ails(worker, format!("it takes no connection: {reason}"));
+            if let Some(target) = self.targets.get_mut(&worker) {
+                // Who answers there next may be somebody who can.
+                target.keeps_role = false;
+            }
             self.tell(worker, change, &reason);
             self.is_gone(worker);
             self.look_up_again(worker, now);
@@ -375,12 +381,7 @@ impl Fleet {
         }
         match owner {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
-            Owner::Probe if drains => {
-                if let Some(target) = self.targets.get_mut(&worker) {
-                    target.told_down = true;
-                }
-                self.router.declined(worker, now);
-            }
+            Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
             Owner::Probe if answer.is_success() => {
                 self.probed(worker, true, now);
                 self.ask_report(reactor, worker, now);

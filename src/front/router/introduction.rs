@@ -6,7 +6,7 @@ use crate::cluster::kinds::Kind;
 use crate::cluster::roles::Room;
 use crate::cluster::router::Role;
 use crate::limits::MODEL_NAME_MAX;
-use serde::Deserialize;
+use crate::wire::message as wire;
 use serde_json::Value;
 
 /// Where workers are asked.
@@ -15,99 +15,64 @@ pub const PATH: &str = "/server_info";
 /// SGLang's word for a worker that does both.
 const BOTH: &str = "null";
 
-/// The fields of [`PATH`]'s answer that matter here.
-#[derive(Deserialize)]
-struct Told {
-    disaggregation_mode: Option<Value>,
-    disaggregation_bootstrap_port: Option<Value>,
-}
-
-/// What a worker tells of itself, but for whom it fits.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// What a worker tells of itself. A field that is not there, or is nonsense, is not told, whatever the others are.
+#[derive(Clone, PartialEq, Debug, Default)]
 pub struct Words {
+    /// What it does.
+    pub role: Option<wire::Role>,
     /// The name that its clients use for its model.
     pub model: Option<String>,
     /// What it has room for.
     pub room: Option<Room>,
     /// How often its role has changed since its start, where it can.
     pub role_changes: Option<u64>,
-    /// Whether it does both, without a hand-off.
-    pub is_mixed: bool,
     /// Whether it reads prompts where no prefill worker is left.
     pub reads_alone: bool,
     /// The port of its registry.
     pub bootstrap_port: Option<u16>,
+    /// Of its hand-offs: by that it is paired.
+    pub kind: Kind,
 }
 
 impl Words {
-    /// From its answer; what is not there or is something else is not told.
+    /// From its answer.
     pub fn of(answer: &[u8]) -> Words {
+        let told: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let role = match told["disaggregation_mode"].as_str() {
+            Some("prefill") => Some(wire::Role::Prefill),
+            Some("decode") => Some(wire::Role::Decode),
+            Some(BOTH) => Some(wire::Role::Mixed),
+            _ => None,
+        };
+        let is_mixed = role == Some(wire::Role::Mixed);
+        let handoff = &told["handoff"];
+        let model = told["served_model_name"].as_str().filter(|name| name.len() <= MODEL_NAME_MAX);
+        let port = told["disaggregation_bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
         Words {
-            model: model(answer),
-            room: room(answer),
-            role_changes: role_changes(answer),
-            is_mixed: is_mixed(answer),
-            reads_alone: reads_alone(answer),
-            bootstrap_port: bootstrap_port(answer),
+            role,
+            model: model.map(str::to_owned),
+            room: room(&told),
+            role_changes: told["role_changes"].as_u64(),
+            reads_alone: is_mixed || handoff["local_prefill"] == true,
+            bootstrap_port: port.filter(|&port| port > 0),
+            kind: match handoff {
+                _ if is_mixed => Kind::alone(),
+                Value::Null => Kind::default(),
+                handoff => Kind::told(handoff),
+            },
         }
     }
-}
 
-/// Whether a worker tells that it does both, without a hand-off.
-fn is_mixed(answer: &[u8]) -> bool {
-    let told = serde_json::from_slice::<Value>(answer).ok();
-    told.is_some_and(|told| told["disaggregation_mode"] == BOTH)
-}
-
-/// What a worker tells of its hand-offs: by that it is paired.
-pub fn kind(answer: &[u8]) -> Kind {
-    if is_mixed(answer) {
-        return Kind::alone();
+    /// Whether it does both, without a hand-off.
+    pub fn is_mixed(&self) -> bool {
+        self.role == Some(wire::Role::Mixed)
     }
-    #[derive(Deserialize)]
-    struct Told {
-        handoff: Option<Value>,
-    }
-    let told = serde_json::from_slice::<Told>(answer).ok();
-    told.and_then(|told| told.handoff).map_or(Kind::default(), |handoff| Kind::told(&handoff))
 }
 
-/// Whether a worker tells that it reads prompts where no prefill worker is left; one that does both always does.
-fn reads_alone(answer: &[u8]) -> bool {
-    let told = serde_json::from_slice::<Value>(answer).ok();
-    told.is_some_and(|told| told["handoff"]["local_prefill"] == true) || is_mixed(answer)
-}
-
-/// What a worker tells that it has room for.
-fn room(answer: &[u8]) -> Option<Room> {
-    #[derive(Deserialize)]
-    struct Told {
-        max_running_requests: Option<u32>,
-        max_total_tokens: Option<u64>,
-    }
-    let told = serde_json::from_slice::<Told>(answer).ok()?;
-    Some(Room { sequences: told.max_running_requests?, tokens: told.max_total_tokens? })
-}
-
-/// How often a worker's role has changed since its start, if it tells that it can.
-fn role_changes(answer: &[u8]) -> Option<u64> {
-    serde_json::from_slice::<Value>(answer).ok()?["role_changes"].as_u64()
-}
-
-/// The name that a worker's clients use for its model, if it tells one.
-fn model(answer: &[u8]) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Told {
-        served_model_name: Option<String>,
-    }
-    let told = serde_json::from_slice::<Told>(answer).ok()?;
-    told.served_model_name.filter(|name| name.len() <= MODEL_NAME_MAX)
-}
-
-/// The port of its registry, if a worker tells one.
-fn bootstrap_port(answer: &[u8]) -> Option<u16> {
-    let told = serde_json::from_slice::<Told>(answer).ok()?.disaggregation_bootstrap_port?.as_u64()?;
-    u16::try_from(told).ok().filter(|&port| port > 0)
+/// Both bounds, or nothing: one of them alone says little.
+fn room(told: &Value) -> Option<Room> {
+    let sequences = told["max_running_requests"].as_u64()?.try_into().ok()?;
+    Some(Room { sequences, tokens: told["max_total_tokens"].as_u64()? })
 }
 
 /// What an introduction comes to.
@@ -123,28 +88,30 @@ pub enum Verdict {
     Turned(Role),
 }
 
-/// Judges an answer of a worker that is to play `role`, its registry at `bootstrap_port` where that was given. One that has
+/// Judges the words of a worker that is to play `role`, its registry at `bootstrap_port` where that was given. One that has
 /// changed its role, now or (`has_turned`) before, is taken for what it tells; any other that is in the wrong place is a
 /// mistake of its operator's.
-pub fn judge(role: Role, bootstrap_port: Option<u16>, has_turned: bool, answer: &[u8]) -> Verdict {
-    let Ok(told) = serde_json::from_slice::<Told>(answer) else { return Verdict::Fits };
-    let is_followed = has_turned || role_changes(answer).is_some_and(|changes| changes > 0);
-    match (told.disaggregation_mode.as_ref().and_then(Value::as_str), role) {
+pub fn judge(role: Role, bootstrap_port: Option<u16>, has_turned: bool, words: &Words) -> Verdict {
+    let is_followed = has_turned || words.role_changes.is_some_and(|changes| changes > 0);
+    match (words.role, role) {
         // Whoever does both has the seat of a decode worker that reads prompts itself.
-        (Some(BOTH), Role::Decode) if is_followed => {}
-        (Some(BOTH | "decode"), Role::Prefill) | (Some("prefill"), Role::Decode) if is_followed => {
+        (Some(wire::Role::Mixed), Role::Decode) if is_followed => {}
+        (Some(wire::Role::Mixed | wire::Role::Decode), Role::Prefill)
+        | (Some(wire::Role::Prefill), Role::Decode)
+            if is_followed =>
+        {
             return Verdict::Turned(role.other());
         }
-        (Some(BOTH), _) => {
+        (Some(wire::Role::Mixed), _) => {
             return Verdict::Unfit(format!("it serves both phases, and is to be a {role} worker"));
         }
-        (Some("decode"), Role::Prefill) | (Some("prefill"), Role::Decode) => {
+        (Some(wire::Role::Decode), Role::Prefill) | (Some(wire::Role::Prefill), Role::Decode) => {
             return Verdict::Unfit(format!("it serves the other phase, and is to be a {role} worker"));
         }
         _ => {}
     }
-    match (told.disaggregation_bootstrap_port.and_then(|port| port.as_u64()), bootstrap_port) {
-        (Some(theirs), Some(ours)) if theirs != u64::from(ours) => Verdict::Doubtful(format!(
+    match (words.bootstrap_port, bootstrap_port) {
+        (Some(theirs), Some(ours)) if theirs != ours => Verdict::Doubtful(format!(
             "its registry listens on port {theirs}, and is looked for on port {ours}"
         )),
         _ => Verdict::Fits,
@@ -154,6 +121,10 @@ pub fn judge(role: Role, bootstrap_port: Option<u16>, has_turned: bool, answer: 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn judge(role: Role, bootstrap_port: Option<u16>, has_turned: bool, answer: &[u8]) -> Verdict {
+        super::judge(role, bootstrap_port, has_turned, &Words::of(answer))
+    }
 
     #[test]
     fn only_what_is_told_counts() {
@@ -169,7 +140,8 @@ mod tests {
         assert_eq!(judge(Role::Prefill, Some(9000), false, odd), Verdict::Fits);
         assert_eq!(judge(Role::Decode, None, false, odd), Verdict::Unfit(role.into()));
         assert_eq!(judge(Role::Prefill, None, false, prefill), Verdict::Fits, "it says where");
-        assert_eq!([&prefill[..], odd, b"{}"].map(bootstrap_port), [Some(8998), None, None]);
+        let ports = [&prefill[..], odd, b"{}"].map(|answer| Words::of(answer).bootstrap_port);
+        assert_eq!(ports, [Some(8998), None, None]);
         let both = br#"{"disaggregation_mode":"null"}"#;
         let role = "it serves both phases, and is to be a decode worker";
         assert_eq!(judge(Role::Decode, None, false, both), Verdict::Unfit(role.into()));
@@ -196,8 +168,39 @@ mod tests {
         let mixed = told("7").replace("prefill", BOTH);
         assert_eq!(judge(Role::Prefill, None, false, mixed.as_bytes()), Verdict::Turned(Role::Decode));
         assert_eq!(judge(Role::Decode, None, false, mixed.as_bytes()), Verdict::Fits);
-        assert!(
-            is_mixed(mixed.as_bytes()) && reads_alone(mixed.as_bytes()) && !is_mixed(told("7").as_bytes())
-        );
+        let (mixed, other) = (Words::of(mixed.as_bytes()), Words::of(told("7").as_bytes()));
+        assert!(mixed.is_mixed() && mixed.reads_alone && !other.is_mixed());
+    }
+
+    #[test]
+    fn one_field_that_is_nonsense_hides_no_other() {
+        let whole = serde_json::json!({
+            "disaggregation_mode": "decode", "served_model_name": "m", "role_changes": 3,
+            "max_running_requests": 8, "max_total_tokens": 4096, "disaggregation_bootstrap_port": 8998,
+            "handoff": {"local_prefill": true},
+        });
+        let read = |told: &Value| Words::of(told.to_string().as_bytes());
+        let words = read(&whole);
+        let room = Some(Room { sequences: 8, tokens: 4096 });
+        assert_eq!((words.role, words.role_changes, words.room), (Some(wire::Role::Decode), Some(3), room));
+        assert_eq!((words.model.as_deref(), words.bootstrap_port), (Some("m"), Some(8998)));
+        assert!(words.reads_alone && words.kind != Kind::default());
+        for field in whole.as_object().unwrap().keys() {
+            for nonsense in [serde_json::json!(-1), serde_json::json!([{}]), Value::Null] {
+                let mut told = whole.clone();
+                told[field] = nonsense;
+                let odd = read(&told);
+                let mut expected = words.clone();
+                match field.as_str() {
+                    "disaggregation_mode" => expected.role = None,
+                    "served_model_name" => expected.model = None,
+                    "role_changes" => expected.role_changes = None,
+                    "max_running_requests" | "max_total_tokens" => expected.room = None,
+                    "disaggregation_bootstrap_port" => expected.bootstrap_port = None,
+                    _ => (expected.reads_alone, expected.kind) = (false, odd.kind.clone()),
+                }
+                assert_eq!(odd, expected, "{told}");
+            }
+        }
     }
 }

@@ -33,6 +33,10 @@ pub struct Target {
     /// What it says it has room for, and how often its role has changed, if that can.
     pub(super) room: Option<Room>,
     pub(super) role_changes: Option<u64>,
+    /// Whether it has said that it cannot have the other role, being what it is.
+    pub(super) keeps_role: bool,
+    /// Whether it does not tell who it is, for want of a key that it takes.
+    pub(super) withholds: bool,
     /// Whether it has the seat of a decode worker, and does both.
     pub(super) is_mixed: bool,
     /// Whether nobody answered there, and its name is being looked up again.
@@ -67,6 +71,8 @@ impl Target {
             has_turned: false,
             room: None,
             role_changes: None,
+            keeps_role: false,
+            withholds: false,
             is_mixed: false,
             lost: false,
             introduced: false,
@@ -86,15 +92,16 @@ impl Target {
     }
 
     /// Takes in what it has told of itself. What it does not tell now is as it told before.
-    pub(super) fn hear(&mut self, words: Words, role: Role) {
-        let Words { model, room, role_changes, is_mixed, bootstrap_port, reads_alone: _ } = words;
-        self.model = model.or_else(|| self.model.take());
-        self.room = room.or(self.room);
-        (self.role_changes, self.is_mixed) = (role_changes, is_mixed);
+    pub(super) fn hear(&mut self, words: &Words, role: Role) {
+        self.model = words.model.clone().or_else(|| self.model.take());
+        self.room = words.room.or(self.room);
+        // Who can have no other role than this may be able to as something else.
+        self.keeps_role &= words.role_changes == self.role_changes;
+        (self.role_changes, self.is_mixed) = (words.role_changes, words.is_mixed());
         if role == Role::Prefill {
-            self.told_port = bootstrap_port.or(self.told_port);
+            self.told_port = words.bootstrap_port.or(self.told_port);
         }
-        if role_changes.is_some_and(|changes| changes > 0) {
+        if words.role_changes.is_some_and(|changes| changes > 0) {
             // The port that it was named with was that of a role of its past.
             self.bootstrap_port = None;
         }
@@ -115,5 +122,22 @@ impl Target {
     /// The value of a request's Host field.
     pub(super) fn host(&self) -> String {
         self.url.to_string().trim_start_matches("http://").to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_cannot_change_may_be_able_to_as_something_else() {
+        let mut target = Target::new("http://10.0.0.1:7".parse().unwrap(), None, None);
+        let told = |changes| Words { role_changes: changes, ..Words::default() };
+        target.hear(&told(Some(0)), Role::Decode);
+        target.keeps_role = true;
+        target.hear(&told(Some(0)), Role::Decode);
+        assert!(target.keeps_role, "it is what it was");
+        target.hear(&told(Some(1)), Role::Decode);
+        assert!(!target.keeps_role);
     }
 }

@@ -2,7 +2,8 @@
 //! short of workers and the other can spare one (`cluster::roles`).
 //!
 //! Thread: `ctl`. Invariants: the worker gets nothing new from the moment it is asked, until it has said what it is; one that
-//! refuses is well again with the next look at it. Not here: whether it may be spared (`workers`), what becomes of it then
+//! refuses is well again with the next look at it, and one that cannot change is not asked again. Not here: whether it may be
+//! spared (`workers`; of those that change by themselves `fleet::roles`), what becomes of it then
 //! (`fleet`, `cluster::membership`).
 
 use crate::cause::Cause;
@@ -13,9 +14,10 @@ use crate::front::connections::JSON;
 use crate::front::http::Method;
 use crate::front::openai::ApiError;
 use crate::front::router::call::{Order, Owner};
+use crate::front::router::failure::Failure;
 use crate::front::router::fleet::What;
 use crate::front::router::flights::Way;
-use crate::front::turning::Wanted;
+use crate::front::turning::{NOT_POSSIBLE, Wanted};
 use crate::limits::{BALANCE_INTERVAL, ROLE_CHANGE_TIME, ROUTER_FANOUT_TIME};
 use crate::net::{CloseReason, ConnId};
 use crate::obs::log::event;
@@ -89,9 +91,6 @@ impl Turns {
         }
         let rows = way.fleet.rows(now);
         let Some(Turn { worker, to, pressure: [prefill, decode] }) = balance.look(&rows, now) else { return };
-        if !way.fleet.router().is_ready_without(worker) {
-            return;
-        }
         event!(
             Info,
             "router",
@@ -105,8 +104,10 @@ impl Turns {
             Role::Prefill => wire::Role::Prefill,
             Role::Decode => wire::Role::Decode,
         };
-        let asked = ask(Owner::Balance, worker, Wanted { role, patience: ROLE_CHANGE_TIME }, way);
-        self.told = asked.ok().map(|conn| (conn, worker));
+        match ask(Owner::Balance, worker, Wanted { role, patience: ROLE_CHANGE_TIME }, way) {
+            Ok(conn) => self.told = Some((conn, worker)),
+            Err(reason) => keeps(worker, &format!("there is no connection to it: {reason}"), way),
+        }
     }
 
     /// News of the call to a worker that is to change by itself.
@@ -118,11 +119,22 @@ impl Turns {
         self.told = None;
         let why = match what {
             What::Ended(answer) if answer.is_success() => return,
-            What::Ended(answer) => format!("it answers with status {}", answer.status),
+            What::Ended(answer) => {
+                let failure = Failure::of(answer);
+                if failure.has_code(NOT_POSSIBLE) {
+                    way.fleet.keeps_role(worker);
+                }
+                format!("it answers with {failure}")
+            }
             _ => "it was not reached, or did not answer".into(),
         };
-        event!(Warn, "router", "a worker keeps its role", worker = way.fleet.url(worker), why = why);
+        keeps(worker, &why, way);
     }
+}
+
+/// A worker that was to change does not, for this reason.
+fn keeps(worker: WorkerNumber, why: &str, way: &Way<'_>) {
+    event!(Warn, "router", "a worker keeps its role", worker = way.fleet.url(worker), why = why);
 }
 
 /// Asks a worker to have a role; the connection that its answer comes by. It is asked for nothing else from now on, unless it

@@ -23,10 +23,10 @@ use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::front::http::{Method, Request};
 use crate::front::openai::ApiError;
-use crate::front::router::fleet::Fleet;
+use crate::front::router::fleet::{Fleet, Turned};
 use crate::front::router::flights::Way;
 use crate::front::router::target::Target;
-use crate::front::turning::Wanted;
+use crate::front::turning::{NOT_POSSIBLE, Wanted};
 use crate::limits::REGISTRY_ENTRY_LIFE;
 use crate::net::Reactor;
 use crate::obs::log::event;
@@ -96,9 +96,12 @@ impl Workers {
 
     /// Takes in which workers have another role by now.
     pub fn follow_roles(&mut self, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
-        while let Some((worker, role)) = fleet.turned() {
+        while let Some(Turned { worker, role, is_news }) = fleet.turned() {
             let Some(seat) = self.seat(worker).cloned() else { continue };
-            if let Err(full) = self.members.turn(&seat, role) {
+            // It tells so with each look at it, and there may be room by then.
+            if let Err(full) = self.members.turn(&seat, role)
+                && is_news
+            {
                 event!(Warn, "router", "a worker's new role is not taken", worker = seat.url, why = full);
             }
         }
@@ -123,7 +126,7 @@ impl Workers {
         if is_other && router.is_ready() && !router.is_ready_without(worker) {
             return Err(ApiError::new(
                 409,
-                "role_not_possible",
+                NOT_POSSIBLE,
                 "without this worker no pair of workers would be left that serves meanwhile",
             ));
         }

@@ -3,7 +3,7 @@
 use super::{Routes, no_page};
 use crate::front::http::Request;
 use crate::front::openai::ApiError;
-use crate::front::turning::{TAKEN_FOR, Told, Turning, Wanted};
+use crate::front::turning::{NOT_POSSIBLE, TAKEN_FOR, Told, Turning, Wanted};
 use crate::obs::log::event;
 use std::time::Instant;
 
@@ -58,7 +58,10 @@ impl Routes {
         let is = format!("{role}/{}", turning.changes());
         match taken_for == is || taken_for == role {
             true => Ok(()),
-            false => Err(ApiError::draining(format!("this worker is taken for {taken_for}, and is {is}"))),
+            false => {
+                let why = format!("this worker is taken for {taken_for}, and is {is}");
+                Err(ApiError { param: Some(TAKEN_FOR.into()), ..ApiError::draining(why) })
+            }
         }
     }
 }
@@ -66,5 +69,5 @@ impl Routes {
 /// What is said of the role of a process that has none to change.
 fn no_role() -> ApiError {
     let why = "the role of baton prefill and baton decode can change; this process serves by itself";
-    ApiError::new(409, "role_not_possible", why)
+    ApiError::new(409, NOT_POSSIBLE, why)
 }

@@ -1,6 +1,6 @@
 //! How workers are: asked who they are first, and from then on whether they are well.
 
-use super::Fleet;
+use super::{Fleet, Turned};
 use crate::cluster::health::Change;
 use crate::cluster::loads::WorkerNumber;
 use crate::front::router::call::{Order, Owner, WorkerAnswer};
@@ -10,6 +10,10 @@ use crate::net::Reactor;
 use crate::obs::log::event;
 use std::sync::Arc;
 use std::time::Instant;
+
+/// What is wrong with a worker that is something else by now, and says to nobody without its key what.
+const WITHHELD: &str =
+    "it has another role, and does not tell this router which: it asks for a key (--api-key-file)";
 
 impl Fleet {
     /// Begins the probes that are due.
@@ -83,6 +87,22 @@ impl Fleet {
         }
     }
 
+    /// A probe was answered as by one that drains: it takes nothing new, or (`of_role`) is none that this router takes it for.
+    /// Which it is it has been asked before; where it does not tell, nothing but its operator gets it on.
+    pub(super) fn declined(&mut self, worker: WorkerNumber, of_role: bool, now: Instant) {
+        if let Some(target) = self.targets.get_mut(&worker) {
+            target.told_down = true;
+            if of_role && target.withholds {
+                target.drains = false;
+                if target.fault.as_deref() != Some(WITHHELD) {
+                    event!(Warn, "router", "worker cannot be used", worker = target.url, why = WITHHELD);
+                    target.fault = Some(WITHHELD.into());
+                }
+            }
+        }
+        self.router.declined(worker, now);
+    }
+
     /// One that drained is there no longer.
     pub(super) fn is_gone(&mut self, worker: WorkerNumber) {
         let here = self.targets.get_mut(&worker).filter(|target| target.drains);
@@ -106,8 +126,8 @@ impl Fleet {
             self.router.set_reads_alone(worker, words.reads_alone);
         }
         // Who does not tell now is what it told before.
-        let misfit = told.and_then(|answer| self.router.introduced(worker, introduction::kind(&answer.body)));
-        let is_mixed = words.as_ref().is_some_and(|words| words.is_mixed);
+        let misfit = words.as_ref().and_then(|words| self.router.introduced(worker, words.kind.clone()));
+        let is_mixed = words.as_ref().is_some_and(Words::is_mixed);
         if let Some((other, why)) = misfit.filter(|_| !is_mixed) {
             let (worker, other) = (self.url(worker), self.url(other));
             event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
@@ -115,22 +135,24 @@ impl Fleet {
         // It may have left while it was asked.
         let here = self.targets.get_mut(&worker).filter(|_| self.router.has(worker));
         let (Some(role), Some(target)) = (self.router.role(worker), here) else { return };
-        if let Some(words) = words {
-            target.hear(words, role);
-        }
-        let (verdict, asked) = match answer {
-            Ok(answer) if answer.is_success() => {
-                (introduction::judge(role, target.bootstrap_port, target.has_turned, &answer.body), true)
-            }
+        target.withholds = matches!(answer, Ok(WorkerAnswer { status: 401 | 403, .. }));
+        let judged = words.map(|words| {
+            target.hear(&words, role);
+            introduction::judge(role, target.bootstrap_port, target.has_turned, &words)
+        });
+        let (verdict, asked) = match (judged, answer) {
+            (Some(verdict), _) => (verdict, true),
             // It does not know the path, or wants a key that only clients have.
-            Ok(WorkerAnswer { status: status @ (401 | 403 | 404 | 405), .. }) => {
+            (None, Ok(WorkerAnswer { status: status @ (401 | 403 | 404 | 405), .. })) => {
                 (Verdict::Doubtful(format!("{} answers with status {status}", introduction::PATH)), true)
             }
-            Ok(answer) => {
+            (None, Ok(answer)) => {
                 let why = format!("{} answers with status {}", introduction::PATH, answer.status);
                 (Verdict::Doubtful(why), false)
             }
-            Err(why) => (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false),
+            (None, Err(why)) => {
+                (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false)
+            }
         };
         (target.introduced, target.reports) = (asked, true);
         let is_news = target.verdict != verdict;
@@ -147,7 +169,7 @@ impl Fleet {
         match target.verdict {
             Verdict::Turned(to) => {
                 (target.introduced, target.fault) = (false, Some(format!("it is a {to} worker now")));
-                self.turned.push_back((worker, to));
+                self.turned.push_back(Turned { worker, role: to, is_news });
                 let change = self.router.refused(worker);
                 self.tell(worker, change, &"its role");
                 self.probed(worker, false, now);

@@ -7,6 +7,17 @@ use crate::cluster::router::Role;
 use crate::wire::message as wire;
 use std::time::Instant;
 
+/// A worker that has told that its role is another one now.
+#[derive(Clone, Copy, Debug)]
+pub struct Turned {
+    /// Which.
+    pub worker: WorkerNumber,
+    /// What it is.
+    pub role: Role,
+    /// Whether it did not tell so the last time.
+    pub is_news: bool,
+}
+
 impl Fleet {
     /// What a worker is to the router, by the name of that role.
     pub fn role_name(&self, worker: WorkerNumber) -> Option<String> {
@@ -24,6 +35,7 @@ impl Fleet {
 
     /// How hard the workers are pressed, as far as this router knows.
     pub fn rows(&self, now: Instant) -> Vec<Row> {
+        let is_ready = self.router.is_ready();
         let row = |(worker, role, load): (WorkerNumber, Role, Load)| {
             // Who does both is on neither side.
             let target = self.targets.get(&worker).filter(|target| !target.is_mixed)?;
@@ -32,7 +44,10 @@ impl Fleet {
                 role,
                 usable: load.usable,
                 leaves: target.drains,
-                can_turn: target.role_changes.is_some(),
+                can_turn: target.role_changes.is_some()
+                    && !target.keeps_role
+                    && is_ready
+                    && self.router.is_ready_without(worker),
                 sequences: load.booked,
                 queue: load.queue(now),
                 unread: load.unread,
@@ -43,8 +58,15 @@ impl Fleet {
         self.router.workers().filter_map(row).collect()
     }
 
+    /// A worker cannot have another role than it has: it is not asked for that again, until it is something else.
+    pub fn keeps_role(&mut self, worker: WorkerNumber) {
+        if let Some(target) = self.targets.get_mut(&worker) {
+            target.keeps_role = true;
+        }
+    }
+
     /// A worker whose role is another one now.
-    pub fn turned(&mut self) -> Option<(WorkerNumber, Role)> {
+    pub fn turned(&mut self) -> Option<Turned> {
         self.turned.pop_front()
     }
 }

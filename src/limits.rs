@@ -261,6 +261,9 @@ pub const DRAIN_NOTICE_TIME: Duration = Duration::from_secs(5);
 /// How long a change of role waits for requests that run, unless it is told otherwise: most have ended by then, and a
 /// worker that took nothing for longer would be missed.
 pub const ROLE_CHANGE_TIME: Duration = Duration::from_secs(60);
+/// The same where a router's balance asks: what a decode worker is to finish may wait for the very queue that calls for the
+/// change.
+pub const BALANCE_CHANGE_TIME: Duration = Duration::from_secs(600);
 /// How long it may be told to wait: as a drain.
 pub const ROLE_CHANGE_TIME_MAX: Duration = DRAIN_TIME_MAX;
 

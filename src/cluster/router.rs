@@ -96,7 +96,14 @@ pub enum NoWorker {
         may_come: bool,
     },
     /// Whoever can be used is foretold to take longer than is allowed.
-    Late,
+    Late {
+        /// Up to what: as a message says it.
+        until: &'static str,
+        /// The soonest.
+        foretold: Duration,
+        /// What is allowed, and by which flag.
+        allowed: (&'static str, Duration),
+    },
     /// No two that can be used fit each other.
     Fitting {
         /// Whether one that cannot be reached now would do.
@@ -109,7 +116,7 @@ impl NoWorker {
     pub fn may_come(self) -> bool {
         match self {
             NoWorker::Of { may_come, .. } | NoWorker::Fitting { may_come } => may_come,
-            NoWorker::Late => false,
+            NoWorker::Late { .. } => false,
         }
     }
 }
@@ -120,7 +127,7 @@ impl NoWorker {
         match self {
             NoWorker::Of { role, may_come } => NoWorker::Of { role, may_come: may_come || other },
             NoWorker::Fitting { may_come } => NoWorker::Fitting { may_come: may_come || other },
-            NoWorker::Late => NoWorker::Late,
+            late @ NoWorker::Late { .. } => late,
         }
     }
 }
@@ -129,7 +136,10 @@ impl fmt::Display for NoWorker {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
-            NoWorker::Late => f.write_str("no worker is foretold to answer in the time that is allowed"),
+            NoWorker::Late { until, foretold, allowed: (flag, most) } => {
+                let [foretold, most] = [foretold, most].map(|time| time.as_secs_f64() * 1e3);
+                write!(f, "the soonest is foretold to take {foretold:.1} ms {until}, and {flag} is {most}")
+            }
             NoWorker::Fitting { .. } => {
                 f.write_str("no decode worker that can be reached fits a prefill worker that can be reached")
             }

@@ -275,16 +275,18 @@ impl Router {
         before: Duration,
         avoid: &Avoid,
     ) -> Result<(), NoWorker> {
-        let is_late = |time: Duration, limit: Option<Duration>| limit.is_some_and(|limit| time > limit);
-        let Foretold { ttft, tpot } = foretold;
-        let ttft = before.saturating_add(ttft);
-        match policy.forecasts()
-            && avoid.is_empty()
-            && (is_late(ttft, self.forecast.ttft) || is_late(tpot, self.forecast.tpot))
-        {
-            true => Err(NoWorker::Late),
-            false => Ok(()),
+        if !policy.forecasts() || !avoid.is_empty() {
+            return Ok(());
         }
+        let check = |until, foretold: Duration, flag, limit: Option<Duration>| match limit {
+            Some(limit) if foretold > limit => {
+                Err(NoWorker::Late { until, foretold, allowed: (flag, limit) })
+            }
+            _ => Ok(()),
+        };
+        let ttft = before.saturating_add(foretold.ttft);
+        check("to the first token", ttft, "--slo-ttft-ms", self.forecast.ttft)?;
+        check("a token", foretold.tpot, "--slo-tpot-ms", self.forecast.tpot)
     }
 
     fn policy(&self, role: Role) -> Policy {

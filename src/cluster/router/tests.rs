@@ -314,7 +314,7 @@ fn who_has_failed_somewhere_is_not_too_late() {
     let mut router =
         router(Policy::Slo, 1, 2).foretelling(Forecast { tpot: Some(ms), ..Forecast::default() });
     let none = Avoid::default();
-    assert!(matches!(router.choose_serving(&Work::of(1), &none, now), Err(NoWorker::Late)));
+    assert!(matches!(router.choose_serving(&Work::of(1), &none, now), Err(NoWorker::Late { .. })));
     let failed = Avoid { failed: vec![WorkerNumber(1)], ..Avoid::default() };
     let (_, decode) = router.choose_serving(&Work::of(1), &failed, now).unwrap();
     assert_eq!(decode.worker(), WorkerNumber(2));

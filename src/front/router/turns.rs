@@ -18,7 +18,7 @@ use crate::front::router::failure::Failure;
 use crate::front::router::fleet::What;
 use crate::front::router::flights::Way;
 use crate::front::turning::{NOT_POSSIBLE, Wanted};
-use crate::limits::{BALANCE_INTERVAL, ROLE_CHANGE_TIME, ROUTER_FANOUT_TIME};
+use crate::limits::{BALANCE_CHANGE_TIME, BALANCE_INTERVAL, ROUTER_FANOUT_TIME};
 use crate::net::{CloseReason, ConnId};
 use crate::obs::log::event;
 use crate::wire::message as wire;
@@ -104,7 +104,7 @@ impl Turns {
             Role::Prefill => wire::Role::Prefill,
             Role::Decode => wire::Role::Decode,
         };
-        match ask(Owner::Balance, worker, Wanted { role, patience: ROLE_CHANGE_TIME }, way) {
+        match ask(Owner::Balance, worker, Wanted { role, patience: BALANCE_CHANGE_TIME }, way) {
             Ok(conn) => self.told = Some((conn, worker)),
             Err(reason) => keeps(worker, &format!("there is no connection to it: {reason}"), way),
         }

@@ -344,7 +344,7 @@ impl<'a> Cluster<'a> {
         let open = self.open.get_mut(&id).expect("it is open");
         let work = self.arrivals.work(id);
         let next = match self.router.choose_serving(&work, open.core.avoid(), now) {
-            Err(NoWorker::Late) => {
+            Err(NoWorker::Late { .. }) => {
                 self.late += 1;
                 open.core.late()
             }

@@ -34,8 +34,8 @@ impl Flights {
         };
         let (lead, prefill) = match booked {
             Ok(booked) => booked,
-            Err(NoWorker::Late) => {
-                let late = ApiError { message: NoWorker::Late.to_string(), ..ApiError::overloaded(1) };
+            Err(late @ NoWorker::Late { .. }) => {
+                let late = ApiError { message: late.to_string(), ..ApiError::overloaded(1) };
                 flight.last = Some(WorkerAnswer::error(&late));
                 let next = flight.core.late();
                 return self.carry_out(client, flight, next, way);

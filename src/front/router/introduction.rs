@@ -177,7 +177,7 @@ mod tests {
         let whole = serde_json::json!({
             "disaggregation_mode": "decode", "served_model_name": "m", "role_changes": 3,
             "max_running_requests": 8, "max_total_tokens": 4096, "disaggregation_bootstrap_port": 8998,
-            "handoff": {"local_prefill": true},
+            "handoff": {"local_prefill": true, "weights": "aa"},
         });
         let read = |told: &Value| Words::of(told.to_string().as_bytes());
         let words = read(&whole);

@@ -210,7 +210,7 @@ mod tests {
         let said = |line: &[&str]| parse(line, &here).unwrap_err().to_string();
         assert_eq!(
             said(&["baton", "serve", "m", "--local-prefill"]),
-            "--local-prefill is no flag of baton serve, but of baton prefill, baton decode and baton sim"
+            "--local-prefill is no flag of baton serve, but of baton sim, baton prefill and baton decode"
         );
         assert_eq!(
             said(&["baton", "prefill", "m", "--policy", "round_robin"]),

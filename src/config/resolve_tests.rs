@@ -359,7 +359,7 @@ fn only_workers_of_a_cluster_post_over_rdma() {
     // It may become a prefill worker.
     assert_eq!(threads("decode m --data-threads split"), DataThreads::Split);
     let refused = refusal("serve m --data-threads split");
-    assert_eq!(refused, "--data-threads is no flag of baton serve, but of baton decode and baton prefill");
+    assert_eq!(refused, "--data-threads is no flag of baton serve, but of baton prefill and baton decode");
 }
 
 #[test]

@@ -214,7 +214,7 @@ mod tests {
         );
         assert_eq!(
             said(&["baton", "prefill", "m", "--policy", "round_robin"]),
-            "--policy is no flag of baton prefill, but of baton router and baton sim"
+            "--policy is no flag of baton prefill, but of baton sim and baton router"
         );
         let misspelt = said(&["baton", "decode", "m", "--local-prefil"]);
         assert!(misspelt.contains("a similar argument exists: '--local-prefill'"), "{misspelt}");

@@ -75,7 +75,7 @@ fn who_is_foretold_to_be_late_is_turned_away_at_once() {
     let mut late = router.post("/v1/chat/completions", &chat(&["b"]));
     let (status, body) = late.answer();
     assert_eq!((status, late.header("retry-after")), (429, Some("1")), "{body}");
-    assert!(body.contains("no worker is foretold"), "{body}");
+    assert!(body.contains("ms to the first token, and --slo-ttft-ms is 60"), "{body}");
     assert!(prefill.is_unasked() && decode.is_unasked());
     read.answer("200 OK", "{}");
     generated.answer("200 OK", r#"{"choices":[]}"#);

@@ -152,13 +152,7 @@ fn streams_of_every_flow_survive_deaths() {
         assert_eq!(resumed, cases().len() as f64, "{flow:?}: each of them was met in its midst");
         let case = &cases()[0];
         let expected = events(&open(address, case).end());
-        for worker in &slow.fleet.prefill {
-            worker.post("/flush_cache", "");
-        }
-        let stream = open(address, case);
-        let victim = slow.reading();
-        slow.fleet.prefill[victim].kill();
-        check_same(&stream.end(), &expected, &case.1);
+        let victim = slow.harm_reader(case, &expected, Process::kill);
         slow.restart_prefill(victim);
         slow.fleet.check_idle();
     }
@@ -168,18 +162,12 @@ fn streams_of_every_flow_survive_deaths() {
 #[test]
 fn a_prefill_worker_that_stands_still_is_gone_round_in_every_flow() {
     for flow in FLOWS {
-        let slow = Slow::with("tcp", &[&flow[..], &["--policy", "round_robin"]].concat());
+        let mut slow = Slow::with("tcp", &[&flow[..], &["--policy", "round_robin"]].concat());
         let address = slow.fleet.router.address;
         let case = &cases()[0];
         let expected = events(&open(address, case).end());
-        for worker in &slow.fleet.prefill {
-            worker.post("/flush_cache", "");
-        }
         // While it reads.
-        let stream = open(address, case);
-        let victim = slow.reading();
-        slow.fleet.prefill[victim].pause();
-        check_same(&stream.end(), &expected, &case.1);
+        let victim = slow.harm_reader(case, &expected, |worker| worker.pause());
         slow.fleet.prefill[victim].go_on();
         slow.await_all();
         // Before it has heard of the request: one of the two is for it.

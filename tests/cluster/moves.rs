@@ -81,6 +81,23 @@ impl Slow {
         }
     }
 
+    /// Harms the prefill worker that reads a prompt, which nobody has cached, and finds the same answer; which that was.
+    pub fn harm_reader(
+        &mut self,
+        case: &(&'static str, Value),
+        expected: &[String],
+        harm: impl FnOnce(&mut Process),
+    ) -> usize {
+        for worker in &self.fleet.prefill {
+            worker.post("/flush_cache", "");
+        }
+        let stream = open(self.fleet.router.address, case);
+        let victim = self.reading();
+        harm(&mut self.fleet.prefill[victim]);
+        check_same(&stream.end(), expected, &case.1);
+        victim
+    }
+
     pub fn restart_prefill(&mut self, which: usize) {
         let worker = &self.fleet.prefill[which];
         let (port, bootstrap_port) = (worker.address.port(), worker.bootstrap_port);
@@ -212,13 +229,7 @@ fn requests_survive_the_death_of_prefill() {
     let address = slow.fleet.router.address;
     for case in cases() {
         let expected = events(&open(address, &case).end());
-        for worker in &slow.fleet.prefill {
-            worker.post("/flush_cache", "");
-        }
-        let stream = open(address, &case);
-        let victim = slow.reading();
-        slow.fleet.prefill[victim].kill();
-        check_same(&stream.end(), &expected, &case.1);
+        let victim = slow.harm_reader(&case, &expected, Process::kill);
         slow.restart_prefill(victim);
     }
     slow.fleet.check_idle();

@@ -318,7 +318,7 @@ impl Asked {
         } else if is_whole && self.status > 0 && !answer.is_success() {
             words.push(word_of(&answer));
         } else {
-            self.body.clone_from(&answer.body);
+            self.body = answer.body;
         }
         self.media = answer.media;
         if self.body.len() > ASKED_ANSWER_MAX {

@@ -12,6 +12,7 @@ use crate::front::openai::resume::Resume;
 use crate::front::openai::routed::{Meeting, Place, Routed};
 use crate::front::router::call::{Owner, WorkerAnswer};
 use crate::front::router::failure;
+use crate::front::router::target::Target;
 use crate::ids::Room;
 use crate::net::ConnId;
 use crate::obs::log::event;
@@ -110,20 +111,24 @@ impl Flights {
             // Two workers tell of one answer, which began once.
             resume.created.get_or_insert_with(unix);
         }
-        let address = source.map(|source| PrefillAddress {
+        let address = |source: &Target| PrefillAddress {
             host: source.url.host.clone(),
             port: source.url.port,
             bootstrap_port: source.registry_port(),
-        });
-        let place = match (self.flow, &address, &flight.kept) {
+        };
+        let place = match (self.flow, source, &flight.kept) {
             (_, None, _) => None,
             (_, Some(_), Some(kept)) => Some(Place::Kept(&kept.params)),
-            (Flow::PrefillFirst, Some(address), None) => {
-                return body.keep(&address.keep(), resume.filter(Resume::has_begun).as_ref(), false);
+            (Flow::PrefillFirst, Some(source), None) => {
+                let keep = address(source).keep();
+                return body.keep(&keep, resume.filter(Resume::has_begun).as_ref(), false);
             }
-            (Flow::DecodeFirst, Some(address), None) => Some(Place::Asked(address)),
-            (Flow::Dual, Some(PrefillAddress { host, bootstrap_port: port, .. }), None) => {
-                Some(Place::Met(Meeting { host, port: *port, room }))
+            (Flow::DecodeFirst, Some(source), None) => {
+                return body.address(Some(Place::Asked(&address(source))), resume.as_ref(), is_ahead);
+            }
+            (Flow::Dual, Some(source), None) => {
+                let (host, port) = (&source.url.host, source.registry_port());
+                Some(Place::Met(Meeting { host, port, room }))
             }
         };
         body.address(place, resume.as_ref(), is_ahead)

@@ -71,10 +71,10 @@ pub fn compares_caches(policy: Policy, leg: Leg) -> bool {
 }
 
 /// Whether a router keeps in mind what prompt it has sent for this leg: what a decode worker is handed counts only where it
-/// may read itself, is chosen for it, or is foretold to have less on the way.
+/// may read itself, or is chosen for it.
 pub fn keeps_in_mind(policy: Policy, leg: Leg) -> bool {
     match policy {
-        Policy::CacheAware | Policy::Conditional | Policy::Slo => true,
+        Policy::CacheAware | Policy::Conditional => true,
         _ => compares_caches(policy, leg),
     }
 }

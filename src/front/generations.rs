@@ -42,8 +42,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 pub struct Terms {
     /// Names the model answers to; the first is told.
     pub names: Vec<String>,
-    /// Tokens of one sequence.
-    pub context: usize,
     /// Requests that a worker runs and lets wait at most: choices of one request.
     pub choices: usize,
     /// Ends of sequence.
@@ -262,6 +260,11 @@ impl Generations {
     /// What is true for every request.
     pub fn terms(&self) -> &Terms {
         &self.terms
+    }
+
+    /// Tokens of one sequence at most.
+    pub fn context(&self) -> usize {
+        self.text.context
     }
 
     /// A client asks for text.
@@ -609,7 +612,7 @@ impl Generations {
                 format!("has an id beyond the {vocab} of the vocabulary"),
             ));
         }
-        let room = self.terms.context - prompt.len();
+        let room = self.text.context - prompt.len();
         let most = live.request.max_tokens.map_or(room, |most| most as usize);
         if told.ids.len() > most {
             return Err(ApiError::invalid(
@@ -626,8 +629,8 @@ impl Generations {
 
     fn fits(&self, request: &GenerateRequest, param: &str, prompt: usize) -> Result<(), ApiError> {
         let answer = request.max_tokens.map_or(1, |max| max as usize);
-        if prompt + answer > self.terms.context {
-            return Err(ApiError::context_length_exceeded(param, prompt, answer, self.terms.context));
+        if prompt + answer > self.text.context {
+            return Err(ApiError::context_length_exceeded(param, prompt, answer, self.text.context));
         }
         Ok(())
     }

@@ -303,7 +303,7 @@ impl Routes {
 
     fn card<'a>(&'a self, name: &'a str, generations: &Generations) -> ModelCard<'a> {
         let about = &self.about;
-        ModelCard::new(name, &about.model_path, about.started, generations.terms().context)
+        ModelCard::new(name, &about.model_path, about.started, generations.context())
     }
 
     fn server_info<'a>(&'a self, generations: &'a Generations) -> ServerInfo<'a> {
@@ -319,7 +319,7 @@ impl Routes {
             load_balance_method: "follow_bootstrap_room",
             version: VERSION,
             is_embedding: false,
-            context_length: terms.context,
+            context_length: generations.context(),
             max_total_tokens: about.pool_tokens,
             max_running_requests: about.max_running,
             page_size: about.page_size,

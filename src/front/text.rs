@@ -27,7 +27,7 @@ pub struct Text {
     pub tokenizer: Tokenizer,
     /// The model's chat template, where it has one.
     pub chat: Option<ChatTemplate>,
-    /// Tokens of the context.
+    /// Tokens of one sequence at most.
     pub context: usize,
 }
 

@@ -327,7 +327,6 @@ pub fn front(
     let sched = &loaded.sched;
     let terms = Terms {
         names: config.model.served_names.clone(),
-        context: sched.context as usize,
         choices: sched.max_running + sched.max_queued,
         eos: files.config.eos,
         placement,

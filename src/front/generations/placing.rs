@@ -219,7 +219,7 @@ impl Generations {
         let asked = &live.request;
         let deadline = live.arrived + asked.patience;
         let home = self.handoff.worker_mut(worker);
-        let room_left = home.tokens().min(self.terms.context).saturating_sub(ids.len()).max(1) as u32;
+        let room_left = home.tokens().min(self.text.context).saturating_sub(ids.len()).max(1) as u32;
         let max_new = max_new.unwrap_or_else(|| asked.max_tokens.map_or(room_left, |most| most - resumed));
         if ids.len() + max_new as usize > home.tokens() {
             return Err(ApiError::kv_memory_exceeded(ids.len(), max_new as usize, home.tokens()));

@@ -203,14 +203,7 @@ impl Routes {
                 let parsed = generate::parse(&request.body, &self.about.sampling)?;
                 self.generate(conn, request, parsed, id, generations, way)
             }
-            (Get, "/health_generate") => {
-                // Two tokens: in a hand-off the first one is prefill's, the second decode's.
-                const BODY: &[u8] = br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":2,"temperature":0,"ignore_eos":true}}"#;
-                let parsed = generate::parse(BODY, &self.about.sampling)?;
-                self.admitting()?;
-                generations.begin_trial(conn, parsed, id.to_owned(), way);
-                Ok(())
-            }
+            (Get, "/health_generate") => self.try_out(conn, id, generations, way),
             (Get | Head, "/health" | "/ping" | "/liveness") => {
                 self.alive()?;
                 let body = if self.takes_nothing() { DRAINING.as_bytes() } else { b"OK" };
@@ -241,15 +234,7 @@ impl Routes {
             (Get, _) => self.tell(conn, path, generations, way),
             (Post, "/tokenize") => self.tokenize(conn, request, generations),
             (Post, "/detokenize") => self.detokenize(conn, request, generations),
-            (Post, "/abort_request") => {
-                let aborted = match Abort::parse(&request.body)? {
-                    Abort::All => generations.abort(None, way),
-                    Abort::Rid(rid) => generations.abort(Some(&rid), way),
-                    Abort::Kept(room) => generations.abort_kept(room, way),
-                };
-                event!(Info, "http", "aborted by request", count = aborted);
-                json(conn, &serde_json::json!({ "aborted": aborted }), way)
-            }
+            (Post, "/abort_request") => abort(conn, request, generations, way),
             (Post, "/flush_cache") => generations.flush(conn, way.now),
             (Post, "/drain") => {
                 no_page(request)?;
@@ -262,6 +247,23 @@ impl Routes {
             }
             _ => Err(nothing_at(path)),
         }
+    }
+
+    /// Has tokens come for nobody.
+    fn try_out(
+        &self,
+        conn: ConnId,
+        id: &str,
+        generations: &mut Generations,
+        way: &mut Way<'_>,
+    ) -> Result<(), ApiError> {
+        // Two: in a hand-off the first one is prefill's, the second decode's.
+        const BODY: &[u8] =
+            br#"{"input_ids":[0],"sampling_params":{"max_new_tokens":2,"temperature":0,"ignore_eos":true}}"#;
+        let parsed = generate::parse(BODY, &self.about.sampling)?;
+        self.admitting()?;
+        generations.begin_trial(conn, parsed, id.to_owned(), way);
+        Ok(())
     }
 
     fn tell(
@@ -424,6 +426,22 @@ fn ask(
     let order = Order { method: Method::Post, target: head.path().to_owned(), headers };
     // Whose it is, and until when, is known once it has a place.
     Ok(Ask { exchange: 0, address, order, body: Arc::new(body), until: Instant::now() })
+}
+
+/// Ends what the body names.
+fn abort(
+    conn: ConnId,
+    request: &Request,
+    generations: &mut Generations,
+    way: &mut Way<'_>,
+) -> Result<(), ApiError> {
+    let aborted = match Abort::parse(&request.body)? {
+        Abort::All => generations.abort(None, way),
+        Abort::Rid(rid) => generations.abort(Some(&rid), way),
+        Abort::Kept(room) => generations.abort_kept(room, way),
+    };
+    event!(Info, "http", "aborted by request", count = aborted);
+    json(conn, &serde_json::json!({ "aborted": aborted }), way)
 }
 
 /// Whether a request shows one of `keys`, if there are any. Compares in time that does not depend on where a

@@ -30,7 +30,10 @@ impl Fleet {
     pub(super) fn taken_for(&self, worker: WorkerNumber) -> Option<String> {
         let name = self.role_name(worker)?;
         let changes = self.targets.get(&worker).and_then(|target| target.role_changes);
-        Some(changes.map_or_else(|| name.clone(), |changes| format!("{name}/{changes}")))
+        Some(match changes {
+            Some(changes) => format!("{name}/{changes}"),
+            None => name,
+        })
     }
 
     /// How hard the workers are pressed, as far as this router knows.

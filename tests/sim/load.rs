@@ -349,6 +349,9 @@ fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
     assert_eq!((other.prefill, other.decode), (1, 3));
     let twice = [(); 2].map(|()| format!("{:?}", find(2, 100, 64)));
     assert_eq!(twice[0], twice[1], "it repeats itself");
+    assert!(found.iter().all(|one| one.is_bounded));
+    let few = place("--workers 1 --rate 1 --requests 20").unwrap();
+    assert!(!few[0].is_bounded, "they keep the limits when they come at once: {few:?}");
     assert!(place("--trace-file x").unwrap_err().contains("--workers"));
     assert!(place("--gpus 7 --gpus-per-worker 2").unwrap_err().contains("--gpus 7: a multiple of"));
     assert!(place("--workers 2 --goodput 0").unwrap_err().contains("--goodput 0"));

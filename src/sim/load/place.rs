@@ -69,6 +69,8 @@ pub struct Standing {
     pub requests_per_s_per_gpu: f64,
     /// As a multiple of the rate at which the load comes.
     pub factor: f64,
+    /// Whether a higher rate was not sustained: so few requests may keep the limits at any.
+    pub is_bounded: bool,
     /// Requests that it was tried with.
     pub requests: usize,
     /// At that rate: the share that kept both limits,
@@ -229,6 +231,7 @@ impl Search {
                 (None, None) => unreachable!("each rate is sustained or not"),
             };
         }
+        let is_bounded = above.is_some();
         let (factor, summary) = best.map_or((0.0, None), |(factor, summary)| (factor, Some(summary)));
         let rate = factor * arrivals.rate();
         let gpus = self.workers as f64 * f64::from(self.gpus_per_worker);
@@ -237,6 +240,7 @@ impl Search {
             requests_per_s: rate,
             requests_per_s_per_gpu: rate / gpus,
             factor,
+            is_bounded,
             requests: arrivals.list().len(),
             goodput: summary.as_ref().map_or(0.0, |summary| summary.goodput),
             ttft_ms: summary.as_ref().map(|summary| summary.ttft_ms).unwrap_or_default(),
@@ -331,14 +335,17 @@ fn heads() -> String {
 }
 
 fn line(of: &Standing) -> String {
+    let (fleet, requests) = (of.fleet.to_string(), of.requests);
+    if of.factor == 0.0 {
+        // There is no rate that the others would be of.
+        return format!("{fleet:<24} {:>10} {:>8} {:>8} {requests:>8}", "none", "-", "-");
+    }
     let busy = of.busy.map(|busy| format!("{:.0} %", busy * PERCENT));
     format!(
-        "{:<24} {:>10.2} {:>8.2} {:>8.3} {:>8} {:>7.1} {:>9.0} {:>8.0} {:>8.1} {:>8.1}  {}",
-        of.fleet.to_string(),
+        "{fleet:<24} {:>10.2} {:>8.2} {:>8.3} {requests:>8} {:>7.1} {:>9.0} {:>8.0} {:>8.1} {:>8.1}  {}",
         of.requests_per_s,
         of.factor,
         of.requests_per_s_per_gpu,
-        of.requests,
         of.goodput * PERCENT,
         of.ttft_ms.p50,
         of.ttft_ms.p99,
@@ -360,6 +367,12 @@ impl Search {
                 "no fleet of {} workers serves {:.0} % of requests within {limits}, however slowly they come",
                 self.workers,
                 self.share * PERCENT
+            );
+        }
+        if !best.is_bounded {
+            return format!(
+                "best: {}, but {} requests are within {limits} at any rate: try more (--requests)",
+                best.fleet, best.requests
             );
         }
         format!(

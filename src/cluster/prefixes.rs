@@ -1,19 +1,24 @@
-//! Which worker is thought to have the KV of which beginnings of prompts.
+//! Which worker is thought to have the KV of which beginnings of prompts: a tree of runs, which are blocks that were
+//! asked for one behind the other by all who asked for the first of them.
 //!
-//! Owns: for each block the workers that were sent it, for each worker its blocks in the order in which they were last
-//! asked for. Invariants: no worker has more than its share, and what it was asked for longest ago goes first; who has a
-//! block has those before it, since those are asked for with it and are given up after it. To ask again for a block costs
-//! the same however often that was done before. What a worker has really is its own to say; this is what the router sent there.
+//! Owns: for each run the workers that were sent it, for each worker its runs in the order in which they were last asked
+//! for. Invariants: no worker has more than its share, and what it was asked for longest ago goes first, the last block of
+//! a prompt before those that it needs; who has something of a run has all before it; a run that nobody has is not kept.
+//! To ask again costs by runs, of which a prompt has few, and not by blocks. What a worker has really is its own to say;
+//! this is what the router sent there.
+
+mod shelf;
 
 use super::loads::WorkerNumber;
-use std::collections::{HashMap, hash_map};
+use shelf::{NotePlace, Notes, Shelf};
+use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-/// Names of blocks are spread already.
+/// Names of blocks are spread already, and workers count up.
 #[derive(Default, Debug)]
-struct AsIs(u64);
+struct Spread(u64);
 
-impl Hasher for AsIs {
+impl Hasher for Spread {
     fn finish(&self) -> u64 {
         self.0
     }
@@ -25,75 +30,62 @@ impl Hasher for AsIs {
     fn write_u64(&mut self, word: u64) {
         self.0 = super::work::mix(word);
     }
+
+    fn write_usize(&mut self, word: usize) {
+        self.write_u64(word as u64);
+    }
 }
 
-/// Who has a block, and its note of that.
+type SpreadMap<K, V> = HashMap<K, V, BuildHasherDefault<Spread>>;
+
+/// Who has something of a run, and its note of that.
 #[derive(Clone, Copy, Debug)]
 struct Holder {
     worker: WorkerNumber,
-    note: u32,
+    note: NotePlace,
+    /// Blocks of the run, from its first: one at least.
+    has: u32,
 }
 
-/// That a worker has a block, between those that it was asked for before and after.
-#[derive(Clone, Copy, Debug)]
-struct Note {
-    block: u64,
-    older: Option<u32>,
-    newer: Option<u32>,
-}
-
-/// A worker's blocks.
-#[derive(Clone, Copy, Default, Debug)]
-struct Shelf {
-    oldest: Option<u32>,
-    newest: Option<u32>,
-    /// How many it has.
-    held: usize,
-}
-
-/// Notes of all workers, those that mean nothing any more to be used again.
+/// Blocks one behind the other.
 #[derive(Default, Debug)]
-struct Notes {
-    list: Vec<Note>,
-    free: Vec<u32>,
+struct Run {
+    /// One at least.
+    blocks: Vec<u64>,
+    /// The run that it goes on from.
+    before: Option<u32>,
+    /// How many go on from it.
+    behind: u32,
+    /// By worker.
+    holders: Vec<Holder>,
 }
 
-impl Notes {
-    fn add(&mut self, block: u64) -> u32 {
-        let note = Note { block, older: None, newer: None };
-        match self.free.pop() {
-            Some(place) => {
-                self.list[place as usize] = note;
-                place
-            }
-            None => {
-                self.list.push(note);
-                self.list.len() as u32 - 1
-            }
-        }
+impl Run {
+    fn place_of(&self, worker: WorkerNumber) -> Result<usize, usize> {
+        self.holders.binary_search_by_key(&worker, |holder| holder.worker)
     }
 
-    fn append(&mut self, shelf: &mut Shelf, place: u32) {
-        let older = shelf.newest.replace(place);
-        self.list[place as usize].older = older;
-        self.list[place as usize].newer = None;
-        match older {
-            Some(older) => self.list[older as usize].newer = Some(place),
-            None => shelf.oldest = Some(place),
-        }
+    /// How many of these blocks it begins with.
+    fn common(&self, blocks: &[u64]) -> usize {
+        self.blocks.iter().zip(blocks).take_while(|(one, other)| one == other).count()
     }
 
-    fn take_out(&mut self, shelf: &mut Shelf, place: u32) {
-        let Note { older, newer, .. } = self.list[place as usize];
-        match older {
-            Some(older) => self.list[older as usize].newer = newer,
-            None => shelf.oldest = newer,
-        }
-        match newer {
-            Some(newer) => self.list[newer as usize].older = older,
-            None => shelf.newest = older,
-        }
+    /// Whether this worker alone has it, whole, and nothing goes on from it.
+    fn ends_at(&self, worker: WorkerNumber) -> bool {
+        let [only] = &self.holders[..] else { return false };
+        self.behind == 0 && only.worker == worker && only.has as usize == self.blocks.len()
     }
+}
+
+/// How far a prompt is known.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    /// The last run that it has something of,
+    run: u32,
+    /// blocks before that,
+    before: usize,
+    /// and of it.
+    of_it: usize,
 }
 
 /// All blocks.
@@ -103,11 +95,12 @@ pub struct Prefixes {
     most: usize,
     /// Of one worker, at most.
     most_each: usize,
-    /// By worker.
-    holders: HashMap<u64, Vec<Holder>, BuildHasherDefault<AsIs>>,
-    /// Lists of holders that are empty, so that a block that is new need not ask for memory.
-    spare: Vec<Vec<Holder>>,
-    shelves: HashMap<WorkerNumber, Shelf>,
+    runs: Vec<Run>,
+    /// Places of runs to be used again.
+    free: Vec<u32>,
+    /// Runs by their first blocks.
+    begins: SpreadMap<u64, u32>,
+    shelves: SpreadMap<WorkerNumber, Shelf>,
     notes: Notes,
 }
 
@@ -117,9 +110,10 @@ impl Prefixes {
         Prefixes {
             most,
             most_each,
-            holders: HashMap::default(),
-            spare: Vec::new(),
-            shelves: HashMap::new(),
+            runs: Vec::new(),
+            free: Vec::new(),
+            begins: HashMap::default(),
+            shelves: HashMap::default(),
             notes: Notes::default(),
         }
     }
@@ -139,9 +133,8 @@ impl Prefixes {
 
     /// A worker has gone.
     pub fn forget(&mut self, worker: WorkerNumber) {
-        let Some(mut shelf) = self.shelves.remove(&worker) else { return };
-        while shelf.held > 0 {
-            self.drop_oldest(worker, &mut shelf);
+        if let Some(mut shelf) = self.shelves.remove(&worker) {
+            self.shorten(worker, &mut shelf, 0);
         }
     }
 
@@ -152,82 +145,208 @@ impl Prefixes {
 
     /// How many of these blocks a worker has, from the first.
     pub fn depth(&self, worker: WorkerNumber, blocks: &[u64]) -> u32 {
-        let has = |block: &u64| {
-            let holders = self.holders(*block);
-            holders.binary_search_by_key(&worker, |holder| holder.worker).is_ok()
-        };
-        blocks.partition_point(has) as u32
+        let mut found = 0;
+        self.climb(blocks, |run, before, of_it| {
+            let has = run.place_of(worker).map(|place| run.holders[place].has.min(of_it));
+            found = has.map_or(0, |has| before + has);
+            has.is_err()
+        });
+        found
     }
 
     /// Tells `each` of the workers that have the first of these blocks, and how many of them; the most comes first.
     pub fn matches(&self, blocks: &[u64], mut each: impl FnMut(WorkerNumber, u32)) {
-        // From the longest beginning that anybody has: who has more of it is told of before who has less. A block has the
-        // holders of the one behind it, and perhaps more; where there are as many, they are the same.
+        // A run has the holders of the one behind it, and perhaps more; where there are as many, they are the same.
         let mut told = 0;
-        loop {
-            let depth = blocks.partition_point(|&block| self.holders(block).len() > told);
-            let Some(&block) = depth.checked_sub(1).and_then(|last| blocks.get(last)) else { return };
-            let here = self.holders(block);
-            if here.len() <= told {
-                return;
+        self.climb(blocks, |run, before, of_it| {
+            if run.holders.len() > told {
+                told = run.holders.len();
+                run.holders.iter().for_each(|holder| each(holder.worker, before + holder.has.min(of_it)));
             }
-            told = here.len();
-            here.iter().for_each(|holder| each(holder.worker, depth as u32));
-        }
+            true
+        });
     }
 
     /// A worker is sent a prompt that begins with these blocks; how many it has then.
     pub fn send(&mut self, worker: WorkerNumber, blocks: &[u64]) -> usize {
-        let mut shelf = self.shelves.get(&worker).copied().unwrap_or_default();
-        self.shelves.insert(worker, shelf);
+        self.shelves.entry(worker).or_default();
         let share = (self.most / self.shelves.len()).clamp(1, self.most_each.max(1));
+        let blocks = &blocks[..blocks.len().min(share)];
+        let known = self.known(blocks);
+        let mut next = known.map(|known| self.end(known.run, known.of_it));
+        let (_, rest) = blocks.split_at(known.map_or(0, |known| known.before + known.of_it));
+        // A name that is known, but behind others, is another's by chance: what comes with it is not kept in mind.
+        if rest.first().is_some_and(|first| !self.begins.contains_key(first)) {
+            next = Some(self.go_on(worker, next, rest));
+        }
+        let mut shelf = self.shelves[&worker];
         // The last first, so that it goes before those that it needs.
-        for &block in blocks.iter().take(share).rev() {
-            let holders = match self.holders.entry(block) {
-                hash_map::Entry::Occupied(known) => known.into_mut(),
-                hash_map::Entry::Vacant(new) => new.insert(self.spare.pop().unwrap_or_default()),
-            };
-            let note = match holders.binary_search_by_key(&worker, |holder| holder.worker) {
-                Ok(place) => {
-                    self.notes.take_out(&mut shelf, holders[place].note);
-                    holders[place].note
-                }
-                Err(place) => {
-                    let note = self.notes.add(block);
-                    holders.insert(place, Holder { worker, note });
-                    shelf.held += 1;
-                    note
-                }
-            };
-            self.notes.append(&mut shelf, note);
+        while let Some(run) = next {
+            self.touch(worker, &mut shelf, run);
+            next = self.runs[run as usize].before;
         }
-        while shelf.held > share {
-            self.drop_oldest(worker, &mut shelf);
-        }
+        self.shorten(worker, &mut shelf, share);
         self.shelves.insert(worker, shelf);
         shelf.held
     }
 
-    fn holders(&self, block: u64) -> &[Holder] {
-        self.holders.get(&block).map_or(&[][..], Vec::as_slice)
+    /// How far a prompt is known.
+    fn known(&self, blocks: &[u64]) -> Option<Known> {
+        let mut known: Option<Known> = None;
+        let mut before = 0;
+        while let Some(first) = blocks.get(before) {
+            let Some(&run) = self.begins.get(first) else { break };
+            let this = &self.runs[run as usize];
+            if this.before != known.map(|known| known.run) {
+                break;
+            }
+            let of_it = this.common(&blocks[before..]);
+            known = Some(Known { run, before, of_it });
+            if of_it < this.blocks.len() {
+                break;
+            }
+            before += of_it;
+        }
+        known
     }
 
-    /// What a worker was asked for longest ago goes.
-    fn drop_oldest(&mut self, worker: WorkerNumber, shelf: &mut Shelf) {
-        let Some(note) = shelf.oldest else { return };
-        let block = self.notes.list[note as usize].block;
-        self.notes.take_out(shelf, note);
-        self.notes.free.push(note);
-        shelf.held -= 1;
-        if let hash_map::Entry::Occupied(mut holders) = self.holders.entry(block) {
-            let found = holders.get().binary_search_by_key(&worker, |holder| holder.worker);
-            if let Ok(place) = found {
-                holders.get_mut().remove(place);
+    /// Tells `each` of the runs that a prompt begins with, the last first, as long as it wants more: how many blocks are
+    /// before it, and are of it.
+    fn climb(&self, blocks: &[u64], mut each: impl FnMut(&Run, u32, u32) -> bool) {
+        let Some(Known { run, mut before, mut of_it }) = self.known(blocks) else { return };
+        let mut run = &self.runs[run as usize];
+        while each(run, before as u32, of_it as u32) {
+            let Some(next) = run.before else { return };
+            run = &self.runs[next as usize];
+            of_it = run.blocks.len();
+            before -= of_it;
+        }
+    }
+
+    /// A run that ends behind so many blocks of this one.
+    fn end(&mut self, run: u32, behind: usize) -> u32 {
+        let place = run as usize;
+        if behind == self.runs[place].blocks.len() {
+            return run;
+        }
+        if self.runs[place].holders.iter().all(|holder| holder.has as usize <= behind) {
+            self.runs[place].blocks.truncate(behind);
+            return run;
+        }
+        self.split(run, behind)
+    }
+
+    /// The first blocks of a run become one of their own, which everybody has who had some of it.
+    fn split(&mut self, run: u32, behind: usize) -> u32 {
+        let first = self.place_for_run();
+        let mut rest = std::mem::take(&mut self.runs[run as usize]);
+        let mut begin = std::mem::take(&mut self.runs[first as usize]);
+        begin.blocks.extend_from_slice(&rest.blocks[..behind]);
+        rest.blocks.drain(..behind);
+        (begin.before, begin.behind) = (rest.before.replace(first), 1);
+        let behind = behind as u32;
+        rest.holders.retain_mut(|holder| {
+            let worker = holder.worker;
+            let shelf = self.shelves.entry(worker).or_default();
+            let note = self.notes.add(first);
+            self.notes.put_behind(shelf, note, holder.note);
+            begin.holders.push(Holder { worker, note, has: holder.has.min(behind) });
+            holder.has = holder.has.saturating_sub(behind);
+            if holder.has == 0 {
+                self.notes.take_out(shelf, holder.note);
+                self.notes.discard(holder.note);
             }
-            if holders.get().is_empty() {
-                self.spare.push(holders.remove());
+            holder.has > 0
+        });
+        self.begins.insert(begin.blocks[0], first);
+        self.begins.insert(rest.blocks[0], run);
+        self.runs[first as usize] = begin;
+        self.runs[run as usize] = rest;
+        first
+    }
+
+    /// A run that ends with these blocks, behind another.
+    fn go_on(&mut self, worker: WorkerNumber, before: Option<u32>, blocks: &[u64]) -> u32 {
+        if let Some(run) = before
+            && self.runs[run as usize].ends_at(worker)
+        {
+            self.runs[run as usize].blocks.extend_from_slice(blocks);
+            return run;
+        }
+        let place = self.place_for_run();
+        let run = &mut self.runs[place as usize];
+        run.blocks.extend_from_slice(blocks);
+        run.before = before;
+        self.begins.insert(blocks[0], place);
+        if let Some(before) = before {
+            self.runs[before as usize].behind += 1;
+        }
+        place
+    }
+
+    fn place_for_run(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.runs.push(Run::default());
+            self.runs.len() as u32 - 1
+        })
+    }
+
+    /// A worker has all of a run, and was asked for it last.
+    fn touch(&mut self, worker: WorkerNumber, shelf: &mut Shelf, place: u32) {
+        let run = &mut self.runs[place as usize];
+        let all = run.blocks.len() as u32;
+        let note = match run.place_of(worker) {
+            Ok(at) => {
+                let holder = &mut run.holders[at];
+                shelf.held += (all - std::mem::replace(&mut holder.has, all)) as usize;
+                self.notes.take_out(shelf, holder.note);
+                holder.note
+            }
+            Err(at) => {
+                let note = self.notes.add(place);
+                run.holders.insert(at, Holder { worker, note, has: all });
+                shelf.held += all as usize;
+                note
+            }
+        };
+        self.notes.append(shelf, note);
+    }
+
+    /// What a worker was asked for longest ago goes, until it has no more than so many blocks.
+    fn shorten(&mut self, worker: WorkerNumber, shelf: &mut Shelf, most: usize) {
+        while let Some(excess) = shelf.held.checked_sub(most + 1).map(|excess| excess + 1)
+            && let Some((note, place)) = self.notes.oldest(shelf)
+        {
+            let run = &mut self.runs[place as usize];
+            let at = run.place_of(worker).expect("who has a note of a run has some of it");
+            let has = run.holders[at].has as usize;
+            if has > excess {
+                run.holders[at].has -= excess as u32;
+                shelf.held = most;
+                return;
+            }
+            shelf.held -= has;
+            run.holders.remove(at);
+            self.notes.take_out(shelf, note);
+            self.notes.discard(note);
+            if run.holders.is_empty() {
+                self.remove(place);
             }
         }
+    }
+
+    /// Nobody has anything of a run.
+    fn remove(&mut self, place: u32) {
+        let run = std::mem::take(&mut self.runs[place as usize]);
+        let first = run.blocks[0];
+        // Unless another has taken its name by chance.
+        if self.begins.get(&first) == Some(&place) {
+            self.begins.remove(&first);
+        }
+        if let Some(before) = run.before {
+            self.runs[before as usize].behind -= 1;
+        }
+        self.free.push(place);
     }
 }
 
@@ -239,14 +358,56 @@ mod tests {
     const B: WorkerNumber = WorkerNumber(7);
 
     fn matched(prefixes: &Prefixes, blocks: &[u64]) -> Vec<(usize, u32)> {
-        let mut best: HashMap<usize, u32> = HashMap::new();
+        let mut all: Vec<(usize, u32)> = Vec::new();
         prefixes.matches(blocks, |WorkerNumber(worker), depth| {
-            let depth = best.get(&worker).copied().unwrap_or(0).max(depth);
-            best.insert(worker, depth);
+            match all.iter().find(|(known, _)| *known == worker) {
+                Some((_, most)) => assert!(*most >= depth, "the most comes first"),
+                None => all.push((worker, depth)),
+            }
         });
-        let mut all: Vec<_> = best.into_iter().collect();
         all.sort_unstable();
         all
+    }
+
+    /// Names as they are: each stands for all before it.
+    fn named(prompt: &[u64]) -> Vec<u64> {
+        let chain = |name: &mut u64, block: &u64| {
+            *name = crate::cluster::work::mix(*name ^ block);
+            Some(*name)
+        };
+        prompt.iter().scan(0, chain).collect()
+    }
+
+    /// What is said of itself, counted again.
+    fn check(prefixes: &Prefixes) {
+        let (mut notes, mut behind, mut held) = (0, vec![0; prefixes.runs.len()], HashMap::new());
+        for (place, run) in prefixes.runs.iter().enumerate() {
+            assert_eq!(run.holders.is_empty(), prefixes.free.contains(&(place as u32)));
+            assert_eq!(run.holders.is_empty(), run.blocks.is_empty());
+            assert!(run.holders.is_sorted_by(|one, other| one.worker < other.worker));
+            if let Some(before) = run.before {
+                behind[before as usize] += 1;
+            }
+            for holder in &run.holders {
+                assert!((1..=run.blocks.len()).contains(&(holder.has as usize)));
+                if let Some(before) = run.before {
+                    let before = &prefixes.runs[before as usize];
+                    let at = before.place_of(holder.worker).expect("it has all before");
+                    assert_eq!(before.holders[at].has as usize, before.blocks.len());
+                }
+                notes += 1;
+                *held.entry(holder.worker).or_insert(0) += holder.has as usize;
+            }
+        }
+        assert!(prefixes.runs.iter().zip(behind).all(|(run, behind)| run.behind == behind));
+        assert_eq!(
+            (prefixes.notes.len(), prefixes.begins.len()),
+            (notes, prefixes.runs.len() - prefixes.free.len())
+        );
+        for (worker, shelf) in &prefixes.shelves {
+            assert_eq!(shelf.held, held.remove(worker).unwrap_or(0));
+        }
+        assert!(held.is_empty(), "{held:?}");
     }
 
     #[test]
@@ -256,11 +417,11 @@ mod tests {
         prefixes.send(B, &[1, 5]);
         assert_eq!(matched(&prefixes, &[1, 2, 3, 4]), [(3, 3), (7, 1)]);
         assert_eq!(matched(&prefixes, &[1, 5, 9]), [(3, 1), (7, 2)]);
-        assert_eq!(matched(&prefixes, &[2, 3]), [(3, 2)], "a name stands for what is before it");
         assert_eq!(matched(&prefixes, &[9]), []);
         prefixes.forget(A);
         assert_eq!(matched(&prefixes, &[1, 2]), [(7, 1)]);
-        assert_eq!((prefixes.held(A), prefixes.held(B), prefixes.holders.len()), (0, 2, 2));
+        assert_eq!((prefixes.held(A), prefixes.held(B), prefixes.begins.len()), (0, 2, 2));
+        check(&prefixes);
     }
 
     #[test]
@@ -276,30 +437,87 @@ mod tests {
         assert_eq!(matched(&prefixes, &[1, 2, 4]), [(3, 3)]);
         // The share of one of two workers, over all that it is ever sent.
         for turn in 0..1000 {
-            prefixes.send(A, &[turn % 7, 100 + turn % 5]);
+            prefixes.send(A, &named(&[turn % 7, turn % 5]));
+            check(&prefixes);
         }
         assert_eq!(prefixes.held(A), 4);
-        assert_eq!(
-            (prefixes.holders.len(), prefixes.notes.list.len()),
-            (4, 4 + 2),
-            "what is out is used again"
-        );
+        assert!(prefixes.runs.len() <= 6, "what is out is used again");
+    }
+
+    /// Block by block: a worker's, what it was asked for longest ago first.
+    #[derive(Default)]
+    struct Plain(HashMap<WorkerNumber, Vec<u64>>);
+
+    impl Plain {
+        fn send(&mut self, worker: WorkerNumber, blocks: &[u64], share: usize) {
+            let list = self.0.entry(worker).or_default();
+            for block in blocks.iter().take(share).rev() {
+                list.retain(|known| known != block);
+                list.push(*block);
+            }
+            list.drain(..list.len().saturating_sub(share));
+        }
+
+        fn depth(&self, worker: WorkerNumber, blocks: &[u64]) -> u32 {
+            let list = self.0.get(&worker).map_or(&[][..], Vec::as_slice);
+            blocks.iter().take_while(|block| list.contains(block)).count() as u32
+        }
     }
 
     #[test]
-    fn one_worker_is_found_as_all_are() {
-        let mut prefixes = Prefixes::new(40, 9);
-        for turn in 0..500_u64 {
-            let blocks: Vec<u64> = (0..1 + turn % 6).map(|depth| turn % 5 * 10 + depth).collect();
-            prefixes.send([A, B][(turn / 3 % 2) as usize], &blocks);
-            let all = matched(&prefixes, &blocks);
-            for worker in [A, B] {
-                let depth = all.iter().find(|(number, _)| *number == worker.0).map_or(0, |(_, depth)| *depth);
-                assert_eq!(prefixes.depth(worker, &blocks), depth, "turn {turn}");
+    fn runs_know_what_blocks_would() {
+        let workers = [0, 1, 2, 3].map(WorkerNumber);
+        let mut prefixes = Prefixes::new(4 * 17, 100);
+        workers.iter().for_each(|&worker| prefixes.join(worker));
+        let mut plain = Plain::default();
+        let mut chance = 0;
+        let mut draw = |below: u64| {
+            chance += 1;
+            crate::cluster::work::mix(chance) % below
+        };
+        for turn in 0..4000 {
+            // Some chats that grow, others that part anywhere.
+            let length = draw(if turn % 9 == 0 { 24 } else { 9 });
+            let prompt: Vec<u64> = (0..length).map(|_| u64::from(draw(5) == 0)).collect();
+            let blocks = named(&prompt);
+            let worker = workers[draw(4) as usize];
+            if draw(200) == 0 {
+                prefixes.empty(worker);
+                plain.0.remove(&worker);
+            }
+            let held = prefixes.send(worker, &blocks);
+            plain.send(worker, &blocks, 17);
+            check(&prefixes);
+            assert_eq!(held, plain.0[&worker].len(), "turn {turn}");
+            let asked = named(&(0..12).map(|_| u64::from(draw(4) == 0)).collect::<Vec<_>>());
+            let all = matched(&prefixes, &asked);
+            for &worker in &workers {
+                let depth = plain.depth(worker, &asked);
+                assert_eq!(prefixes.depth(worker, &asked), depth, "turn {turn}");
+                let told = all.iter().find(|(number, _)| *number == worker.0).map_or(0, |(_, depth)| *depth);
+                assert_eq!(told, depth, "turn {turn}");
             }
         }
-        prefixes.forget(A);
-        assert_eq!(prefixes.depth(A, &[0]), 0);
+    }
+
+    #[test]
+    fn names_that_meet_by_chance_harm_nobody() {
+        let mut prefixes = Prefixes::new(60, 20);
+        let mut chance = 0;
+        for _ in 0..4000 {
+            chance += 1;
+            let drawn = crate::cluster::work::mix(chance);
+            let blocks: Vec<u64> = (0..drawn % 7).map(|at| (drawn >> (8 + 4 * at)) % 6).collect();
+            prefixes.send([A, B, WorkerNumber(9)][(drawn >> 40) as usize % 3], &blocks);
+            assert!(prefixes.shelves.values().all(|shelf| shelf.held <= 20));
+            matched(&prefixes, &blocks);
+        }
+        [A, B, WorkerNumber(9)].into_iter().for_each(|worker| prefixes.forget(worker));
+        assert!(prefixes.runs.iter().all(|run| run.holders.is_empty() && run.blocks.is_empty()));
+        assert_eq!(
+            (prefixes.free.len(), prefixes.begins.len(), prefixes.notes.len()),
+            (prefixes.runs.len(), 0, 0)
+        );
     }
 
     #[test]

@@ -111,10 +111,15 @@ impl Load {
         };
     }
 
-    /// How long it still reads what it was given.
+    /// How long it reads what it was given, from `since`.
+    pub fn reads_for(&self) -> Duration {
+        self.reading.saturating_add(self.others.reading)
+    }
+
+    /// How long it still does.
     pub fn queue(&self, now: Instant) -> Duration {
         let passed = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-        self.reading.saturating_add(self.others.reading).saturating_sub(passed)
+        self.reads_for().saturating_sub(passed)
     }
 
     /// It is to read so many tokens more, in so long.

@@ -242,7 +242,7 @@ impl Router {
         let number = WorkerNumber(self.next);
         self.next += 1;
         self.prefixes[role as usize].join(number);
-        self.tables[role as usize].join(number);
+        self.tables[role as usize].join(number, now);
         self.members.push(Member {
             number,
             role,
@@ -324,8 +324,7 @@ impl Router {
         let member = &mut self.members[place];
         member.is_leaving = true;
         let role = member.role as usize;
-        let load = self.tables[role].load_mut(worker);
-        load.into_iter().for_each(|load| load.usable = false);
+        self.tables[role].change(worker, |load| load.usable = false);
         self.prefixes[role].forget(worker);
         self.tables[role].set_held(worker, 0);
         self.remove_if_over(place);
@@ -382,20 +381,21 @@ impl Router {
     /// A worker has read what it was to: it generates.
     pub fn has_read(&mut self, booking: &mut Booking, now: Instant) {
         let (unread, reading) = (std::mem::take(&mut booking.unread), std::mem::take(&mut booking.reading));
-        if let Some(load) = self.load_mut(booking.worker).filter(|_| unread > 0) {
-            load.has_read(unread, reading, now);
+        if unread > 0 {
+            self.change(booking.worker, |load| load.has_read(unread, reading, now));
         }
     }
 
     /// Ends a booking.
     pub fn release(&mut self, booking: Booking, now: Instant) {
-        let Some(load) = self.load_mut(booking.worker) else { return };
-        load.booked -= booking.weight;
-        load.context -= booking.context;
-        if booking.unread > 0 {
-            load.has_read(booking.unread, booking.reading, now);
-        }
-        let place = self.place(booking.worker).expect("it has a row");
+        let Some(place) = self.place(booking.worker) else { return };
+        self.change(booking.worker, |load| {
+            load.booked -= booking.weight;
+            load.context -= booking.context;
+            if booking.unread > 0 {
+                load.has_read(booking.unread, booking.reading, now);
+            }
+        });
         self.members[place].bookings -= 1;
         self.remove_if_over(place);
     }
@@ -446,11 +446,12 @@ impl Router {
         let Some(place) = self.place(worker) else { return };
         let before = self.members[place].asked.take();
         let role = self.members[place].role;
-        let Some(load) = self.tables[role as usize].load_mut(worker) else { return };
-        let others =
-            report.zip(before).map(|(report, before)| report.beyond(before, load)).unwrap_or_default();
-        let tokens = u32::try_from(others.unread).unwrap_or(u32::MAX);
-        load.set_others(Others { reading: self.forecast.reading(tokens, 0), ..others }, now);
+        self.tables[role as usize].change(worker, |load| {
+            let others =
+                report.zip(before).map(|(report, before)| report.beyond(before, load)).unwrap_or_default();
+            let tokens = u32::try_from(others.unread).unwrap_or(u32::MAX);
+            load.set_others(Others { reading: self.forecast.reading(tokens, 0), ..others }, now);
+        });
     }
 
     /// Whether a worker has failed as many probes in a row as make it down.
@@ -484,10 +485,8 @@ impl Router {
     pub fn acquit(&mut self, worker: WorkerNumber) {
         let Some(place) = self.place(worker) else { return };
         let member = &mut self.members[place];
-        if member.breaker.answered()
-            && let Some(load) = self.load_mut(worker)
-        {
-            load.suspect = None;
+        if member.breaker.answered() {
+            self.change(worker, |load| load.suspect = None);
         }
     }
 
@@ -545,8 +544,8 @@ impl Router {
     }
 
     /// A number is in one table.
-    fn load_mut(&mut self, worker: WorkerNumber) -> Option<&mut Load> {
-        self.tables.iter_mut().find_map(|table| table.load_mut(worker))
+    fn change(&mut self, worker: WorkerNumber, change: impl Fn(&mut Load)) {
+        self.tables.iter_mut().find_map(|table| table.change(worker, &change));
     }
 
     fn turn(
@@ -561,11 +560,16 @@ impl Router {
             return None;
         }
         let (role, is_usable) = (member.role as usize, member.health.is_up());
-        let load = self.tables[role].load_mut(worker)?;
-        let was_usable = std::mem::replace(&mut load.usable, is_usable);
-        if was_usable && !is_usable {
-            // Who comes back may be another process, which knows nothing.
-            load.others = Others::default();
+        let has_gone = self.tables[role].change(worker, |load| {
+            let was_usable = std::mem::replace(&mut load.usable, is_usable);
+            let has_gone = was_usable && !is_usable;
+            if has_gone {
+                // Who comes back may be another process, which knows nothing.
+                load.others = Others::default();
+            }
+            has_gone
+        });
+        if has_gone? {
             self.prefixes[role].empty(worker);
             self.tables[role].set_held(worker, 0);
         }

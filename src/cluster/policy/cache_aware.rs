@@ -12,17 +12,17 @@ const RATIO: f64 = 1.5;
 /// The usable worker with the longest match, if that is long enough, else the one with least in its cache; where loads
 /// are out of balance, the one with the fewest sequences.
 pub fn pick(question: &Question<'_>) -> Option<usize> {
-    let booked = || question.usable().map(|place| question.workers[place].load.sequences());
+    let booked = || question.usable().map(|place| question.workers[place].sequences);
     let (least, most) = (booked().min()?, booked().max()?);
     if most - least > AHEAD && f64::from(most) > RATIO * f64::from(least) {
-        return question.cheapest(|worker| worker.load.sequences());
+        return question.cheapest(|worker| worker.sequences);
     }
-    let best = question.cheapest(|worker| (u32::MAX - worker.cached, worker.load.sequences()))?;
+    let best = question.cheapest(|worker| (u32::MAX - worker.cached, worker.sequences))?;
     let matched = question.workers[best].cached.saturating_mul(question.work.block);
     if f64::from(matched) > MATCH * f64::from(question.work.tokens) {
         return Some(best);
     }
-    question.cheapest(|worker| (worker.held, worker.load.sequences()))
+    question.cheapest(|worker| (worker.held, worker.sequences))
 }
 
 #[cfg(test)]
@@ -39,7 +39,7 @@ mod tests {
         assert_eq!(pick(&[has(2, 2, 0), has(3, 90, 30), has(0, 1, 9)]), Some(2), "three are not worth it");
         assert_eq!(pick(&[has(2, 2, 0), has(4, 90, 65), has(0, 1, 9)]), Some(0), "it has too much to do");
         assert_eq!(pick(&[has(2, 2, 200), has(4, 90, 280), has(0, 1, 250)]), Some(1), "all have much to do");
-        let gone = Candidate { load: Default::default(), ..has(9, 9, 0) };
+        let gone = Candidate { usable: false, ..has(9, 9, 0) };
         assert_eq!(pick(&[gone, has(4, 90, 30)]), Some(1));
         assert_eq!(pick(&[gone]), None);
     }

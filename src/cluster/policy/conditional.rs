@@ -3,6 +3,7 @@
 
 use super::slo::{Foretold, foretell};
 use super::{Candidate, Leg, Question};
+use crate::cluster::work::Work;
 use std::time::Duration;
 
 /// Tokens below which a hand-off is not worth its way, and
@@ -10,13 +11,15 @@ const TOKENS: u32 = 2048;
 /// share of a prompt that may be missing at most. (Dynamo's conditional disaggregation: 2048 and 0.7.)
 const SHARE: f64 = 0.7;
 
-/// Whether this decode worker serves the request alone rather than a pair that is foretold to come to `pair`: what it
-/// lacks is short, it is no later, and what it reads leaves its sequences within the time that a token may take.
+/// Whether a worker with so many blocks of a prompt lacks little of it.
+pub fn is_short(work: &Work, cached: u32) -> bool {
+    let missing = work.missing(cached);
+    missing < TOKENS && f64::from(missing) <= SHARE * f64::from(work.tokens)
+}
+
+/// Whether this decode worker, which lacks little, serves the request alone rather than a pair that is foretold to come to
+/// `pair`: it is no later, and what it reads leaves its sequences within the time that a token may take.
 pub fn is_alone(question: &Question<'_>, worker: &Candidate, pair: Foretold) -> bool {
-    let missing = question.missing(worker);
-    if missing >= TOKENS || f64::from(missing) > SHARE * f64::from(question.work.tokens) {
-        return false;
-    }
     let Foretold { ttft, tpot } = foretell(&Question { leg: Leg::Whole, ..*question }, worker);
     let limit = question.forecast.tpot.unwrap_or(Duration::MAX);
     ttft <= pair.ttft && tpot <= limit
@@ -41,7 +44,7 @@ mod tests {
                 |_| {},
                 |question| {
                     let question = Question { leg: Leg::Decode, forecast: &forecast, ..*question };
-                    answer = is_alone(&question, &worker, pair);
+                    answer = is_short(question.work, cached) && is_alone(&question, &worker, pair);
                 },
             );
             answer

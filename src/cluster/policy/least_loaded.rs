@@ -4,7 +4,7 @@ use super::Question;
 
 /// The usable worker with the fewest sequences; those with equally many take turns.
 pub fn pick(question: &Question<'_>) -> Option<usize> {
-    question.cheapest(|worker| worker.load.sequences())
+    question.cheapest(|worker| worker.sequences)
 }
 
 #[cfg(test)]

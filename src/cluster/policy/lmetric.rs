@@ -10,9 +10,9 @@ pub fn pick(question: &Question<'_>) -> Option<usize> {
     question.cheapest(|worker| {
         let tokens = match question.leg {
             Leg::Decode => 1,
-            Leg::Prefill | Leg::Whole => worker.load.to_read() + u64::from(question.missing(worker)),
+            Leg::Prefill | Leg::Whole => worker.to_read.saturating_add(question.missing(worker)),
         };
-        tokens.max(1) * (u64::from(worker.load.sequences()) + 1)
+        u64::from(tokens.max(1)) * (u64::from(worker.sequences) + 1)
     })
 }
 
@@ -31,7 +31,7 @@ mod tests {
         assert_eq!(pick(&[has(0, 0), has(5, 2), has(9, 10)], Leg::Whole), Some(0));
         assert_eq!(pick(&[has(9, 2), has(0, 1)], Leg::Decode), Some(1), "it reads nothing");
         let mut busy = has(9, 0);
-        busy.load.unread = 950;
+        busy.to_read = 950;
         assert_eq!(pick(&[busy, has(0, 0)], Leg::Prefill), Some(1));
         assert_eq!(pick(&[load(false, 0)], Leg::Prefill), None);
     }

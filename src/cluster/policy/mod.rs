@@ -15,10 +15,8 @@ pub mod round_robin;
 pub mod slo;
 
 use super::forecast::Forecast;
-use super::loads::Load;
 use super::work::Work;
 use crate::config::resolved::Policy;
-use std::time::Instant;
 
 /// What is chosen for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -31,11 +29,19 @@ pub enum Leg {
     Whole,
 }
 
-/// One worker.
+/// What of a worker is compared, close together: a choice goes through a thousand.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Candidate {
-    /// Its row of the table.
-    pub load: Load,
+    /// Whether it may be chosen.
+    pub usable: bool,
+    /// Sequences that it has.
+    pub sequences: u32,
+    /// Tokens of prompts that it has not read,
+    pub to_read: u32,
+    /// and when it has, by the forecast: nanoseconds as in [`Question::now`].
+    pub has_read: u64,
+    /// Tokens that its sequences stand on.
+    pub stands_on: u32,
     /// Blocks of the prompt that it is thought to have.
     pub cached: u32,
     /// Blocks that it is thought to have in all.
@@ -55,8 +61,8 @@ pub struct Question<'a> {
     pub last: usize,
     /// Drawn for this choice.
     pub chance: u64,
-    /// The time.
-    pub now: Instant,
+    /// Nanoseconds since a time that is the same for all workers.
+    pub now: u64,
     /// How long things take.
     pub forecast: &'a Forecast,
 }
@@ -97,20 +103,34 @@ impl Question<'_> {
     fn usable(&self) -> impl Iterator<Item = usize> {
         let (last, count) = (self.last, self.workers.len());
         let after = (last + 1).min(count);
-        (after..count).chain(0..after).filter(|&place| self.workers[place].load.usable)
+        (after..count).chain(0..after).filter(|&place| self.workers[place].usable)
     }
 
     /// The usable one of the least cost, the first of equals after the last.
     fn cheapest<K: PartialOrd>(&self, cost: impl Fn(&Candidate) -> K) -> Option<usize> {
+        self.cheapest_of(self.usable(), cost)
+    }
+
+    /// The one of the least cost of these, the first of equals.
+    fn cheapest_of<K: PartialOrd>(
+        &self,
+        places: impl Iterator<Item = usize>,
+        cost: impl Fn(&Candidate) -> K,
+    ) -> Option<usize> {
         let mut best: Option<(usize, K)> = None;
         // In two runs, without a look at what is next in between.
-        self.usable().for_each(|place| {
+        places.for_each(|place| {
             let cost = cost(&self.workers[place]);
             if best.as_ref().is_none_or(|(_, least)| cost < *least) {
                 best = Some((place, cost));
             }
         });
         best.map(|(place, _)| place)
+    }
+
+    /// Nanoseconds that a worker still reads what it was given.
+    fn queue(&self, worker: &Candidate) -> u64 {
+        worker.has_read.saturating_sub(self.now)
     }
 
     /// Tokens of the prompt that a worker would have to compute.
@@ -125,8 +145,8 @@ pub(super) mod asked {
 
     use super::*;
 
-    pub fn load(usable: bool, booked: u32) -> Candidate {
-        Candidate { load: Load { usable, booked, ..Load::default() }, ..Candidate::default() }
+    pub fn load(usable: bool, sequences: u32) -> Candidate {
+        Candidate { usable, sequences, ..Candidate::default() }
     }
 
     /// For 1000 tokens in ten blocks.
@@ -141,8 +161,15 @@ pub(super) mod asked {
         pick: impl FnOnce(&Question<'_>) -> R,
     ) -> R {
         let (work, forecast) = (work(), Forecast::default());
-        let (leg, now) = (Leg::Prefill, Instant::now());
-        let mut question = Question { leg, work: &work, workers, last, chance: 0, now, forecast: &forecast };
+        let mut question = Question {
+            leg: Leg::Prefill,
+            work: &work,
+            workers,
+            last,
+            chance: 0,
+            now: 0,
+            forecast: &forecast,
+        };
         change(&mut question);
         pick(&question)
     }

@@ -12,8 +12,8 @@ pub fn pick(question: &Question<'_>) -> Option<usize> {
     let step = 1 + (question.chance >> 32).checked_rem(usable - 1).unwrap_or(usable - 1);
     let second = nth(question, question.chance % usable + step)?;
     let load = |place: usize| {
-        let load = question.workers[place].load;
-        (if question.leg == Leg::Prefill { load.to_read() } else { 0 }, load.sequences())
+        let worker = &question.workers[place];
+        (if question.leg == Leg::Prefill { worker.to_read } else { 0 }, worker.sequences)
     };
     Some(if load(second) < load(first) { second } else { first })
 }

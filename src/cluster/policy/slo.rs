@@ -12,6 +12,8 @@ use std::time::Duration;
 /// Who stands behind a prompt where it is read, at a worker that generates beside: found by trying (docs/figures.md).
 const BEHIND: f64 = 4.0;
 
+const NANOS_PER_MS: f64 = 1e6;
+
 /// What a choice comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Foretold {
@@ -25,6 +27,12 @@ pub struct Foretold {
 pub fn pick(question: &Question<'_>) -> Option<usize> {
     let known = Readings::default();
     question.cheapest(|worker| cost(question, worker, &known))
+}
+
+/// The one of these places of the least cost.
+pub fn pick_of(question: &Question<'_>, places: impl Iterator<Item = usize>) -> Option<usize> {
+    let known = Readings::default();
+    question.cheapest_of(places, |worker| cost(question, worker, &known))
 }
 
 /// How long the prompt takes, by blocks of it that a worker has: most workers have as many as another.
@@ -52,15 +60,15 @@ impl Readings {
 
 /// What the leg comes to at this worker.
 pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
-    let Question { work, forecast, now, .. } = *question;
+    let Question { work, forecast, .. } = *question;
     let sequences = work.sequences.max(1);
     let missing = question.missing(worker);
     let reading = || {
         let own = forecast.reading(missing, work.tokens.saturating_sub(missing));
-        worker.load.queue(now).saturating_add(own)
+        Duration::from_nanos(question.queue(worker)).saturating_add(own)
     };
-    let context = worker.load.stands_on() + work.context();
-    let step = || forecast.step(context, worker.load.sequences() + sequences);
+    let context = u64::from(worker.stands_on) + work.context();
+    let step = || forecast.step(context, worker.sequences + sequences);
     match question.leg {
         Leg::Prefill => Foretold { ttft: reading(), tpot: Duration::ZERO },
         Leg::Decode => {
@@ -70,9 +78,7 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
         Leg::Whole => {
             let (reading, step) = (reading(), step());
             // Each of its tokens waits for what is read meanwhile.
-            let unread = worker.load.to_read() + u64::from(missing);
-            let passes =
-                u32::try_from(unread / u64::from(forecast.chunk)).unwrap_or(u32::MAX).saturating_add(1);
+            let passes = (worker.to_read.saturating_add(missing) / forecast.chunk).saturating_add(1);
             let shared = reading / forecast.output.max(1);
             Foretold {
                 ttft: reading.saturating_add(step.saturating_mul(passes)),
@@ -85,21 +91,21 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
 /// Milliseconds: what is foretold to pass, and what the others there lose by it. Behind a prompt others will stand in line,
 /// so that its own reading counts twice; where sequences are generated beside it, each of them waits for it.
 fn cost(question: &Question<'_>, worker: &Candidate, known: &Readings) -> f64 {
-    let Question { work, forecast, now, .. } = *question;
-    let sequences = worker.load.sequences();
+    let Question { work, forecast, .. } = *question;
+    let sequences = worker.sequences;
     let step = || {
-        let context = worker.load.stands_on() + work.context();
+        let context = u64::from(worker.stands_on) + work.context();
         forecast.step_ms(context, sequences.saturating_add(work.sequences.max(1)))
     };
     let own = || known.ms(question, worker);
-    let queue = || worker.load.queue(now).as_secs_f64() * 1e3;
+    let queue = || question.queue(worker) as f64 / NANOS_PER_MS;
     match question.leg {
         Leg::Prefill => queue() + 2.0 * own(),
         Leg::Decode => step(),
         Leg::Whole => {
             let (own, step) = (own(), step());
-            let unread = worker.load.to_read() + u64::from(question.missing(worker));
-            let passes = (unread / u64::from(forecast.chunk) + 1) as f64;
+            let unread = worker.to_read.saturating_add(question.missing(worker));
+            let passes = f64::from(unread / forecast.chunk) + 1.0;
             let output = f64::from(forecast.output.max(1));
             queue() + own + step * (passes + output) + own * (BEHIND + f64::from(sequences))
         }
@@ -114,10 +120,8 @@ mod tests {
     #[test]
     fn a_match_is_worth_twice_the_time_that_it_saves() {
         let at = |unread: u32, cached| {
-            let mut worker = Candidate { cached, ..load(true, 1) };
-            worker.load.unread = unread.into();
-            worker.load.reading = Duration::from_millis(unread.into());
-            worker
+            let has_read = Duration::from_millis(unread.into()).as_nanos() as u64;
+            Candidate { cached, to_read: unread, has_read, ..load(true, 1) }
         };
         let pick = |workers: &[_]| ask(workers, 0, |_| {}, pick);
         // 1000 tokens take 42 ms, 500 some 25.
@@ -128,11 +132,7 @@ mod tests {
 
     #[test]
     fn decode_is_where_a_step_is_shortest() {
-        let at = |context, booked| {
-            let mut worker = load(true, booked);
-            worker.load.context = context;
-            worker
-        };
+        let at = |context, booked| Candidate { stands_on: context, ..load(true, booked) };
         let decode = |workers: &[_]| ask(workers, 0, |question| question.leg = Leg::Decode, pick);
         assert_eq!(decode(&[at(100_000, 5), at(90_000, 9)]), Some(1));
         assert_eq!(decode(&[at(90_000, 20), at(90_000, 9)]), Some(1));

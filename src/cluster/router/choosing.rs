@@ -7,8 +7,8 @@
 use super::table::{Seat, Table};
 use super::{Booking, Member, NoWorker, Pair, Role, Router};
 use crate::cluster::flight::Avoid;
-use crate::cluster::loads::WorkerNumber;
-use crate::cluster::policy::slo::{Foretold, foretell};
+use crate::cluster::loads::{Load, WorkerNumber};
+use crate::cluster::policy::slo::{self, Foretold, foretell};
 use crate::cluster::policy::{self, Candidate, Leg, Question, conditional};
 use crate::cluster::work::{Work, mix};
 use crate::config::resolved::Policy;
@@ -208,8 +208,9 @@ impl Router {
         }
         // The first turn is the first worker's; behind one that has left it is its neighbour's.
         let last = table.place_up_to(self.last[role as usize]);
+        let time = table.time(now);
         let question =
-            Question { leg, work, workers: table.rows(), last, chance, now, forecast: &self.forecast };
+            Question { leg, work, workers: table.rows(), last, chance, now: time, forecast: &self.forecast };
         let all_suit = match suits {
             Suits::All => true,
             Suits::Readers => table.all_read_alone(),
@@ -217,7 +218,7 @@ impl Router {
         };
         let row = match all_suit && avoid.is_empty() && table.is_trusted(now) {
             true => policy::pick(policy, &question),
-            false => self.scratch.pick(policy, question, table, avoid, |seat| match suits {
+            false => self.scratch.pick(policy, question, table, avoid, now, |seat| match suits {
                 Suits::All => true,
                 Suits::Readers => seat.reads_alone,
                 Suits::Fitting(classes) => classes.iter().any(|&class| self.kinds.fit(class, seat.class)),
@@ -250,15 +251,28 @@ impl Router {
             ttft: prefill.foretold.ttft.saturating_add(decode.foretold.ttft),
             tpot: decode.foretold.tpot,
         };
-        let alone = self.pick(Leg::Whole, work, avoid, now, &Suits::Readers).ok()?;
-        let workers = &[Candidate {
-            load: *self.tables[Role::Decode as usize].load(alone.worker)?,
-            cached: (work.tokens - alone.missing).checked_div(work.block).unwrap_or(0),
-            held: 0,
-        }];
+        let (table, prefixes) =
+            (&mut self.tables[Role::Decode as usize], &self.prefixes[Role::Decode as usize]);
+        // Of those that have most of the prompt: what they lack is all that this may cost the others there.
+        prefixes.matches(&work.blocks, |worker, blocks| {
+            if conditional::is_short(work, blocks) {
+                table.mark(worker, blocks);
+            }
+        });
+        let (seats, loads, workers) = (table.seats(), table.loads(), table.rows());
         let forecast = &self.forecast;
-        let question = Question { leg: Leg::Whole, work, workers, last: 0, chance: 0, now, forecast };
-        conditional::is_alone(&question, &workers[0], pair).then_some(alone)
+        let question =
+            Question { leg: Leg::Whole, work, workers, last: 0, chance: 0, now: table.time(now), forecast };
+        let may = |&row: &usize| {
+            let reads_alone = |seat: &Seat| seat.reads_alone;
+            against(&seats[row], &loads[row], avoid, now, &reads_alone) == Some(Against::Nothing)
+        };
+        let row = slo::pick_of(&question, table.marked().iter().copied().filter(may));
+        let alone = row
+            .filter(|&row| conditional::is_alone(&question, &workers[row], pair))
+            .map(|row| picked(Policy::Conditional, &question, &seats[row], &workers[row]));
+        table.unmark();
+        alone
     }
 
     fn check_pair(&self, prefill: &Picked, decode: &Picked, avoid: &Avoid) -> Result<(), NoWorker> {
@@ -317,12 +331,13 @@ impl Router {
             Leg::Decode | Leg::Whole => work.context(),
         };
         let table = &mut self.tables[role as usize];
-        let load = table.load_mut(worker).expect("who is picked has a row");
-        load.booked += work.sequences;
-        load.context += context;
-        if unread > 0 {
-            load.reads(unread, reading, now);
-        }
+        table.change(worker, |load| {
+            load.booked += work.sequences;
+            load.context += context;
+            if unread > 0 {
+                load.reads(unread, reading, now);
+            }
+        });
         if is_kept {
             let held = self.prefixes[role as usize].send(worker, &work.blocks);
             table.set_held(worker, held);
@@ -340,17 +355,18 @@ impl Scratch {
         question: Question<'_>,
         table: &Table,
         avoid: &Avoid,
+        now: Instant,
         suits: impl Fn(&Seat) -> bool,
     ) -> Option<usize> {
         let Scratch { workers, standing, .. } = self;
         workers.clear();
         workers.extend_from_slice(question.workers);
         standing.clear();
-        let rows = table.seats().iter().zip(question.workers);
-        standing.extend(rows.map(|(seat, worker)| against(seat, worker, avoid, question.now, &suits)));
+        let rows = table.seats().iter().zip(table.loads());
+        standing.extend(rows.map(|(seat, load)| against(seat, load, avoid, now, &suits)));
         [Against::Nothing, Against::Suspect, Against::Failed].into_iter().find_map(|worst| {
             for (worker, standing) in workers.iter_mut().zip(&*standing) {
-                worker.load.usable = standing.is_some_and(|against| against <= worst);
+                worker.usable = standing.is_some_and(|against| against <= worst);
             }
             policy::pick(policy, &Question { workers, ..question })
         })
@@ -360,17 +376,17 @@ impl Scratch {
 /// What is against a worker; `None` where it cannot be had.
 fn against(
     seat: &Seat,
-    worker: &Candidate,
+    load: &Load,
     avoid: &Avoid,
     now: Instant,
     suits: &impl Fn(&Seat) -> bool,
 ) -> Option<Against> {
-    if !worker.load.usable || avoid.unwilling.contains(&seat.number) || !suits(seat) {
+    if !load.usable || avoid.unwilling.contains(&seat.number) || !suits(seat) {
         return None;
     }
     Some(if avoid.failed.contains(&seat.number) {
         Against::Failed
-    } else if worker.load.suspect.is_some_and(|until| now < until) {
+    } else if load.suspect.is_some_and(|until| now < until) {
         Against::Suspect
     } else {
         Against::Nothing

@@ -6,7 +6,7 @@
 
 use crate::cluster::loads::{Load, WorkerNumber};
 use crate::cluster::policy::Candidate;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// What a choice may ask of a worker besides its load.
 #[derive(Clone, Copy, Debug)]
@@ -22,8 +22,12 @@ pub(super) struct Seat {
 #[derive(Debug, Default)]
 pub(super) struct Table {
     seats: Vec<Seat>,
-    /// As many.
+    /// As many,
+    loads: Vec<Load>,
+    /// and as many, which follow from those.
     rows: Vec<Candidate>,
+    /// From when the rows count time.
+    base: Option<Instant>,
     /// Rows that are marked.
     marked: Vec<usize>,
     /// Until then at the latest some row is suspect.
@@ -34,7 +38,9 @@ pub(super) struct Table {
 
 impl Table {
     /// A worker joins, the last so far.
-    pub fn join(&mut self, number: WorkerNumber) {
+    pub fn join(&mut self, number: WorkerNumber, now: Instant) {
+        self.base.get_or_insert(now);
+        self.loads.push(Load::default());
         self.seats.push(Seat { number, class: 0, reads_alone: false });
         self.rows.push(Candidate::default());
     }
@@ -44,6 +50,7 @@ impl Table {
         if let Some(at) = self.place(number) {
             self.readers -= usize::from(self.seats[at].reads_alone);
             self.seats.remove(at);
+            self.loads.remove(at);
             self.rows.remove(at);
         }
     }
@@ -59,6 +66,11 @@ impl Table {
         passed.checked_sub(1).unwrap_or(self.seats.len().saturating_sub(1))
     }
 
+    /// All loads.
+    pub fn loads(&self) -> &[Load] {
+        &self.loads
+    }
+
     /// All rows.
     pub fn rows(&self) -> &[Candidate] {
         &self.rows
@@ -71,12 +83,32 @@ impl Table {
 
     /// A worker's load.
     pub fn load(&self, number: WorkerNumber) -> Option<&Load> {
-        self.place(number).map(|at| &self.rows[at].load)
+        self.place(number).map(|at| &self.loads[at])
     }
 
-    /// The same, to be changed.
-    pub fn load_mut(&mut self, number: WorkerNumber) -> Option<&mut Load> {
-        self.place(number).map(|at| &mut self.rows[at].load)
+    /// Changes a worker's load, and what a choice sees of it. `None` where it has none.
+    pub fn change<R>(&mut self, number: WorkerNumber, change: impl FnOnce(&mut Load) -> R) -> Option<R> {
+        let at = self.place(number)?;
+        let load = &mut self.loads[at];
+        let result = change(load);
+        let begun = |since| nanos(since_base(self.base, since));
+        let has_read = load.since.map_or(0, |since| begun(since).saturating_add(nanos(load.reads_for())));
+        let Candidate { cached, held, .. } = self.rows[at];
+        self.rows[at] = Candidate {
+            usable: load.usable,
+            sequences: load.sequences(),
+            to_read: u32::try_from(load.to_read()).unwrap_or(u32::MAX),
+            has_read,
+            stands_on: u32::try_from(load.stands_on()).unwrap_or(u32::MAX),
+            cached,
+            held,
+        };
+        Some(result)
+    }
+
+    /// A time as rows have it.
+    pub fn time(&self, now: Instant) -> u64 {
+        nanos(since_base(self.base, now))
     }
 
     /// A worker has so many blocks in all.
@@ -104,8 +136,7 @@ impl Table {
 
     /// A request failed at a worker: until then it is asked last.
     pub fn suspect(&mut self, number: WorkerNumber, until: Instant) {
-        if let Some(load) = self.load_mut(number) {
-            load.suspect = Some(until);
+        if self.change(number, |load| load.suspect = Some(until)).is_some() {
             self.suspect = self.suspect.max(Some(until));
         }
     }
@@ -122,7 +153,7 @@ impl Table {
 
     /// Workers that are usable.
     pub fn usable(&self) -> impl Iterator<Item = &Seat> {
-        self.seats.iter().zip(&self.rows).filter(|(_, row)| row.load.usable).map(|(seat, _)| seat)
+        self.seats.iter().zip(&self.rows).filter(|(_, row)| row.usable).map(|(seat, _)| seat)
     }
 
     /// A worker has so many blocks of the prompt that is asked about, if nothing else was said before. Who is told of in
@@ -137,8 +168,21 @@ impl Table {
         }
     }
 
+    /// Rows that are marked.
+    pub fn marked(&self) -> &[usize] {
+        &self.marked
+    }
+
     /// No row is marked.
     pub fn unmark(&mut self) {
         self.marked.drain(..).for_each(|at| self.rows[at].cached = 0);
     }
+}
+
+fn since_base(base: Option<Instant>, time: Instant) -> Duration {
+    base.map_or(Duration::ZERO, |base| time.saturating_duration_since(base))
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -347,7 +347,6 @@ fn what_a_worker_has_is_forgotten_with_it() {
 /// A retry goes through copies of the rows, each of which is looked at; who was never tried goes through the rows.
 #[test]
 fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
-    let base = Instant::now();
     let long_way = Avoid { failed: vec![WorkerNumber(usize::MAX)], ..Avoid::default() };
     for policy in [
         Policy::LeastLoaded,
@@ -359,6 +358,7 @@ fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
         Policy::Slo,
     ] {
         let mut routers = [(); 2].map(|()| router(policy, 7, 5).over_caches(40).seeded(5));
+        let base = Instant::now();
         let mut open: Vec<[Pair; 2]> = Vec::new();
         for turn in 0..600_u64 {
             let now = base + Duration::from_millis(turn * 3);
@@ -410,7 +410,7 @@ fn soonest(router: &Router, work: &Work, now: Instant) -> Option<WorkerNumber> {
     let ends = usable.into_iter().map(|(number, _, load)| {
         let missing = work.missing(prefixes.depth(number, &work.blocks));
         let reading = router.forecast.reading_ms(missing, work.tokens - missing);
-        (load.queue(now).as_secs_f64() * 1e3 + 2.0 * reading, number)
+        (load.queue(now).as_nanos() as f64 / 1e6 + 2.0 * reading, number)
     });
     let first = ends.reduce(|best, other| if other.0 < best.0 { other } else { best });
     first.map(|(_, number)| number)

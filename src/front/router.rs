@@ -10,6 +10,7 @@ pub mod fleet;
 pub mod flights;
 pub mod introduction;
 mod line;
+mod pace;
 pub mod paths;
 mod relay;
 mod report;
@@ -32,6 +33,7 @@ use call::Owner;
 use fanout::Fanout;
 use fleet::Fleet;
 use flights::{Flights, Way};
+use pace::Pace;
 use paths::Paths;
 use std::io;
 use std::net::SocketAddr;
@@ -58,6 +60,7 @@ pub struct RouterService {
     reload: Reload,
     etcd: Option<(Errands<View>, Option<Resolver>)>,
     next_tick: Instant,
+    pace: Pace,
 }
 
 impl RouterService {
@@ -86,6 +89,7 @@ impl RouterService {
             reload: Reload::nothing(now),
             etcd: None,
             next_tick: now,
+            pace: Pace::new(now),
         })
     }
 
@@ -161,6 +165,10 @@ impl RouterService {
             self.reactor.poll(Some(due.map_or(self.next_tick, |due| due.min(self.next_tick))))?;
             if let Some(end) = self.turn(Instant::now()) {
                 return Ok(end);
+            }
+            let (passed, served) = (self.flights.take_passed(), self.flights.count());
+            if let Some(time) = self.pace.rest(passed, served, Instant::now()) {
+                self.reactor.rest(time);
             }
         }
     }

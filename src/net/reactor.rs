@@ -3,7 +3,7 @@
 //! Thread: `ctl`.
 //! What is sent leaves when the reactor is about to wait again, so that all that one turn has for a peer is one write;
 //! a piece that would not fit a buffer leaves at once.
-//! Invariants: `poll` is the only call that waits. What is read in one turn, accepted in one turn,
+//! Invariants: `poll` is the only call that waits, but for `rest`. What is read in one turn, accepted in one turn,
 //! received and not consumed, and queued is bounded. After `close`, after `close_after_flush` and
 //! after `Closed`, no event names the connection any more.
 //! Cost: an entry is looked up by id on every call; that is an index and a comparison.

@@ -76,6 +76,8 @@ pub struct Flights {
     due: BinaryHeap<Reverse<(Instant, ConnId)>>,
     retries: Retries,
     metrics: RouterMetrics,
+    /// Pieces of answers that were passed on since that was last asked.
+    passed: usize,
 }
 
 impl Flights {
@@ -89,12 +91,18 @@ impl Flights {
             due: BinaryHeap::new(),
             retries,
             metrics,
+            passed: 0,
         }
     }
 
     /// Of which no more run at once, and no more wait, than these terms say, and which begin as they say.
     pub fn within(self, terms: &RequestTerms) -> Flights {
         Flights { line: Line::new(terms), flow: terms.flow, first_token: terms.first_token, ..self }
+    }
+
+    /// How many pieces of answers were passed on since this was last asked.
+    pub fn take_passed(&mut self) -> usize {
+        std::mem::take(&mut self.passed)
     }
 
     /// Whether nothing is being served.

@@ -9,6 +9,8 @@ use crate::net::connection::{ConnId, Connection, State};
 use crate::net::descriptors;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::thread;
+use std::time::Duration;
 
 impl Reactor {
     /// Sends bytes before the next wait where the socket takes them, else in their turn. All or nothing.
@@ -65,6 +67,12 @@ impl Reactor {
             self.write(id);
         }
         self.due = due;
+    }
+
+    /// Looks for nothing for so long; what was sent leaves before.
+    pub fn rest(&mut self, time: Duration) {
+        self.write_due();
+        thread::sleep(time);
     }
 
     /// Sends bytes, at least one, and with the first of them descriptors, over an open unix stream

@@ -172,6 +172,7 @@ impl Flights {
             self.metrics.resumed.inc();
             flight.acquit(way);
         }
+        self.passed += 1;
         way.connections.stream(way.reactor, client, &bytes);
         let passes = News::Passes { resumable: is_stream && flight.relay.is_resumable() };
         // Nothing is drawn or looked up for what goes well, piece by piece.

@@ -154,17 +154,25 @@ impl Prefixes {
         found
     }
 
-    /// Tells `each` of the workers that have the first of these blocks, and how many of them; the most comes first.
-    pub fn matches(&self, blocks: &[u64], mut each: impl FnMut(WorkerNumber, u32)) {
+    /// How many of these blocks all workers have, from the first, which is what most prompts of a service have in
+    /// common. Tells `each` of the workers that have more, and how many; the most comes first.
+    pub fn matches(&self, blocks: &[u64], mut each: impl FnMut(WorkerNumber, u32)) -> u32 {
         // A run has the holders of the one behind it, and perhaps more; where there are as many, they are the same.
-        let mut told = 0;
+        let (mut told, mut common) = (0, 0);
         self.climb(blocks, |run, before, of_it| {
-            if run.holders.len() > told {
-                told = run.holders.len();
-                run.holders.iter().for_each(|holder| each(holder.worker, before + holder.has.min(of_it)));
+            let have = || run.holders.iter().map(|holder| (holder.worker, before + holder.has.min(of_it)));
+            let is_common = run.holders.len() == self.shelves.len();
+            if is_common {
+                // All have the first of it.
+                common = if of_it == 1 { before + 1 } else { have().map(|(_, has)| has).min().unwrap_or(0) };
             }
-            true
+            if run.holders.len() > told && before + of_it > common {
+                have().filter(|&(_, has)| has > common).for_each(|(worker, has)| each(worker, has));
+            }
+            told = run.holders.len();
+            !is_common
         });
+        common
     }
 
     /// A worker is sent a prompt that begins with these blocks; how many it has then.
@@ -359,12 +367,17 @@ mod tests {
 
     fn matched(prefixes: &Prefixes, blocks: &[u64]) -> Vec<(usize, u32)> {
         let mut all: Vec<(usize, u32)> = Vec::new();
-        prefixes.matches(blocks, |WorkerNumber(worker), depth| {
+        let common = prefixes.matches(blocks, |WorkerNumber(worker), depth| {
             match all.iter().find(|(known, _)| *known == worker) {
                 Some((_, most)) => assert!(*most >= depth, "the most comes first"),
                 None => all.push((worker, depth)),
             }
         });
+        assert!(all.iter().all(|&(_, depth)| depth > common));
+        if common > 0 {
+            let others = prefixes.shelves.keys().filter(|known| all.iter().all(|(told, _)| *told != known.0));
+            all.extend(others.map(|worker| (worker.0, common)).collect::<Vec<_>>());
+        }
         all.sort_unstable();
         all
     }
@@ -489,6 +502,13 @@ mod tests {
             plain.send(worker, &blocks, 17);
             check(&prefixes);
             assert_eq!(held, plain.0[&worker].len(), "turn {turn}");
+            // Now and then what they all have.
+            if turn % 50 == 0 {
+                for &worker in &workers {
+                    prefixes.send(worker, &named(&[0, 0, 0][..1 + draw(3) as usize]));
+                    plain.send(worker, &[], 17);
+                }
+            }
             let asked = named(&(0..12).map(|_| u64::from(draw(4) == 0)).collect::<Vec<_>>());
             let all = matched(&prefixes, &asked);
             for &worker in &workers {

@@ -17,8 +17,8 @@ pub fn pick(question: &Question<'_>) -> Option<usize> {
     if most - least > AHEAD && f64::from(most) > RATIO * f64::from(least) {
         return question.cheapest(|worker| worker.sequences);
     }
-    let best = question.cheapest(|worker| (u32::MAX - worker.cached, worker.sequences))?;
-    let matched = question.workers[best].cached.saturating_mul(question.work.block);
+    let best = question.cheapest(|worker| (u32::MAX - question.cached(worker), worker.sequences))?;
+    let matched = question.cached(&question.workers[best]).saturating_mul(question.work.block);
     if f64::from(matched) > MATCH * f64::from(question.work.tokens) {
         return Some(best);
     }

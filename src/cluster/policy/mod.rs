@@ -42,7 +42,7 @@ pub struct Candidate {
     pub has_read: u64,
     /// Tokens that its sequences stand on.
     pub stands_on: u32,
-    /// Blocks of the prompt that it is thought to have.
+    /// Blocks of the prompt that it is thought to have, where those are more than all have.
     pub cached: u32,
     /// Blocks that it is thought to have in all.
     pub held: u32,
@@ -57,6 +57,8 @@ pub struct Question<'a> {
     pub work: &'a Work,
     /// among these.
     pub workers: &'a [Candidate],
+    /// Blocks of the prompt that all are thought to have.
+    pub common: u32,
     /// The place of who was chosen before.
     pub last: usize,
     /// Drawn for this choice.
@@ -133,9 +135,14 @@ impl Question<'_> {
         worker.has_read.saturating_sub(self.now)
     }
 
-    /// Tokens of the prompt that a worker would have to compute.
-    fn missing(&self, worker: &Candidate) -> u32 {
-        self.work.missing(worker.cached)
+    /// Blocks of the prompt that a worker is thought to have.
+    fn cached(&self, worker: &Candidate) -> u32 {
+        worker.cached.max(self.common)
+    }
+
+    /// Tokens of the prompt that it would have to compute.
+    pub fn missing(&self, worker: &Candidate) -> u32 {
+        self.work.missing(self.cached(worker))
     }
 }
 
@@ -165,6 +172,7 @@ pub(super) mod asked {
             leg: Leg::Prefill,
             work: &work,
             workers,
+            common: 0,
             last,
             chance: 0,
             now: 0,

@@ -46,14 +46,15 @@ impl Default for Readings {
 
 impl Readings {
     fn ms(&self, question: &Question<'_>, worker: &Candidate) -> f64 {
-        let known = &self.0[worker.cached as usize % self.0.len()];
+        let has = question.cached(worker);
+        let known = &self.0[has as usize % self.0.len()];
         let (cached, ms) = known.get();
-        if cached == worker.cached {
+        if cached == has {
             return ms;
         }
         let missing = question.missing(worker);
         let ms = question.forecast.reading_ms(missing, question.work.tokens.saturating_sub(missing));
-        known.set((worker.cached, ms));
+        known.set((has, ms));
         ms
     }
 }

@@ -203,14 +203,15 @@ impl Router {
         let chance = mix(self.seed ^ mix(self.drawn));
         let (table, prefixes) = (&mut self.tables[role as usize], &self.prefixes[role as usize]);
         let is_compared = policy::compares_caches(policy, leg);
-        if is_compared {
-            prefixes.matches(&work.blocks, |worker, blocks| table.mark(worker, blocks));
-        }
+        let common = match is_compared {
+            true => prefixes.matches(&work.blocks, |worker, blocks| table.mark(worker, blocks)),
+            false => 0,
+        };
         // The first turn is the first worker's; behind one that has left it is its neighbour's.
         let last = table.place_up_to(self.last[role as usize]);
         let time = table.time(now);
-        let question =
-            Question { leg, work, workers: table.rows(), last, chance, now: time, forecast: &self.forecast };
+        let (workers, forecast) = (table.rows(), &self.forecast);
+        let question = Question { leg, work, workers, common, last, chance, now: time, forecast };
         let all_suit = match suits {
             Suits::All => true,
             Suits::Readers => table.all_read_alone(),
@@ -254,20 +255,22 @@ impl Router {
         let (table, prefixes) =
             (&mut self.tables[Role::Decode as usize], &self.prefixes[Role::Decode as usize]);
         // Of those that have most of the prompt: what they lack is all that this may cost the others there.
-        prefixes.matches(&work.blocks, |worker, blocks| {
+        let common = prefixes.matches(&work.blocks, |worker, blocks| {
             if conditional::is_short(work, blocks) {
                 table.mark(worker, blocks);
             }
         });
         let (seats, loads, workers) = (table.seats(), table.loads(), table.rows());
-        let forecast = &self.forecast;
-        let question =
-            Question { leg: Leg::Whole, work, workers, last: 0, chance: 0, now: table.time(now), forecast };
+        let (leg, forecast, time) = (Leg::Whole, &self.forecast, table.time(now));
+        let question = Question { leg, work, workers, common, last: 0, chance: 0, now: time, forecast };
         let may = |&row: &usize| {
             let reads_alone = |seat: &Seat| seat.reads_alone;
             against(&seats[row], &loads[row], avoid, now, &reads_alone) == Some(Against::Nothing)
         };
-        let row = slo::pick_of(&question, table.marked().iter().copied().filter(may));
+        let row = match conditional::is_short(work, common) {
+            true => slo::pick_of(&question, (0..workers.len()).filter(may)),
+            false => slo::pick_of(&question, table.marked().iter().copied().filter(may)),
+        };
         let alone = row
             .filter(|&row| conditional::is_alone(&question, &workers[row], pair))
             .map(|row| picked(Policy::Conditional, &question, &seats[row], &workers[row]));
@@ -394,7 +397,7 @@ fn against(
 }
 
 fn picked(policy: Policy, question: &Question<'_>, seat: &Seat, worker: &Candidate) -> Picked {
-    let missing = question.work.missing(worker.cached);
+    let missing = question.missing(worker);
     let foretold = if policy.forecasts() { foretell(question, worker) } else { Foretold::default() };
     let reading = question.forecast.reading(missing, question.work.tokens.saturating_sub(missing));
     Picked { worker: seat.number, class: seat.class, missing, reading, foretold }

@@ -202,7 +202,10 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("router --min-decode 2", &["--rebalance"]),
         ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
         ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
-        ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),
+        ("router --prefill https://a:1 --decode http://c:3", &["--tls-ca-file", "--prefill https://a:1"]),
+        ("router --decode https://a:1", &["--tls-ca-file", "--decode https://a:1"]),
+        ("prefill m --registry https://a:1", &["--tls-ca-file", "--registry https://a:1"]),
+        ("drain https://a:1", &["--tls-ca-file", "https://a:1"]),
         ("router --prefill http://a:1 --prefill http://a:1/ --decode http://c:3", &["http://a:1", "twice"]),
         ("serve m --log-level loud", &["loud", "--log-level"]),
     ] {

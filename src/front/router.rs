@@ -113,6 +113,7 @@ impl RouterService {
         for fresh in fresh {
             match fresh {
                 Fresh::Identity(identity) => self.secure(identity),
+                Fresh::Authorities(authorities) => self.fleet.trust(authorities, &mut self.reactor),
                 Fresh::ApiKeys(keys) => {
                     self.fleet.set_key(keys.first().cloned());
                     self.paths.set_keys(keys);

@@ -1,6 +1,6 @@
 //! The same for `baton router`: its workers, and what it does with them and with requests.
 
-use super::{FRONT_PORT, Resolver, value};
+use super::{FRONT_PORT, Resolver, value, vouched};
 use crate::config::error::ConfigError;
 use crate::config::flags::{
     BalanceFlags, BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags,
@@ -25,6 +25,7 @@ impl Resolver<'_> {
             pd_disaggregation: _,
             prefill,
             decode,
+            tls_ca_file,
             policy,
             prefill_policy,
             decode_policy,
@@ -42,6 +43,8 @@ impl Resolver<'_> {
         let prefill = prefill_endpoints(&prefill)?;
         distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
         distinct_workers("--decode", decode.iter())?;
+        vouched("--prefill", prefill.iter().map(|endpoint| &endpoint.url), tls_ca_file.as_deref())?;
+        vouched("--decode", &decode, tls_ca_file.as_deref())?;
         let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
         let etcd = match registry {
             None => Vec::new(),
@@ -60,10 +63,6 @@ impl Resolver<'_> {
         }
         let takes_anybody = insecure || flags.front.host.is_loopback();
         let front = self.front(flags.front, FRONT_PORT)?;
-        if front.tls.is_some() && etcd.is_empty() && prefill.is_empty() && decode.is_empty() {
-            let why = "workers enter themselves over plain HTTP, which this port does not speak: name them, or list them in an etcd";
-            self.warnings.push(format!("--tls-cert-file: {why}"));
-        }
         let metrics = metrics(&flags.scrape, front.address())?;
         let policies =
             Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };
@@ -81,6 +80,7 @@ impl Resolver<'_> {
             metrics,
             prefill,
             decode,
+            tls_ca: tls_ca_file,
             balance: balance(&flags.balance)?,
             policies,
             forecast: forecast(&flags.forecast, policies, flags.balance.rebalance)?,

@@ -199,7 +199,8 @@ impl Fleet {
             target.told_down = false;
         } else if !is_usable && !std::mem::replace(&mut target.told_down, true) {
             let address = target.address.map_or("unknown".into(), |address| address.to_string());
-            event!(Warn, "router", "worker is not up", worker = target.url, address = address);
+            let why = target.fault.as_deref().unwrap_or("it is not known why");
+            event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);
         }
     }
 

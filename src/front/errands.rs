@@ -67,6 +67,14 @@ impl<E: Errand> Errands<E> {
         &mut self.errand
     }
 
+    /// What is under way is given up, and begun anew.
+    pub fn begin_anew(&mut self, reactor: &mut Reactor, now: Instant) {
+        if self.open.take().is_some() {
+            self.close(reactor);
+            self.errand.failed(now);
+        }
+    }
+
     /// Whether an event is of this connection.
     pub fn owns(&self, event: &Event) -> bool {
         match *event {

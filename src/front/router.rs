@@ -109,7 +109,7 @@ impl RouterService {
         Ok(())
     }
 
-    fn renew(&mut self, fresh: Vec<Fresh>) {
+    fn renew(&mut self, fresh: Vec<Fresh>, now: Instant) {
         for fresh in fresh {
             match fresh {
                 Fresh::Identity(identity) => self.secure(identity),
@@ -121,8 +121,10 @@ impl RouterService {
                 Fresh::ClusterKeys(keys) => {
                     if let Some((etcd, _)) = &mut self.etcd {
                         etcd.errand().set_keys(keys.clone());
+                        etcd.begin_anew(&mut self.reactor, now);
                     }
                     self.paths.workers().set_keys(keys);
+                    self.fleet.ask_anew(now);
                 }
             }
         }
@@ -173,7 +175,7 @@ impl RouterService {
                 Event::Terminate => self.drain(now),
                 Event::Hangup => {
                     let fresh = self.reload.all();
-                    self.renew(fresh);
+                    self.renew(fresh, now);
                 }
                 event => self.take(event, now),
             }
@@ -182,7 +184,7 @@ impl RouterService {
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             let fresh = self.reload.changed(now);
-            self.renew(fresh);
+            self.renew(fresh, now);
             self.fleet.expire(&mut self.reactor, now);
             if let Some((etcd, names)) = &mut self.etcd {
                 if let Some(names) = names {

@@ -263,6 +263,8 @@ pub struct Call {
     pub eof: bool,
     /// Whether its connection is used for nothing else behind it.
     pub is_last: bool,
+    /// Whether its worker has become another since it was asked how it is.
+    pub is_outdated: bool,
     /// Whether it was not read from, since too much waits for its client.
     pub held_back: bool,
     /// Once its head has come.
@@ -284,6 +286,7 @@ impl Call {
             connected,
             eof: false,
             is_last: false,
+            is_outdated: false,
             held_back: false,
             answer: None,
             outgoing: None,

@@ -416,6 +416,7 @@ impl Fleet {
         let Some(mut call) = self.calls.remove(&conn) else { return };
         let is_reusable = keep_alive && call.is_sent() && !call.eof && reactor.received(conn).is_empty();
         let (owner, worker, answer) = (call.owner, call.booking.worker(), call.answer.take());
+        let is_outdated = call.is_outdated;
         self.settle(reactor, conn, call, is_reusable, now);
         let Some(answer) = answer else { return };
         let drains = answer.is_of_drain();
@@ -424,7 +425,10 @@ impl Fleet {
         }
         match owner {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
-            Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
+            // What was well before it was to drain is not well again for that.
+            Owner::Probe if drains || (is_outdated && answer.is_success()) => {
+                self.declined(worker, answer.is_of_role(), now)
+            }
             Owner::Probe if answer.is_success() => {
                 self.probed(worker, true, now);
                 self.ask_report(reactor, worker, now);
@@ -504,6 +508,9 @@ impl Fleet {
             (target.drains, target.introduced) = (true, false);
             std::mem::take(&mut target.idle)
         });
+        for call in self.calls.values_mut().filter(|call| call.booking.worker() == worker) {
+            call.is_outdated = true;
+        }
         for Idle { conn, .. } in idle.into_iter().flatten() {
             self.kept.remove(&conn);
             reactor.close(conn);

@@ -208,6 +208,8 @@ impl Fleet {
         let (Some(role), Some(target)) = (self.router.role(worker), self.target(worker)) else { return };
         let url = &target.url;
         match change {
+            // One that leaves is looked at as long as clients wait for it.
+            Some(Change::Up) if !self.router.has(worker) => {}
             Some(Change::Up) => event!(Info, "router", "worker is up", role = role, worker = url),
             Some(Change::Down) => {
                 event!(Warn, "router", "worker is down", role = role, worker = url, by = why)

@@ -37,6 +37,7 @@ pub struct Entry {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "an object of id, incarnation, role, url, kind and, of a prefill worker, bootstrap_port")]
 struct Text {
     id: String,
     incarnation: String,

@@ -8,7 +8,8 @@
 //! GET    /workers[/ID]    those that there are
 //! POST   /workers         {"url", "worker_type", "bootstrap_port"}
 //! DELETE /workers/ID
-//! POST   /workers/ID/role {"role", "timeout_secs"}              as `/role` of the worker, which is asked (`turns`)
+//! GET    /workers/ID/role                                  as `/role` of the worker, which is asked (`turns`)
+//! POST   /workers/ID/role {"role", "timeout_secs"}              likewise
 //! ```
 //! Thread: `ctl`. Whoever enters a worker receives prompts: all changes need the cluster key's proof where there is a
 //! key (`cluster::proof`), and are taken without only on loopback or with `--insecure`.
@@ -334,7 +335,11 @@ impl Workers {
         self.numbers.iter().find(|(_, number)| **number == worker).map(|(seat, _)| seat)
     }
 
-    fn find(&self, id: &str, way: &mut Way<'_>) -> Result<WorkerNumber, ApiError> {
+    /// The worker of this ID.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, id: &str, way: &mut Way<'_>) -> Result<WorkerNumber, ApiError> {
         let worker = id.parse().ok().map(WorkerNumber).filter(|&worker| way.fleet.router().has(worker));
         worker.ok_or_else(|| ApiError::new(404, "worker_not_found", format!("there is no worker {id}")))
     }
@@ -365,6 +370,7 @@ impl Workers {
 
 /// An operator's worker, with the fields of SGLang's router.
 #[derive(Deserialize)]
+#[serde(expecting = "an object of url, worker_type and, of a prefill worker, bootstrap_port")]
 struct Asking {
     url: Option<String>,
     worker_type: Option<String>,

@@ -245,6 +245,11 @@ impl WorkerUrl {
         }
     }
 
+    /// Whether another one is at the same place, however that is spoken to.
+    pub fn is_place_of(&self, other: &WorkerUrl) -> bool {
+        (&self.host, self.port) == (&other.host, other.port)
+    }
+
     /// Host and port, as a request's Host field has them.
     pub fn authority(&self) -> String {
         match self.host.contains(':') {

@@ -43,6 +43,11 @@ impl Resolver<'_> {
         let prefill = prefill_endpoints(&prefill)?;
         distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
         distinct_workers("--decode", decode.iter())?;
+        let is_both = |url: &&WorkerUrl| prefill.iter().any(|endpoint| endpoint.url.is_place_of(url));
+        if let Some(url) = decode.iter().find(is_both) {
+            let limit = "is given to --prefill, too; a worker has one role at a time";
+            return Err(value("--decode", url, limit));
+        }
         vouched("--prefill", prefill.iter().map(|endpoint| &endpoint.url), tls_ca_file.as_deref())?;
         vouched("--decode", &decode, tls_ca_file.as_deref())?;
         let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
@@ -70,6 +75,15 @@ impl Resolver<'_> {
             let why = "how far prefill workers are behind is foretold for Qwen3-32B-FP8 on two H200";
             self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
         }
+        let forecast = forecast(&flags.forecast, policies, flags.balance.rebalance)?;
+        let least_ms = forecast.cost.decode[0];
+        if let Some(tpot) = forecast.tpot.filter(|tpot| tpot.as_secs_f64() * 1e3 <= least_ms) {
+            let ms = tpot.as_secs_f64() * 1e3;
+            let why = format!(
+                "a step takes {least_ms} ms (--decode-ms) with nothing in it, so that every request is refused"
+            );
+            self.warnings.push(format!("--slo-tpot-ms {ms}: {why}"));
+        }
         Ok(RouterConfig {
             etcd,
             cluster_keys,
@@ -83,7 +97,7 @@ impl Resolver<'_> {
             tls_ca: tls_ca_file,
             balance: balance(&flags.balance)?,
             policies,
-            forecast: forecast(&flags.forecast, policies, flags.balance.rebalance)?,
+            forecast,
             requests: requests(flags.requests)?,
             retries: retries(&flags.retries)?,
             breaker: breaker(&flags.breaker),
@@ -143,7 +157,8 @@ fn distinct_workers<'a>(
     }
     let mut seen = HashSet::new();
     for url in urls {
-        if !seen.insert(url) {
+        // Nobody speaks both ways at one port.
+        if !seen.insert((&url.host, url.port)) {
             return Err(value(flag, url, "is given twice"));
         }
     }

@@ -378,7 +378,12 @@ impl Service {
         }
         event!(Info, "ctl", "draining: no new requests, those that run are finished");
         if self.routes.is_changing() {
-            self.stayed("it was told to drain".into());
+            // Nothing is wrong: a drain is the end of any change.
+            let turning = self.routes.turning().map(|turning| (turning.role(), turning));
+            if let Some((role, turning)) = turning {
+                event!(Info, "ctl", "keeps its role", role = role, why = "it was told to drain");
+                turning.stayed("it was told to drain".into());
+            }
         }
         // What was answered is to arrive as well.
         self.reactor.flush_until(now + DRAIN_TIME_MAX);

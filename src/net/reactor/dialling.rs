@@ -82,3 +82,7 @@ impl Reactor {
         self.fail(id, reason);
     }
 }
+
+#[cfg(test)]
+#[path = "dialling_tests.rs"]
+mod tests;

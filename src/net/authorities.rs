@@ -29,7 +29,7 @@ impl Authorities {
         let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
-            roots.add(certificate.map_err(|why| wrong(&why))?).map_err(|why| wrong(&why))?;
+            roots.add(certificate.map_err(|why| wrong(&why))?).map_err(|why| wrong(&unusable(&why)))?;
         }
         if roots.is_empty() {
             return Err(wrong(&"holds no certificate in PEM"));
@@ -125,6 +125,20 @@ impl fmt::Display for Distrust {
 }
 
 impl std::error::Error for Distrust {}
+
+/// What is wrong with a certificate that was read from a file: to rustls it is a peer's in any case.
+pub(super) fn unusable(error: &rustls::Error) -> String {
+    match error {
+        rustls::Error::InvalidCertificate(CertificateError::BadEncoding) => "a certificate is damaged".into(),
+        rustls::Error::InvalidCertificate(CertificateError::Other(why))
+            if why.to_string().contains("UnsupportedCertVersion") =>
+        {
+            "the certificate is not of X.509 version 3, as those are that name their hosts".into()
+        }
+        rustls::Error::InvalidCertificate(why) => format!("the certificate cannot be used: {why:?}"),
+        why => why.to_string(),
+    }
+}
 
 /// What a session says of what came.
 pub(super) fn distrust(error: &rustls::Error) -> io::Error {

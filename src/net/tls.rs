@@ -5,7 +5,7 @@
 //! yet opened by rustls, at one record or one handshake message.
 //! Not here: how long a handshake may take, and how many there are (`reactor`), whom a client believes (`authorities`).
 
-use super::authorities::{Authorities, Distrust, distrust, untrusted};
+use super::authorities::{Authorities, Distrust, distrust, untrusted, unusable};
 use crate::limits::{TLS_FILE_MAX, TLS_SEALED_MAX};
 use mio::net::TcpStream;
 use rustls::crypto::ring;
@@ -53,7 +53,7 @@ impl Identity {
             .map_err(|why| {
                 let why = match why {
                     rustls::Error::InconsistentKeys(_) => "the key is not that of the certificate".to_owned(),
-                    why => why.to_string(),
+                    why => unusable(&why),
                 };
                 format!("{} and {}: {why}", certificates.display(), key.display())
             })?;

@@ -281,6 +281,7 @@ fn files_that_do_not_hold_what_they_should_end_the_start() {
         (path("one.key"), path("one.key"), "holds no certificate"),
         (path("one.pem"), path("one.pem"), "holds no private key"),
         (path("none.pem"), path("one.key"), "none.pem"),
+        (path("v1.pem"), path("v1.key"), "not of X.509 version 3"),
     ] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_baton"))
             .args(["serve", MODEL, "--port", "0", "--tls-cert-file", &cert, "--tls-key-file", &key])

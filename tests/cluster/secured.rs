@@ -117,6 +117,28 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     serves(&router, 4);
 }
 
+/// Told so through its router, which follows it.
+#[test]
+fn a_worker_changes_its_role_over_tls() {
+    let reader = worker("prefill", "one", &[]);
+    let writers = [(); 2].map(|()| worker("decode", "two", &["--bootstrap-port", "0"]));
+    let urls = writers.each_ref().map(|writer| format!("https://{}", writer.address));
+    let router = over(&reader, &urls, &believed(), &[]);
+    await_workers(&router, 3);
+    let role = |url: &str| listed(&router).into_iter().find(|(_, at, ..)| at == url);
+    let (.., id, _) = role(&urls[1]).expect("it is listed");
+    let path = format!("/workers/{id}/role");
+    assert!(router.get(&path).1.contains("\"role\":\"decode\""));
+    let (status, told) = router.post(&path, &json!({"role": "prefill"}).to_string());
+    assert_eq!(status, 202, "{told}");
+    let begun = Instant::now();
+    while !role(&urls[1]).is_some_and(|(role, .., is_well)| role == "prefill" && is_well) {
+        assert!(begun.elapsed() < PATIENCE, "it is never used as what it is");
+        thread::sleep(Duration::from_millis(50));
+    }
+    serves(&router, 9);
+}
+
 /// A worker that speaks HTTPS enters itself with a router that does.
 #[test]
 fn workers_enter_themselves_over_tls() {

@@ -425,9 +425,11 @@ impl Fleet {
         }
         match owner {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
-            // What was well before it was to drain is not well again for that.
-            Owner::Probe if drains || (is_outdated && answer.is_success()) => {
-                self.declined(worker, answer.is_of_role(), now)
+            Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
+            Owner::Probe if is_outdated && answer.is_success() => {
+                // What was well before it was to drain is not well again for that. How it is now is asked at once.
+                self.router.declined(worker, now);
+                self.router.hasten_probe(worker, now);
             }
             Owner::Probe if answer.is_success() => {
                 self.probed(worker, true, now);

@@ -2,7 +2,9 @@
 
 use crate::STREAM;
 use crate::client::{Client, Router, url};
-use crate::worker::{Asked, Worker};
+use crate::worker::{Asked, PATIENCE, Worker};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Decode workers are pressed by one request, and nobody by prompts.
 const FLAGS: [&str; 7] =
@@ -25,7 +27,14 @@ fn pressed(router: &Router, readers: &[Worker], decode: &Worker) -> (Client, Ask
     at_decode.open_stream();
     at_decode.chunk("data: 1\n\n");
     assert_eq!(client.piece().as_deref(), Some("data: 1\n\n"));
-    let mut at_prefill = readers.iter().find_map(Worker::try_asked).expect("one of them reads");
+    let begun = Instant::now();
+    let mut at_prefill = loop {
+        if let Some(asked) = readers.iter().find_map(Worker::try_asked) {
+            break asked;
+        }
+        assert!(begun.elapsed() < PATIENCE, "none of them reads");
+        thread::sleep(Duration::from_millis(1));
+    };
     at_prefill.answer("200 OK", "{}");
     (client, at_decode)
 }

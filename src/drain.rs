@@ -9,6 +9,7 @@ use crate::front::http::client::{Event, RequestLine, ResponseDecoder, write_requ
 use crate::front::http::{Limits, Method};
 use crate::front::openai::info::DRAINING;
 use crate::limits::{DRAIN_ANSWER_MAX, DRAIN_FLUSH_TIME, DRAIN_TIME_MAX};
+use crate::net::Authorities;
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -48,7 +49,10 @@ impl std::error::Error for DrainError {}
 /// # Errors
 /// It cannot be told, or does not end.
 pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError> {
-    let told = ask(&config.url, Method::Post, "/drain", config.api_key.as_ref());
+    let authorities = config.tls_ca.as_deref().map(Authorities::read).transpose();
+    let authorities = authorities.map_err(|why| DrainError::Unreachable(format!("--tls-ca-file: {why}")))?;
+    let at = At { url: &config.url, authorities: authorities.as_ref() };
+    let told = at.ask(Method::Post, "/drain", config.api_key.as_ref());
     let (status, body) = told.map_err(|error| DrainError::Unreachable(error.to_string()))?;
     if status != 200 {
         return Err(DrainError::Refused(status, String::from_utf8_lossy(&body).into_owned()));
@@ -57,17 +61,17 @@ pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError>
     // A closed standard output is no reason not to wait.
     let _ = writeln!(out, "{} drains; requests that run: {}", config.url, said["running"]);
     if config.wait {
-        await_end(&config.url)?;
+        await_end(&at)?;
         let _ = writeln!(out, "{} has ended", config.url);
     }
     Ok(())
 }
 
 /// It has ended once nobody takes a connection there, or somebody else has taken its place.
-fn await_end(url: &WorkerUrl) -> Result<(), DrainError> {
+fn await_end(at: &At<'_>) -> Result<(), DrainError> {
     let until = Instant::now() + DRAIN_TIME_MAX + DRAIN_FLUSH_TIME;
     while Instant::now() < until {
-        match ask(url, Method::Get, "/health", None) {
+        match at.ask(Method::Get, "/health", None) {
             Ok((200, body)) if body != DRAINING.as_bytes() => return Ok(()),
             Ok(_) => {}
             // It may end while it answers, and be busy ending.
@@ -85,41 +89,61 @@ fn is_end(kind: ErrorKind) -> bool {
     matches!(kind, ConnectionRefused | ConnectionReset | UnexpectedEof | BrokenPipe)
 }
 
-/// One request on a connection of its own: the answer's status and body.
-fn ask(
-    url: &WorkerUrl,
-    method: Method,
-    target: &str,
-    key: Option<&Secret>,
-) -> std::io::Result<(u16, Vec<u8>)> {
-    let mut stream = connect(url)?;
-    let host = url.to_string();
-    let line = RequestLine { method, target, host: host.trim_start_matches("http://") };
-    let bearer = key.map(|key| format!("Bearer {}", String::from_utf8_lossy(key.bytes())));
-    let mut fields = vec![("connection", "close")];
-    fields.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
-    let mut request = Vec::new();
-    write_request(&mut request, line, &fields, (method == Method::Post).then_some(&[]));
-    stream.write_all(&request)?;
-    answer(&mut stream, method)
+/// The process, as it is reached.
+struct At<'a> {
+    url: &'a WorkerUrl,
+    /// Who vouches for it, where that is over TLS.
+    authorities: Option<&'a Authorities>,
 }
 
-fn connect(url: &WorkerUrl) -> std::io::Result<TcpStream> {
-    let mut connected = Err(ErrorKind::AddrNotAvailable.into());
-    for address in (url.host.as_str(), url.port).to_socket_addrs()? {
-        connected = TcpStream::connect_timeout(&address, PATIENCE);
-        if connected.is_ok() {
-            break;
+impl At<'_> {
+    /// One request on a connection of its own: the answer's status and body.
+    fn ask(&self, method: Method, target: &str, key: Option<&Secret>) -> std::io::Result<(u16, Vec<u8>)> {
+        let stream = self.connect()?;
+        match self.authorities {
+            Some(authorities) if self.url.tls => {
+                self.exchange(&mut authorities.secure(stream, &self.url.host)?, method, target, key)
+            }
+            // The configuration has no such URL without them.
+            _ => self.exchange(&mut &stream, method, target, key),
         }
     }
-    let stream = connected?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
-    Ok(stream)
+
+    fn exchange(
+        &self,
+        stream: &mut (impl Read + Write),
+        method: Method,
+        target: &str,
+        key: Option<&Secret>,
+    ) -> std::io::Result<(u16, Vec<u8>)> {
+        let line = RequestLine { method, target, host: &self.url.authority() };
+        let bearer = key.map(|key| format!("Bearer {}", String::from_utf8_lossy(key.bytes())));
+        let mut fields = vec![("connection", "close")];
+        fields.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
+        let mut request = Vec::new();
+        write_request(&mut request, line, &fields, (method == Method::Post).then_some(&[]));
+        stream.write_all(&request)?;
+        stream.flush()?;
+        answer(stream, method)
+    }
+
+    fn connect(&self) -> std::io::Result<TcpStream> {
+        let mut connected = Err(ErrorKind::AddrNotAvailable.into());
+        for address in (self.url.host.as_str(), self.url.port).to_socket_addrs()? {
+            connected = TcpStream::connect_timeout(&address, PATIENCE);
+            if connected.is_ok() {
+                break;
+            }
+        }
+        let stream = connected?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(stream)
+    }
 }
 
-fn answer(stream: &mut TcpStream, method: Method) -> std::io::Result<(u16, Vec<u8>)> {
+fn answer(stream: &mut impl Read, method: Method) -> std::io::Result<(u16, Vec<u8>)> {
     let until = Instant::now() + PATIENCE;
     let mut decoder = ResponseDecoder::new(method, Limits { body: DRAIN_ANSWER_MAX, ..Limits::default() });
     let (mut status, mut body, mut input) = (0, Vec::new(), Vec::new());

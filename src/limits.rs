@@ -119,9 +119,9 @@ pub const NET_READY_MAX: usize = 1024;
 pub const NET_HOST_SILENCE_MAX: Duration = Duration::from_secs(10);
 /// Time a closing connection has to take its last bytes and close its end.
 pub const NET_LINGER: Duration = Duration::from_secs(5);
-/// Time that a TLS handshake has: two round trips, a lost packet, a slow client.
+/// Time that the TLS handshake of one who was accepted has: two round trips, a lost packet, a slow client.
 pub const NET_HANDSHAKE_TIME: Duration = Duration::from_secs(10);
-/// TLS handshakes under way; of more, the oldest ends. A session holds tens of KiB by then.
+/// Such handshakes under way; of more, the oldest ends. A session holds tens of KiB by then.
 pub const NET_HANDSHAKES_MAX: usize = 512;
 /// Bytes that a TLS session seals ahead of its socket: one record.
 pub const TLS_SEALED_MAX: usize = 16 << 10;
@@ -357,7 +357,7 @@ pub const ROUTER_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 pub const ROUTER_PROBE_TIME: Duration = Duration::from_millis(1500);
 /// Probes in a row that fail before a worker is down: one may be lost. The second comes at once.
 pub const ROUTER_PROBE_FAILURES: u32 = 2;
-/// How long a connection to a worker may take: the kernel repeats a lost packet after 1 s.
+/// How long a connection to a worker may take, with a TLS handshake over it: the kernel repeats a lost packet after 1 s.
 pub const ROUTER_CONNECT_TIME: Duration = Duration::from_secs(3);
 /// Pairs tried for one request while none of them takes a connection.
 pub const ROUTER_PAIRS_MAX: u32 = 4;

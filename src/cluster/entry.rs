@@ -37,6 +37,7 @@ pub struct Entry {
 }
 
 #[derive(Serialize, Deserialize)]
+#[serde(expecting = "an object of id, incarnation, role, url, kind and, of a prefill worker, bootstrap_port")]
 struct Text {
     id: String,
     incarnation: String,
@@ -55,7 +56,9 @@ impl Entry {
     pub fn parse(json: &[u8]) -> Result<Entry, String> {
         let text: Text = serde_json::from_slice(json).map_err(|error| error.to_string())?;
         let role = Role::named(&text.role).ok_or("`role` must be prefill or decode")?;
-        let url = text.url.strip_prefix("http://").ok_or("`url` must begin with http://")?;
+        let has_scheme = text.url.starts_with("http://") || text.url.starts_with("https://");
+        let url =
+            Some(&text.url).filter(|_| has_scheme).ok_or("`url` must begin with http:// or https://")?;
         let url = url.parse().map_err(|why| format!("`url`: {why}"))?;
         if (role == Role::Prefill) != text.bootstrap_port.is_some_and(|port| port > 0) {
             return Err(

@@ -12,10 +12,11 @@
 //! ```text
 //!             prefill's connection stands       it has answered           decode's connection stands
 //! Connecting ───────────────────────────▶ Reading ──────────▶ Joining ─────────────────────────────▶ Sent
-//!                                            │ it fails           │ decode takes none
+//!                                            │ it fails           │ decode takes none, and there is no other
 //!                                            └────────────────────┴──▶ Pausing or failed
 //! ```
-//! Who fails there has failed alone: the other worker has not been asked.
+//! Who fails there has failed alone: the other worker has not been asked. What prefill keeps is nobody's yet: it is as good
+//! for another decode worker.
 //!
 //! Owns: that table ([`Flight::take`], and `take_in_turn` of these two); whom a try must do without. Invariants: nothing is sent before the connections
 //! of the legs that leave stand, so that a worker that takes none costs no room anywhere (but for prefill's work in a
@@ -82,6 +83,9 @@ pub enum Next {
     Send,
     /// A connection to decode is asked for; [`News::Opened`] follows.
     Join,
+    /// Another decode worker is chosen for what prefill keeps, [`Flight::rejoin`], and a connection to it asked for; where
+    /// there is none, [`News::Lost`] says so.
+    Rejoin,
     /// Decode has until then to decide.
     Hurry(Instant),
     /// Decode has decided and may take its time again.
@@ -219,6 +223,12 @@ impl Flight {
         self.in_turn = true;
     }
 
+    /// This decode worker was chosen for what prefill keeps.
+    pub fn rejoin(&mut self, decode: WorkerNumber) {
+        self.legs[Role::Decode as usize] = Some(decode);
+        self.accused = [None; 2];
+    }
+
     /// Nobody can be chosen; `may_come` says whether that may change by itself.
     pub fn nobody(&mut self, may_come: bool, terms: &Terms<'_>) -> Next {
         match self.failing {
@@ -302,6 +312,11 @@ impl Flight {
             (Stage::Joining, News::Opened(0) | News::Connected) => {
                 self.stage = Stage::Sent;
                 Next::Send
+            }
+            (Stage::Joining, News::Refused(Role::Decode)) if self.refusals < ROUTER_PAIRS_MAX => {
+                self.shun(Role::Decode);
+                self.refusals += 1;
+                Next::Rejoin
             }
             (_, News::Lost(role, cause) | News::Failed(role, cause)) => self.failed_alone(role, cause, terms),
             (_, News::Refused(role)) => self.failed_alone(role, Cause::PeerLost, terms),
@@ -612,7 +627,7 @@ mod tests {
             (false, News::Failed(p, Overloaded), nobody, &[PREFILL]),
             (false, News::Failed(p, Draining), nobody, &[PREFILL]),
             (false, News::Failed(p, Incompatible), nobody, &[PREFILL]),
-            (true, News::Refused(d), &[DECODE], nobody),
+            (true, News::Lost(d, PeerLost), &[DECODE], nobody),
         ] {
             let mut rig = Rig::new(RETRIES_DEFAULT);
             reading(&mut rig);
@@ -629,6 +644,22 @@ mod tests {
             reading(&mut rig);
             assert_eq!(rig.take(News::Failed(p, cause)), Next::Fail(cause));
         }
+    }
+
+    #[test]
+    fn what_prefill_keeps_is_for_another_decode_worker_where_one_takes_no_connection() {
+        let mut rig = Rig::new(RETRIES_DEFAULT);
+        reading(&mut rig);
+        assert_eq!(rig.take(News::Read), Next::Join);
+        for number in 0..ROUTER_PAIRS_MAX {
+            assert_eq!(rig.take(News::Opened(1)), Next::On);
+            assert_eq!(rig.take(News::Refused(Role::Decode)), Next::Rejoin);
+            assert!(rig.flight.accused().count() == 1, "it is to blame");
+            rig.flight.rejoin(WorkerNumber(50 + number as usize));
+        }
+        assert_eq!(rig.flight.avoid().failed.len(), ROUTER_PAIRS_MAX as usize);
+        assert_eq!(rig.flight.worker(Role::Prefill), Some(PREFILL), "it has read the prompt");
+        assert!(matches!(rig.take(News::Refused(Role::Decode)), Next::Again(_)), "there is an end to that");
     }
 
     #[test]

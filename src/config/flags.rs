@@ -65,12 +65,15 @@ pub enum CliCommand {
 /// `baton drain`.
 #[derive(Args, Debug)]
 pub struct DrainFlags {
-    /// The HTTP interface of what is to drain
+    /// The HTTP interface of what is to drain, http://HOST:PORT or https://HOST:PORT
     #[arg(value_name = "URL")]
     pub(super) url: WorkerUrl,
     /// Keys that it asks its clients for, one a line; the first is shown
     #[arg(long, value_name = "FILE")]
     pub(super) api_key_file: Option<PathBuf>,
+    /// Certificates of those who vouch for it, in PEM, where it speaks HTTPS
+    #[arg(long, value_name = "FILE")]
+    pub(super) tls_ca_file: Option<PathBuf>,
     /// Return once it has ended, not once it drains
     #[arg(long)]
     pub(super) wait: bool,
@@ -435,10 +438,14 @@ pub(super) struct HandoffFlags {
     /// Listen for peers beyond loopback without a cluster key: whoever reaches the port is believed
     #[arg(long)]
     pub(super) insecure: bool,
-    /// Where this worker enters itself and is found: routers that keep a registry, as http://HOST:PORT,http://HOST:PORT, or
-    /// etcd, as etcd://HOST:PORT,HOST:PORT
+    /// Where this worker enters itself and is found: routers that keep a registry, as http://HOST:PORT,http://HOST:PORT (or
+    /// https://, with --tls-ca-file), or etcd, as etcd://HOST:PORT,HOST:PORT
     #[arg(long, value_name = "REGISTRY")]
     pub(super) registry: Option<RegistryAddress>,
+    /// Certificates of those who vouch for routers at https:// of --registry, and for prefill workers that speak HTTPS and are
+    /// asked in the flow decode-first, in PEM
+    #[arg(long, value_name = "FILE")]
+    pub(super) tls_ca_file: Option<PathBuf>,
     /// Seconds of silence after which a peer counts as dead, 0.5 to 60
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_peer_timeout)]
     pub(super) peer_timeout: Duration,

@@ -11,7 +11,8 @@ const NO_SPECULATION: &str = "there is no speculative decoding yet";
 const POLICIES: &str = "the policies are least_loaded, round_robin, random, power_of_two, cache_aware, lmetric, slo and conditional";
 const THRESHOLDS: &str = "cache_aware has the thresholds that sglang-router has by default, and forgets by what was asked for last";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
-const PLAIN_WORKERS: &str = "workers are asked by plain HTTP; only clients come by HTTPS (--tls-cert-file)";
+const NO_CLIENT_CERTIFICATES: &str =
+    "workers are shown no certificate; they may ask for a key (--api-key-file)";
 const WORKERS_TOKENISE: &str = "the workers tokenise";
 const NO_PARSERS: &str = "there are no tools and no parsers of reasoning yet";
 const NO_HISTORY: &str = "nothing is kept of conversations";
@@ -127,9 +128,9 @@ const NAMES: &[(&str, &str)] = &[
     ("--redis-url", NO_HISTORY),
     ("--redis-pool-max", NO_HISTORY),
     ("--redis-retention-days", NO_HISTORY),
-    ("--client-cert-path", PLAIN_WORKERS),
-    ("--client-key-path", PLAIN_WORKERS),
-    ("--ca-cert-paths", PLAIN_WORKERS),
+    ("--client-cert-path", NO_CLIENT_CERTIFICATES),
+    ("--client-key-path", NO_CLIENT_CERTIFICATES),
+    ("--ca-cert-paths", "use --tls-ca-file"),
     ("--enable-trace", "there are no traces yet; traceparent is passed on to workers"),
     ("--otlp-traces-endpoint", "there are no traces yet; traceparent is passed on to workers"),
     ("--control-plane-api-keys", CHANGES),

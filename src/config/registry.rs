@@ -12,7 +12,7 @@ const ETCD_PORT: u16 = 2379;
 /// What `--registry` names.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RegistryAddress {
-    /// Routers, each with a registry of its own: `[http://]HOST:PORT[,[http://]HOST:PORT]`.
+    /// Routers, each with a registry of its own: `[http[s]://]HOST:PORT[,[http[s]://]HOST:PORT]`.
     Routers(Vec<WorkerUrl>),
     /// Members of one etcd: `etcd://HOST[:PORT][,HOST[:PORT]]`.
     Etcd(Vec<WorkerUrl>),
@@ -22,17 +22,19 @@ impl FromStr for RegistryAddress {
     type Err = String;
 
     fn from_str(text: &str) -> Result<RegistryAddress, String> {
-        const FORM: &str =
-            "a registry is [http://]ROUTER:PORT[,[http://]ROUTER:PORT] or etcd://HOST[:PORT][,HOST[:PORT]]";
-        let (hosts, is_etcd, port) = match text.strip_prefix("etcd://") {
-            Some(hosts) => (hosts, true, ETCD_PORT),
-            None => (text, false, 80),
+        const FORM: &str = "a registry is [http[s]://]ROUTER:PORT[,[http[s]://]ROUTER:PORT] or etcd://HOST[:PORT][,HOST[:PORT]]";
+        let (hosts, is_etcd) = match text.strip_prefix("etcd://") {
+            Some(hosts) => (hosts, true),
+            None => (text, false),
         };
         let mut urls: Vec<WorkerUrl> = Vec::new();
         for host in hosts.split(',') {
             // Before each router a scheme may stand; before the members of an etcd one stands for all.
-            let is_formed = !(is_etcd && host.contains("://"));
-            let url = WorkerUrl::parse(host, port).ok().filter(|_| is_formed).ok_or(FORM)?;
+            let url = match is_etcd {
+                true => WorkerUrl::parse(host, ETCD_PORT).ok().filter(|_| !host.contains("://")),
+                false => host.parse().ok(),
+            };
+            let url = url.ok_or(FORM)?;
             if !urls.contains(&url) {
                 urls.push(url);
             }
@@ -67,7 +69,7 @@ mod tests {
 
     #[test]
     fn routers_may_have_a_scheme_each_and_etcd_has_one_for_all() {
-        for text in ["http://a:1", "http://a:1,http://[fd00::1]:2", "etcd://a:2379", "etcd://a:1,10.0.0.1:2"]
+        for text in ["http://a:1", "http://a:1,https://[fd00::1]:2", "etcd://a:2379", "etcd://a:1,10.0.0.1:2"]
         {
             assert_eq!(text.parse::<RegistryAddress>().map(|found| found.to_string()).as_deref(), Ok(text));
         }
@@ -83,7 +85,7 @@ mod tests {
             "a:1,",
             "etcd://a:1,etcd://b:2",
             "etcd://http://a:1",
-            "https://a:1",
+            "etcd://https://a:1",
             "etcd://",
             "etcd://a:0",
         ] {

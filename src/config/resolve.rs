@@ -8,13 +8,14 @@ use super::flags::{
     FrontFlags, HandoffFlags, LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags,
     ServeFlags, SourceFlags, WorkerFlags,
 };
+use super::registry::RegistryAddress;
 use super::resolved::{
     BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DrainConfig, FrontConfig, HandoffConfig,
     KvConfig, LogConfig, ModelConfig, NO_NAMES, PartConfig, RetractionConfig, ServeConfig, Transfer,
     WorkerConfig, WorkerLayout,
 };
 use super::secret::{Secret, read_api_keys, read_cluster_key};
-use super::values::{ByteSize, Cidr, parse_host};
+use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
 use super::{Invocation, Surroundings};
 use crate::limits::{CLUSTER_KEYS_MAX, HTTP_BODY_MAX, KV_MEMORY_MAX, KV_MEMORY_MIN};
 use crate::wire::message::{RdmaGrant, Role};
@@ -105,7 +106,6 @@ impl Resolver<'_> {
         (source, destination): (SourceFlags, DestinationFlags),
         process: &ProcessFlags,
     ) -> Result<PartConfig, ConfigError> {
-        asked_by_http(&worker.front, &handoff)?;
         let (host, transfer) = (worker.front.host, handoff.transfer);
         let is_decode = role == Role::Decode;
         let listens_for_peers = !is_decode || transfer.takes_tcp();
@@ -156,7 +156,8 @@ impl Resolver<'_> {
     fn drain(&mut self, flags: DrainFlags) -> Result<DrainConfig, ConfigError> {
         let keys = flags.api_key_file.map(|path| read_api_keys(&path, &mut self.warnings)).transpose()?;
         let api_key = keys.and_then(|keys| keys.into_iter().next());
-        Ok(DrainConfig { url: flags.url, api_key, wait: flags.wait })
+        vouched("URL", [&flags.url], flags.tls_ca_file.as_deref())?;
+        Ok(DrainConfig { url: flags.url, tls_ca: flags.tls_ca_file, api_key, wait: flags.wait })
     }
 
     fn worker(&mut self, flags: WorkerFlags, port: u16) -> Result<WorkerConfig, ConfigError> {
@@ -256,8 +257,12 @@ impl Resolver<'_> {
                 why: format!("--registry tells others where this worker is, and --host {host} does not say"),
             });
         }
+        if let Some(RegistryAddress::Routers(urls)) = &flags.registry {
+            vouched("--registry", urls, flags.tls_ca_file.as_deref())?;
+        }
         Ok(HandoffConfig {
             registry: flags.registry,
+            tls_ca: flags.tls_ca_file,
             peer_timeout: flags.peer_timeout,
             transfer: flags.transfer,
             rdma_devices: self.rdma_devices(flags.rdma_devices, flags.transfer)?,
@@ -292,15 +297,20 @@ impl Resolver<'_> {
     }
 }
 
-/// Whoever finds a worker in a registry asks it by plain HTTP.
-fn asked_by_http(front: &FrontFlags, handoff: &HandoffFlags) -> Result<(), ConfigError> {
-    match (&front.tls_cert_file, &handoff.registry) {
-        (Some(_), Some(_)) => Err(ConfigError::Conflict {
-            flag: "--tls-cert-file",
-            other: "--registry",
-            why: "routers ask the workers that they find there by plain HTTP",
+/// Whoever is spoken to over TLS must show who it is.
+fn vouched<'a>(
+    flag: &'static str,
+    urls: impl IntoIterator<Item = &'a WorkerUrl>,
+    authorities: Option<&Path>,
+) -> Result<(), ConfigError> {
+    match urls.into_iter().find(|url| url.tls && authorities.is_none()) {
+        None => Ok(()),
+        Some(url) => Err(ConfigError::Missing {
+            flag: "--tls-ca-file",
+            why: format!(
+                "{flag} {url} is spoken to over TLS, and must show a certificate that somebody vouches for"
+            ),
         }),
-        _ => Ok(()),
     }
 }
 

@@ -202,8 +202,13 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("router --min-decode 2", &["--rebalance"]),
         ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
         ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
-        ("router --prefill https://a:1 --decode http://c:3", &["--prefill https://a:1", "https"]),
+        ("router --prefill https://a:1 --decode http://c:3", &["--tls-ca-file", "--prefill https://a:1"]),
+        ("router --decode https://a:1", &["--tls-ca-file", "--decode https://a:1"]),
+        ("prefill m --registry https://a:1", &["--tls-ca-file", "--registry https://a:1"]),
+        ("drain https://a:1", &["--tls-ca-file", "https://a:1"]),
         ("router --prefill http://a:1 --prefill http://a:1/ --decode http://c:3", &["http://a:1", "twice"]),
+        ("router --prefill http://a:1 --decode http://a:1", &["--decode http://a:1", "--prefill"]),
+        ("router --tls-ca-file c --decode http://a:1 --decode https://a:1", &["https://a:1", "twice"]),
         ("serve m --log-level loud", &["loud", "--log-level"]),
     ] {
         let message = refusal(line);
@@ -417,4 +422,11 @@ fn commands_without_configuration() {
     let bench = parse(words("bench transfer --transport all --json"), &machine());
     assert!(matches!(bench, Ok(Invocation::BenchTransfer(flags)) if flags.json));
     assert!(matches!(parse(words("bench"), &machine()), Err(ConfigError::Usage(_))));
+}
+
+#[test]
+fn a_limit_that_no_step_keeps_is_warned_of() {
+    let warned = |ms: &str| run(&format!("router --policy slo --decode-ms 5,0,0 --slo-tpot-ms {ms}")).1;
+    assert!(warned("5")[0].contains("--slo-tpot-ms 5: a step takes 5 ms (--decode-ms)"), "{:?}", warned("5"));
+    assert_eq!(warned("5.1"), [""; 0]);
 }

@@ -78,6 +78,8 @@ pub struct RouterConfig {
     pub prefill: Vec<PrefillEndpoint>,
     /// Decode workers, likewise.
     pub decode: Vec<WorkerUrl>,
+    /// File of those who vouch for workers that are reached over TLS; none are where there is none.
+    pub tls_ca: Option<PathBuf>,
     /// How a pair is chosen,
     pub policies: Policies,
     /// and by what it is foretold how long workers take.
@@ -111,6 +113,8 @@ pub struct RouterConfig {
 pub struct DrainConfig {
     /// Its HTTP interface.
     pub url: WorkerUrl,
+    /// File of those who vouch for it, where it speaks HTTPS.
+    pub tls_ca: Option<PathBuf>,
     /// What it is shown, where that asks for a key.
     pub api_key: Option<Secret>,
     /// Whether its end is waited for.
@@ -251,6 +255,8 @@ pub struct HandoffConfig {
     pub insecure: bool,
     /// Where it enters itself.
     pub registry: Option<RegistryAddress>,
+    /// File of those who vouch for registries and prefill workers that are reached over TLS.
+    pub tls_ca: Option<PathBuf>,
     /// Silence after which a peer counts as dead.
     pub peer_timeout: Duration,
     /// Whether the bootstrap host 2.2.2.2 asks for a transfer of nothing, or is an address like any other.

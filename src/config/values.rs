@@ -197,20 +197,22 @@ impl FromStr for CpuList {
     }
 }
 
-/// The HTTP address of a worker or registry: host and port of `http://HOST[:PORT]`.
+/// The HTTP address of a worker or registry: `http[s]://HOST[:PORT]`.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct WorkerUrl {
     /// Name or address; an IPv6 address without its brackets.
     pub host: String,
     /// TCP port.
     pub port: u16,
+    /// Whether it is spoken to over TLS.
+    pub tls: bool,
 }
 
 impl FromStr for WorkerUrl {
     type Err = String;
 
     fn from_str(text: &str) -> Result<WorkerUrl, String> {
-        WorkerUrl::parse(text, 80)
+        WorkerUrl::parse(text, if text.starts_with("https:") { 443 } else { 80 })
     }
 }
 
@@ -220,11 +222,12 @@ impl WorkerUrl {
     /// # Errors
     /// It has another form.
     pub fn parse(text: &str, port: u16) -> Result<WorkerUrl, String> {
-        const FORM: &str = "a worker's address is http://HOST:PORT";
-        let rest = match text.split_once("://") {
-            Some(("http", rest)) => rest,
+        const FORM: &str = "a worker's address is http://HOST:PORT or https://HOST:PORT";
+        let (tls, rest) = match text.split_once("://") {
+            Some(("http", rest)) => (false, rest),
+            Some(("https", rest)) => (true, rest),
             Some((scheme, _)) => return Err(format!("{FORM}; {scheme} is not spoken")),
-            None => text,
+            None => (false, text),
         };
         let authority = rest.strip_suffix('/').unwrap_or(rest);
         let (host, port) = match authority.rsplit_once(':') {
@@ -236,20 +239,29 @@ impl WorkerUrl {
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
         let is_bracketed_v6 = bare.len() != host.len() && bare.parse::<std::net::Ipv6Addr>().is_ok();
         if is_bracketed_v6 || (!host.contains(':') && parse_advertised(host).is_ok()) {
-            Ok(WorkerUrl { host: bare.to_owned(), port })
+            Ok(WorkerUrl { host: bare.to_owned(), port, tls })
         } else {
             Err(FORM.into())
+        }
+    }
+
+    /// Whether another one is at the same place, however that is spoken to.
+    pub fn is_place_of(&self, other: &WorkerUrl) -> bool {
+        (&self.host, self.port) == (&other.host, other.port)
+    }
+
+    /// Host and port, as a request's Host field has them.
+    pub fn authority(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
         }
     }
 }
 
 impl fmt::Display for WorkerUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "http://[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "http://{}:{}", self.host, self.port)
-        }
+        write!(f, "{}://{}", if self.tls { "https" } else { "http" }, self.authority())
     }
 }
 
@@ -341,12 +353,14 @@ mod tests {
             ("node-1:9", "http://node-1:9"),
             ("http://[fd00::1]:7", "http://[fd00::1]:7"),
             ("http://[fd00::1]", "http://[fd00::1]:80"),
+            ("https://node-1", "https://node-1:443"),
+            ("https://[fd00::1]:7/", "https://[fd00::1]:7"),
         ] {
             assert_eq!(text.parse::<WorkerUrl>().map(|url| url.to_string()).as_deref(), Ok(shown), "{text}");
         }
         for text in [
             "",
-            "https://a:1",
+            "ftp://a:1",
             "http://a:0",
             "http://a:99999",
             "http://a/v1",

@@ -21,7 +21,7 @@ use crate::front::openai::{PrefillAddress, ToldKv};
 use crate::front::router::call::{Order, Outgoing, WorkerAnswer};
 use crate::front::router::failure::{Failure, cause_in};
 use crate::limits::{ASKED_ANSWER_MAX, ASKED_SILENCE_MAX, PREFILL_ASKS_MAX, ROUTER_CONNECT_TIME};
-use crate::net::{ConnId, Event, Reactor};
+use crate::net::{Authorities, CloseReason, ConnId, Event, Reactor};
 use crate::obs::log::event;
 use crate::wire::message::Role;
 use std::collections::{HashMap, VecDeque};
@@ -74,6 +74,8 @@ pub struct Refusal {
 #[derive(Debug)]
 struct Asked {
     exchange: u64,
+    /// Host and port of its worker.
+    at: String,
     outgoing: Outgoing,
     decoder: ResponseDecoder,
     status: u16,
@@ -90,6 +92,8 @@ struct Asked {
 /// All that prefill workers are being asked.
 #[derive(Debug, Default)]
 pub struct Asking {
+    /// Who vouches for those that are asked over TLS.
+    authorities: Option<Authorities>,
     /// Those whose worker has but a name yet.
     unresolved: Vec<Ask>,
     open: HashMap<ConnId, Asked>,
@@ -97,6 +101,11 @@ pub struct Asking {
 }
 
 impl Asking {
+    /// Prefill workers that are asked over TLS must be vouched for by these from now on.
+    pub fn trust(&mut self, authorities: Authorities) {
+        self.authorities = Some(authorities);
+    }
+
     /// Whether an event is of one of these connections.
     pub fn owns(&self, event: &Event) -> bool {
         match event {
@@ -153,15 +162,22 @@ impl Asking {
         let Ask { exchange, address: at, order, body, until } = ask;
         let dialled = address.and_then(|ip| {
             let until = until.min(now + ROUTER_CONNECT_TIME);
-            let conn = reactor.connect(&SocketAddr::new(ip, at.port).into(), until);
+            let address = SocketAddr::new(ip, at.port).into();
+            let conn = match &self.authorities {
+                _ if !at.tls => reactor.connect(&address, until),
+                Some(authorities) => reactor.connect_secured(&address, (authorities, at.bare_host()), until),
+                None => return Err("it is asked over TLS, which takes --tls-ca-file here".to_owned()),
+            };
             conn.map_err(|reason| reason.to_string())
         });
         match dialled {
             Ok(conn) => {
                 let limits = Limits { body: usize::MAX, ..Limits::default() };
+                let at = at.authority();
                 let asked = Asked {
                     exchange,
-                    outgoing: Outgoing::new(&order, &at.authority(), Some(Role::Prefill.to_string()), body),
+                    outgoing: Outgoing::new(&order, &at, Some(Role::Prefill.to_string()), body),
+                    at,
                     decoder: ResponseDecoder::new(Method::Post, limits),
                     status: 0,
                     media: String::new(),
@@ -249,7 +265,13 @@ impl Asking {
                 self.read(conn, reactor);
                 self.over(conn, Word::Failed(Cause::PeerLost), reactor);
             }
-            Event::Closed { conn, .. } => self.over(conn, Word::Failed(Cause::PeerLost), reactor),
+            Event::Closed { conn, reason } => {
+                if let (CloseReason::Tls(why), Some(asked)) = (reason, self.open.get(&conn)) {
+                    let at = &asked.at;
+                    event!(Warn, "asking", "prefill worker is not spoken to", worker = at, why = why);
+                }
+                self.over(conn, Word::Failed(Cause::PeerLost), reactor);
+            }
             Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
@@ -369,6 +391,7 @@ mod tests {
         let order = Order { method: Method::Post, target: "/generate".into(), headers: Vec::new() };
         Asked {
             exchange: 1,
+            at: "h:1".into(),
             outgoing: Outgoing::new(&order, "h:1", None, Arc::default()),
             decoder: ResponseDecoder::new(Method::Post, Limits::default()),
             status,

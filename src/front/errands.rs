@@ -11,7 +11,7 @@ use crate::front::http::client::{self, RequestLine, ResponseDecoder};
 use crate::front::http::{Limits, Method};
 use crate::front::resolver::Resolver;
 use crate::limits::{ERRAND_ANSWER_MAX, REGISTRY_ANSWER_TIME, REGISTRY_STREAM_LIFE};
-use crate::net::{ConnId, Event, Reactor};
+use crate::net::{Authorities, ConnId, Event, Reactor};
 use crate::obs::log::event;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
@@ -39,6 +39,8 @@ impl Open {
 pub struct Errands<E> {
     errand: E,
     hosts: Vec<WorkerUrl>,
+    /// Who vouches for those that are reached over TLS.
+    authorities: Option<Authorities>,
     /// Which of them is asked.
     at: usize,
     /// How many were given up: a name may have several addresses, not all of which lead there.
@@ -52,12 +54,25 @@ pub struct Errands<E> {
 impl<E: Errand> Errands<E> {
     /// Runs an errand to a registry that any of these hosts, at least one, can be asked for.
     pub fn new(errand: E, hosts: Vec<WorkerUrl>) -> Errands<E> {
-        Errands { errand, hosts, at: 0, given_up: 0, conn: None, open: None, told: None }
+        Errands { errand, hosts, authorities: None, at: 0, given_up: 0, conn: None, open: None, told: None }
+    }
+
+    /// Hosts that are reached over TLS must be vouched for by these from now on.
+    pub fn trust(&mut self, authorities: Authorities) {
+        self.authorities = Some(authorities);
     }
 
     /// The errand.
     pub fn errand(&mut self) -> &mut E {
         &mut self.errand
+    }
+
+    /// What is under way is given up, and begun anew.
+    pub fn begin_anew(&mut self, reactor: &mut Reactor, now: Instant) {
+        if self.open.take().is_some() {
+            self.close(reactor);
+            self.errand.failed(now);
+        }
     }
 
     /// Whether an event is of this connection.
@@ -114,15 +129,25 @@ impl<E: Errand> Errands<E> {
             // Its name is being looked up; the deadline ends that, too.
             None => {}
             Some(Err(why)) => self.lose(reactor, &why, now),
-            Some(Ok(address)) => match reactor.connect(&address.into(), now + REGISTRY_ANSWER_TIME) {
-                Ok(conn) => self.conn = Some(conn),
-                Err(reason) => self.lose(reactor, &reason.to_string(), now),
-            },
+            Some(Ok(address)) => {
+                let (WorkerUrl { host, tls, .. }, until) = (&self.hosts[self.at], now + REGISTRY_ANSWER_TIME);
+                let dialled = match &self.authorities {
+                    Some(authorities) if *tls => {
+                        reactor.connect_secured(&address.into(), (authorities, host), until)
+                    }
+                    // The configuration has no such host without them.
+                    _ => reactor.connect(&address.into(), until),
+                };
+                match dialled {
+                    Ok(conn) => self.conn = Some(conn),
+                    Err(reason) => self.lose(reactor, &reason.to_string(), now),
+                }
+            }
         }
     }
 
     fn address(&self, names: &mut Option<Resolver>, now: Instant) -> Option<Result<SocketAddr, String>> {
-        let WorkerUrl { host, port } = &self.hosts[self.at];
+        let WorkerUrl { host, port, .. } = &self.hosts[self.at];
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Some(Ok(SocketAddr::new(ip, *port)));
         }
@@ -136,7 +161,7 @@ impl<E: Errand> Errands<E> {
     /// The connection stands: the request leaves.
     fn send(&mut self, reactor: &mut Reactor, now: Instant) {
         let (Some(conn), Some(open)) = (self.conn, self.open.as_mut()) else { return };
-        let host = self.hosts[self.at].to_string();
+        let host = self.hosts[self.at].authority();
         let Request { verb, path, headers, body, .. } = &open.request;
         let mut fields: Vec<(&str, &str)> =
             headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
@@ -146,7 +171,7 @@ impl<E: Errand> Errands<E> {
             Verb::Put => Method::Put,
             Verb::Delete => Method::Delete,
         };
-        let line = RequestLine { method, target: path, host: host.trim_start_matches("http://") };
+        let line = RequestLine { method, target: path, host: &host };
         let mut out = Vec::new();
         client::write_request(&mut out, line, &fields, Some(body.as_slice()));
         open.sent = true;

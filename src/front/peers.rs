@@ -13,7 +13,7 @@ use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
 use crate::ids::{Peer, WorkerId};
 use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX, UNPROVEN_CONNECTIONS_MAX};
-use crate::net::{ConnId, Event, ListenerId, Reactor};
+use crate::net::{Authorities, ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
@@ -168,6 +168,11 @@ impl Peers {
     /// Links that are made from now on prove the first of these and ask for any; those that stand stay.
     pub fn set_keys(&mut self, keys: Keyring) {
         self.own.keys = keys;
+    }
+
+    /// Prefill workers that are asked over TLS must be vouched for by these from now on.
+    pub fn trust(&mut self, authorities: Authorities) {
+        self.asking.trust(authorities);
     }
 
     /// Whether an event is of one of these connections.

@@ -9,7 +9,7 @@ use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::front::errands::Errands;
 use crate::front::resolver::Resolver;
-use crate::net::{Event, Reactor};
+use crate::net::{Authorities, Event, Reactor};
 use std::net::IpAddr;
 use std::time::Instant;
 
@@ -37,6 +37,13 @@ impl Registrar {
     pub fn set_key(&mut self, key: Option<&Secret>) {
         for errands in &mut self.errands {
             errands.errand().set_key(key);
+        }
+    }
+
+    /// Registries that are reached over TLS must be vouched for by these from now on.
+    pub fn trust(&mut self, authorities: &Authorities) {
+        for errands in &mut self.errands {
+            errands.trust(authorities.clone());
         }
     }
 

@@ -7,7 +7,7 @@
 use crate::config::resolved::FrontConfig;
 use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
 use crate::limits::RELOAD_INTERVAL;
-use crate::net::{Identity, Reactor};
+use crate::net::{Authorities, Identity, Reactor};
 use crate::obs::log::event;
 use crate::wire::auth::{ClusterKey, Keyring};
 use std::io;
@@ -20,6 +20,8 @@ use std::time::Instant;
 pub enum Fresh {
     /// What clients are shown over TLS.
     Identity(Identity),
+    /// Who vouches for workers that are reached over TLS.
+    Authorities(Authorities),
     /// What clients must show, one of them.
     ApiKeys(Vec<Secret>),
     /// What peers must prove, one of them; the first is proven to them.
@@ -32,6 +34,7 @@ type Stamp = Option<(u64, u64, i64, i64)>;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
     Identity,
+    Authorities,
     ApiKeys,
     ClusterKeys,
 }
@@ -40,6 +43,7 @@ impl What {
     fn name(self) -> &'static str {
         match self {
             What::Identity => "certificate and key",
+            What::Authorities => "certificates of authorities",
             What::ApiKeys => "API keys",
             What::ClusterKeys => "cluster keys",
         }
@@ -76,6 +80,7 @@ impl Group {
         let mut warnings = Vec::new();
         let fresh = match self.what {
             What::Identity => Identity::read(&self.files[0], &self.files[1]).map(Fresh::Identity),
+            What::Authorities => Authorities::read(&self.files[0]).map(Fresh::Authorities),
             What::ApiKeys => read_api_keys(&self.files[0], &mut warnings)
                 .map(Fresh::ApiKeys)
                 .map_err(|error| error.to_string()),
@@ -125,6 +130,12 @@ impl Reload {
             Group::new(What::ClusterKeys, files(cluster_keys)),
         ];
         Reload { groups: groups.into_iter().flatten().collect(), next: now + RELOAD_INTERVAL }
+    }
+
+    /// This file of authorities, too, where there is one.
+    pub fn with_authorities(mut self, file: Option<&PathBuf>) -> Reload {
+        self.groups.extend(Group::new(What::Authorities, file.into_iter().cloned().collect()));
+        self
     }
 
     /// No files.

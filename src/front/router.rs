@@ -113,10 +113,11 @@ impl RouterService {
         Ok(())
     }
 
-    fn renew(&mut self, fresh: Vec<Fresh>) {
+    fn renew(&mut self, fresh: Vec<Fresh>, now: Instant) {
         for fresh in fresh {
             match fresh {
                 Fresh::Identity(identity) => self.secure(identity),
+                Fresh::Authorities(authorities) => self.fleet.trust(authorities, &mut self.reactor),
                 Fresh::ApiKeys(keys) => {
                     self.fleet.set_key(keys.first().cloned());
                     self.paths.set_keys(keys);
@@ -124,8 +125,10 @@ impl RouterService {
                 Fresh::ClusterKeys(keys) => {
                     if let Some((etcd, _)) = &mut self.etcd {
                         etcd.errand().set_keys(keys.clone());
+                        etcd.begin_anew(&mut self.reactor, now);
                     }
                     self.paths.workers().set_keys(keys);
+                    self.fleet.ask_anew(now);
                 }
             }
         }
@@ -180,7 +183,7 @@ impl RouterService {
                 Event::Terminate => self.drain(now),
                 Event::Hangup => {
                     let fresh = self.reload.all();
-                    self.renew(fresh);
+                    self.renew(fresh, now);
                 }
                 event => self.take(event, now),
             }
@@ -189,7 +192,7 @@ impl RouterService {
         if now >= self.next_tick {
             self.next_tick = now + TICK;
             let fresh = self.reload.changed(now);
-            self.renew(fresh);
+            self.renew(fresh, now);
             self.fleet.expire(&mut self.reactor, now);
             if let Some((etcd, names)) = &mut self.etcd {
                 if let Some(names) = names {

@@ -230,7 +230,7 @@ impl Routes {
                 generations.check_model(Some(name))?;
                 json(conn, &self.card(name, generations), way)
             }
-            (Get, "/role") => json(conn, &self.role(generations.running())?, way),
+            (Get, "/role") => json(conn, &self.role(generations.running()), way),
             (Get, _) => self.tell(conn, path, generations, way),
             (Post, "/tokenize") => self.tokenize(conn, request, generations),
             (Post, "/detokenize") => self.detokenize(conn, request, generations),

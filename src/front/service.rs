@@ -19,7 +19,7 @@ use crate::front::routes::{Mode, Routes};
 use crate::front::telemetry::Telemetry;
 use crate::front::turning::{Next, Turning};
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
-use crate::net::{Address, Event, Identity, ListenerId, Reactor};
+use crate::net::{Address, Authorities, Event, Identity, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::obs::metrics::WorkerMetrics;
 use crate::sched::mailbox;
@@ -78,6 +78,8 @@ pub struct Service {
     bell: Arc<Bell>,
     drain: Drain,
     reload: Reload,
+    /// Who vouches for servers that are reached over TLS.
+    authorities: Option<Authorities>,
     /// The cluster's keys, since they have changed.
     cluster_keys: Option<Vec<Secret>>,
     next_tick: Instant,
@@ -110,6 +112,7 @@ impl Service {
             bell,
             drain: Drain::default(),
             reload: Reload::nothing(now),
+            authorities: None,
             cluster_keys: None,
             next_tick: now + TICK,
         })
@@ -126,6 +129,17 @@ impl Service {
         self.reactor.secure(self.listener, identity);
     }
 
+    /// Registries and prefill workers that are reached over TLS must be vouched for by these from now on.
+    pub fn trust(&mut self, authorities: Authorities) {
+        if let Some(registrar) = &mut self.registrar {
+            registrar.trust(&authorities);
+        }
+        if let Some(peers) = &mut self.peers {
+            peers.trust(authorities.clone());
+        }
+        self.authorities = Some(authorities);
+    }
+
     /// Uses these files as they change from now on.
     ///
     /// # Errors
@@ -139,6 +153,7 @@ impl Service {
         for fresh in fresh {
             match fresh {
                 Fresh::Identity(identity) => self.secure(identity),
+                Fresh::Authorities(authorities) => self.trust(authorities),
                 Fresh::ApiKeys(keys) => self.routes.set_keys(keys),
                 Fresh::ClusterKeys(secrets) => {
                     let Ok(keys) = keyring(&secrets) else { continue };
@@ -159,13 +174,19 @@ impl Service {
     }
 
     /// Takes part in a cluster: links to workers of other processes, and a registry on a prefill worker.
-    pub fn join(&mut self, peers: Peers, bootstrap: Option<Bootstrap>) {
+    pub fn join(&mut self, mut peers: Peers, bootstrap: Option<Bootstrap>) {
+        if let Some(authorities) = &self.authorities {
+            peers.trust(authorities.clone());
+        }
         self.peers = Some(peers);
         self.bootstrap = bootstrap;
     }
 
     /// Is found in registries from now on.
-    pub fn enrol(&mut self, registrar: Registrar) {
+    pub fn enrol(&mut self, mut registrar: Registrar) {
+        if let Some(authorities) = &self.authorities {
+            registrar.trust(authorities);
+        }
         if let Some(registrar) = self.registrar.replace(registrar) {
             registrar.close(&mut self.reactor);
         }
@@ -357,7 +378,12 @@ impl Service {
         }
         event!(Info, "ctl", "draining: no new requests, those that run are finished");
         if self.routes.is_changing() {
-            self.stayed("it was told to drain".into());
+            // Nothing is wrong: a drain is the end of any change.
+            let turning = self.routes.turning().map(|turning| (turning.role(), turning));
+            if let Some((role, turning)) = turning {
+                event!(Info, "ctl", "keeps its role", role = role, why = "it was told to drain");
+                turning.stayed("it was told to drain".into());
+            }
         }
         // What was answered is to arrive as well.
         self.reactor.flush_until(now + DRAIN_TIME_MAX);

@@ -40,6 +40,7 @@ impl Wanted {
     /// It is no such thing, or out of bounds.
     pub fn parse(body: &[u8]) -> Result<Wanted, ApiError> {
         #[derive(Deserialize)]
+        #[serde(expecting = r#"an object such as {"role": "decode", "timeout_secs": 600}"#)]
         struct Text {
             role: Option<String>,
             timeout_secs: Option<u64>,
@@ -244,6 +245,13 @@ mod tests {
         ] {
             let error = read(text).unwrap_err();
             assert!(error.status == 400 && error.param.as_deref() == Some(named), "{text}: {error:?}");
+        }
+        for text in ["7", "[]", "\"decode\""] {
+            let error = read(text).unwrap_err();
+            assert!(
+                error.status == 400 && error.message.contains(r#"such as {"role": "#),
+                "{text}: {error:?}"
+            );
         }
         assert_eq!(read("decode").unwrap_err().status, 400);
     }

@@ -1,5 +1,6 @@
 //! One connection: its socket, what came and waits to be consumed, what waits to be sent.
 
+use super::authorities::Distrust;
 use super::buffer::Buffer;
 use super::stream::Stream;
 use super::timer::TimerId;
@@ -38,6 +39,8 @@ impl fmt::Display for ConnId {
 pub enum CloseReason {
     /// The socket failed so.
     Io(ErrorKind),
+    /// Its server is not who it should be, or does not speak TLS as it should.
+    Tls(Distrust),
     /// It was not connected by its deadline.
     ConnectDeadline,
     /// The peer passed more descriptors than anybody takes.
@@ -50,6 +53,7 @@ impl fmt::Display for CloseReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             CloseReason::Io(kind) => kind.fmt(f),
+            CloseReason::Tls(why) => why.fmt(f),
             CloseReason::ConnectDeadline => write!(f, "not connected by its deadline"),
             CloseReason::Descriptors => write!(f, "more than {DESCRIPTORS_MAX} descriptors were passed"),
             CloseReason::TooMany => write!(f, "too many connections"),
@@ -59,7 +63,10 @@ impl fmt::Display for CloseReason {
 
 impl From<io::Error> for CloseReason {
     fn from(error: io::Error) -> CloseReason {
-        CloseReason::Io(error.kind())
+        match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+            Some(&why) => CloseReason::Tls(why),
+            None => CloseReason::Io(error.kind()),
+        }
     }
 }
 
@@ -68,6 +75,8 @@ impl From<io::Error> for CloseReason {
 pub(super) enum State {
     /// Dialled, not yet there;
     Connecting,
+    /// there, and its server has yet to show over TLS who it is;
+    Greeting,
     /// accepted, and its peer has yet to prove that it speaks TLS; nobody has heard of it;
     Shaking,
     /// carries bytes both ways;
@@ -94,7 +103,7 @@ pub(super) struct Connection {
     pub(super) descriptors: Vec<OwnedFd>,
     /// Of the listener that accepted it.
     pub(super) listener: Option<u32>,
-    /// Valid while connecting, flushing and lingering.
+    /// Valid while connecting, greeting, flushing and lingering.
     pub(super) timer: Option<TimerId>,
     /// The peer has closed its end.
     pub(super) eof: bool,

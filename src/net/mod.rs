@@ -8,6 +8,7 @@
 //! trouble of one connection ends that connection alone; a stale id does nothing.
 //! Not here: what the bytes mean.
 
+mod authorities;
 mod buffer;
 mod connection;
 pub mod descriptors;
@@ -20,6 +21,7 @@ mod timer;
 mod tls;
 mod waker;
 
+pub use authorities::{Authorities, Distrust};
 pub use connection::{CloseReason, ConnId};
 pub use reactor::{Event, ListenerId, Reactor, SendError};
 pub use stream::{Address, dial};

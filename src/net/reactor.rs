@@ -9,6 +9,7 @@
 //! Cost: an entry is looked up by id on every call; that is an index and a comparison.
 
 mod accepting;
+mod dialling;
 mod ending;
 mod event;
 mod sending;
@@ -205,20 +206,6 @@ impl Reactor {
         }
     }
 
-    /// Begins to connect. What comes of it is told by `Connected` or `Closed`, by the deadline at
-    /// the latest; bytes may be queued before. Fails only where there are too many connections.
-    pub fn connect(&mut self, address: &Address, deadline: Instant) -> Result<ConnId, CloseReason> {
-        if self.table.is_full() {
-            return Err(CloseReason::TooMany);
-        }
-        let id = self.table.insert(Connection::new(None, State::Connecting, None));
-        match Stream::connect(address).and_then(|stream| self.attach(id, stream)) {
-            Ok(()) => self.set_deadline(id, deadline),
-            Err(error) => self.fail(id, error.into()),
-        }
-        Ok(id)
-    }
-
     /// Takes a connection that was opened elsewhere. Fails where there are too many.
     pub fn adopt(&mut self, stream: std::net::TcpStream) -> io::Result<ConnId> {
         if self.table.is_full() {
@@ -376,10 +363,11 @@ impl Reactor {
             Token(token) if token >= LISTENERS => self.accept(ListenerId((token - LISTENERS) as u32)),
             token => {
                 let id = id_of(token);
-                if self.table.get(id).is_some_and(|connection| connection.state == State::Shaking) {
+                let state = self.table.get(id).map(|connection| connection.state);
+                if state == Some(State::Shaking) {
                     return self.shake(id);
                 }
-                if readiness.writable {
+                if readiness.writable || state == Some(State::Greeting) {
                     self.write(id);
                 }
                 if readiness.readable || readiness.read_closed {
@@ -394,7 +382,12 @@ impl Reactor {
 
     fn read(&mut self, id: ConnId, to_the_end: bool) {
         let Some(connection) = self.table.get_mut(id) else { return };
-        if connection.eof || matches!(connection.state, State::Connecting | State::Shaking | State::Failed) {
+        if connection.eof
+            || matches!(
+                connection.state,
+                State::Connecting | State::Greeting | State::Shaking | State::Failed
+            )
+        {
             return;
         }
         self.spare.lend(&mut connection.received);
@@ -422,22 +415,6 @@ impl Reactor {
         }
     }
 
-    fn finish_connect(&mut self, id: ConnId) {
-        let Some(connection) = self.table.get_mut(id) else { return };
-        let Some(stream) = &connection.stream else { return };
-        match stream.finish_connect() {
-            Ok(false) => {}
-            Ok(true) => {
-                connection.state = State::Open;
-                if let Some(timer) = connection.timer.take() {
-                    self.timers.cancel(timer);
-                }
-                self.events.push_back(Event::Connected(id));
-            }
-            Err(error) => self.fail(id, error.into()),
-        }
-    }
-
     fn attach(&mut self, id: ConnId, mut stream: Stream) -> io::Result<()> {
         stream.register(self.poll.registry(), token_of(id))?;
         if let Some(connection) = self.table.get_mut(id) {
@@ -462,7 +439,7 @@ impl Reactor {
                 }
                 self.accept(id);
             }
-            Deadline::Connection(id) => self.fail(id, CloseReason::ConnectDeadline),
+            Deadline::Connection(id) => self.give_up(id),
         }
     }
 }

@@ -1,5 +1,6 @@
 //! TCP, TLS over it, and unix sockets behind one face.
 
+use super::authorities::Authorities;
 use super::tls::{Identity, Secured};
 use super::{descriptors, silence};
 use crate::limits::NET_HOST_SILENCE_MAX;
@@ -92,6 +93,14 @@ impl Stream {
         }
     }
 
+    /// TLS over it, as a client of this host; it need not stand yet.
+    pub(super) fn greet(self, authorities: &Authorities, host: &str) -> io::Result<Stream> {
+        match self {
+            Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(Secured::dial(tcp, authorities, host)?))),
+            Stream::Tls(_) | Stream::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
+        }
+    }
+
     /// Goes on with a handshake, where there is one; whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
         match self {
@@ -142,7 +151,12 @@ impl Stream {
             Err(error) if error.kind() == io::ErrorKind::NotConnected => return Ok(false),
             other => other?,
         }
-        if let Stream::Tcp(stream) = self {
+        let tcp = match self {
+            Stream::Tcp(stream) => Some(stream),
+            Stream::Tls(secured) => Some(&secured.tcp),
+            Stream::Unix(_) => None,
+        };
+        if let Some(stream) = tcp {
             stream.set_nodelay(true)?;
             silence::limit(stream.as_fd(), NET_HOST_SILENCE_MAX)?;
         }

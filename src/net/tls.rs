@@ -1,16 +1,17 @@
 //! TLS over a TCP stream: bytes in the clear on one side, records on the other.
 //!
-//! Thread: `ctl`. Owns: what a server shows ([`Identity`]) and one session ([`Secured`]).
+//! Thread: `ctl`. Owns: what a server shows ([`Identity`]) and one session ([`Secured`]), as a server or a client.
 //! Invariants: no call waits; what is sealed and not yet sent is bounded by [`TLS_SEALED_MAX`], what was received and not
 //! yet opened by rustls, at one record or one handshake message.
-//! Not here: how long a handshake may take, and how many there are (`reactor`).
+//! Not here: how long a handshake may take, and how many there are (`reactor`), whom a client believes (`authorities`).
 
+use super::authorities::{Authorities, Distrust, distrust, untrusted, unusable};
 use crate::limits::{TLS_FILE_MAX, TLS_SEALED_MAX};
 use mio::net::TcpStream;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection};
+use rustls::{Connection, ServerConfig, ServerConnection};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -52,7 +53,7 @@ impl Identity {
             .map_err(|why| {
                 let why = match why {
                     rustls::Error::InconsistentKeys(_) => "the key is not that of the certificate".to_owned(),
-                    why => why.to_string(),
+                    why => unusable(&why),
                 };
                 format!("{} and {}: {why}", certificates.display(), key.display())
             })?;
@@ -63,11 +64,12 @@ impl Identity {
     pub(super) fn accept(&self, tcp: TcpStream) -> io::Result<Secured> {
         let mut session = ServerConnection::new(self.0.clone()).map_err(io::Error::other)?;
         session.set_buffer_limit(Some(TLS_SEALED_MAX));
-        Ok(Secured { tcp, session, begun: false })
+        Ok(Secured { tcp, session: session.into(), begun: false })
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
+/// A file in PEM.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     let wrong = |why: String| format!("{}: {why}", path.display());
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
     let mut bytes = Vec::new();
@@ -82,12 +84,23 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
 #[derive(Debug)]
 pub(super) struct Secured {
     pub(super) tcp: TcpStream,
-    session: ServerConnection,
+    session: Connection,
     /// The first byte has come.
     begun: bool,
 }
 
 impl Secured {
+    /// A session with the server at this host, to which `tcp` is still on its way.
+    pub(super) fn dial(tcp: TcpStream, authorities: &Authorities, host: &str) -> io::Result<Secured> {
+        // Who answers in the clear is told from one that does not by the first record.
+        Ok(Secured { tcp, session: authorities.session(host)?.into(), begun: true })
+    }
+
+    /// Whether it was dialled.
+    fn is_client(&self) -> bool {
+        matches!(self.session, Connection::Client(_))
+    }
+
     /// Goes on with the handshake as far as the socket lets it; whether it is done.
     pub(super) fn shake(&mut self) -> io::Result<bool> {
         if !self.begun {
@@ -96,6 +109,7 @@ impl Secured {
         self.flush()?;
         while self.session.is_handshaking() {
             match self.take_in() {
+                Ok(0) if self.is_client() => return Err(untrusted(Distrust::Refused)),
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(_) => self.begun = true,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -123,8 +137,9 @@ impl Secured {
         loop {
             match self.session.reader().read(bytes) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // An end that was not announced may have been cut off; HTTP knows how long its messages are.
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
+                // An end that was not announced may have been cut off. HTTP knows how long requests are; an answer may end
+                // with its connection.
+                Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.is_client() => return Ok(0),
                 other => return other,
             }
             self.take_in()?;
@@ -176,7 +191,7 @@ impl Secured {
         if let Err(error) = self.session.process_new_packets() {
             // Why is said to the peer, if it listens.
             let _ = self.flush();
-            return Err(io::Error::new(ErrorKind::InvalidData, error));
+            return Err(distrust(&error));
         }
         self.flush()?;
         Ok(count)

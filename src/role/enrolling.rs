@@ -8,7 +8,7 @@ use crate::cluster::keeping::Keeping;
 use crate::cluster::kinds::KindDigest;
 use crate::cluster::router::Role;
 use crate::config::registry::RegistryAddress;
-use crate::config::resolved::HandoffConfig;
+use crate::config::resolved::PartConfig;
 use crate::config::secret::Secret;
 use crate::config::values::WorkerUrl;
 use crate::front::registrar::{Registrar, needs_names};
@@ -30,7 +30,7 @@ pub fn names(
 
 /// Has the worker that `service` serves be found where the configuration says; `key` is proven there.
 pub fn enrol(
-    config: &HandoffConfig,
+    config: &PartConfig,
     key: Option<&Secret>,
     service: &mut Service,
     peer: Peer,
@@ -38,7 +38,9 @@ pub fn enrol(
     bootstrap_port: Option<u16>,
     kind: KindDigest,
 ) -> Result<(), RoleError> {
-    let (Some(registry), Some(address)) = (&config.registry, service.address()) else { return Ok(()) };
+    let (Some(registry), Some(address)) = (&config.handoff.registry, service.address()) else {
+        return Ok(());
+    };
     let seat = Seat { role, url: url(config, address) };
     event!(Info, "ctl", "is entered", registry = registry, role = role, worker = seat.url);
     let entry = Entry { peer, seat, bootstrap_port, kind };
@@ -60,7 +62,7 @@ pub fn enrol(
 }
 
 /// Where others reach the worker; the configuration has a host that they can dial.
-fn url(config: &HandoffConfig, address: SocketAddr) -> WorkerUrl {
-    let host = config.advertise_host.clone().unwrap_or_else(|| address.ip().to_string());
-    WorkerUrl { host, port: address.port() }
+fn url(config: &PartConfig, address: SocketAddr) -> WorkerUrl {
+    let host = config.handoff.advertise_host.clone().unwrap_or_else(|| address.ip().to_string());
+    WorkerUrl { host, port: address.port(), tls: config.worker.front.tls.is_some() }
 }

@@ -22,7 +22,7 @@ use crate::front::reload::Reload;
 use crate::front::routes::About;
 use crate::front::service::{Outcome, Service};
 use crate::model::weights::LoadError;
-use crate::net::{Identity, Reactor};
+use crate::net::{Authorities, Identity, Reactor};
 use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
 use crate::wire::message::Transport;
@@ -32,7 +32,7 @@ use ports::Port;
 use process::{Crew, Process};
 use starting::Starting;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 use std::{fmt, io};
@@ -145,6 +145,11 @@ fn secrets(front: &FrontConfig, cluster_keys: &[Secret]) -> Result<(Option<Ident
     let identity = front.tls.as_ref().map(read).transpose();
     let identity = identity.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
     Ok((identity, reload))
+}
+
+/// Those who vouch for servers that are reached over TLS, where a file of them was given.
+fn authorities(file: Option<&Path>) -> Result<Option<Authorities>, RoleError> {
+    file.map(Authorities::read).transpose().map_err(|why| RoleError::Config("--tls-ca-file", why))
 }
 
 /// Has a service use them.

@@ -49,6 +49,8 @@ use std::time::Instant;
 pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     let begun = Instant::now();
     let (identity, reload) = super::secrets(&config.worker.front, &config.handoff.cluster_keys)?;
+    let reload = reload.with_authorities(config.handoff.tls_ca.as_ref());
+    let authorities = super::authorities(config.handoff.tls_ca.as_deref())?;
     let starting = Starting::begin(!reload.is_empty())?;
     let nics = nics(&config.handoff, &config.worker)?;
     let transports = transports(config.handoff.transfer, &nics);
@@ -65,6 +67,9 @@ pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     let (workers, mut crew) = process.start(&loaded, forward, ctl.clone())?;
     let asked = (placement, mode);
     let mut service = process::front(reactor, &config.worker, files, &loaded, workers, asked, ctl)?;
+    if let Some(authorities) = authorities {
+        service.trust(authorities);
+    }
     part.join(&mut service, doors, rest, &crew)?;
     let barred = Role::ALL.into_iter().filter_map(|role| Some((role, config.may_be(role).err()?)));
     service.set_turning(Turning::new(role, barred.collect()));
@@ -239,7 +244,7 @@ impl Part<'_> {
     fn enrol(&self, service: &mut Service) -> Result<(), RoleError> {
         let Some(Entered { peer, role, bootstrap_port, kind }) = self.entered else { return Ok(()) };
         let key = self.secrets.first();
-        enrolling::enrol(&self.config.handoff, key, service, peer, role, bootstrap_port, kind)
+        enrolling::enrol(self.config, key, service, peer, role, bootstrap_port, kind)
     }
 
     /// Uses the cluster's keys as they are by now.

@@ -29,6 +29,8 @@ use std::time::Instant;
 pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let now = Instant::now();
     let (identity, reload) = super::secrets(&config.front, &config.cluster_keys)?;
+    let reload = reload.with_authorities(config.tls_ca.as_ref());
+    let authorities = super::authorities(config.tls_ca.as_deref())?;
     let targets = targets(config)?;
     let mut registry = Registry::default();
     let metrics = RouterMetrics::register(&mut registry);
@@ -43,7 +45,8 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])));
     let mut fleet = Fleet::new(decisions, names)
         .with_health(config.health_path.clone(), config.health.time)
-        .with_key(config.front.api_keys.first().cloned());
+        .with_key(config.front.api_keys.first().cloned())
+        .with_authorities(authorities);
     let trust = Trust {
         keys: config.cluster_keys.clone(),
         anybody: config.takes_anybody,

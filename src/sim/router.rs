@@ -363,7 +363,7 @@ impl Flights {
     fn carry_out(&mut self, id: usize, next: Next, now: Nanos) {
         match next {
             // Nobody is asked in turn here.
-            Next::On | Next::Land | Next::Join => {}
+            Next::On | Next::Land | Next::Join | Next::Rejoin => {}
             Next::Calm => self.fleet.set_deadline(self.call(id, Role::Decode), self.until(id)),
             Next::Send => self.send(id, now),
             Next::Hurry(until) => self.fleet.set_deadline(self.call(id, Role::Decode), self.nanos(until)),

@@ -1,8 +1,8 @@
 //! Workers and routers that are told to go, under load: nobody is cut off, and nobody new is sent to them.
 
 use crate::fleet::Fleet;
-use crate::process::{PATIENCE, Process, get, post};
-use crate::{COMMON, MODEL, body, prefill, start};
+use crate::process::{PATIENCE, Process, get, post, try_post};
+use crate::{COMMON, MODEL, body, prefill, start, with_room};
 use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::process::{Command, Output};
@@ -152,7 +152,7 @@ fn a_router_drains_and_whoever_has_no_key_cannot_tell_it_to() {
     let file = key.to_str().unwrap();
     let worker = start("decode", &["--api-key-file", file]);
     let url = format!("http://{}", worker.address);
-    let args = ["router", "--port", "0", "--api-key-file", file, "--prefill", &url, "--decode", &url];
+    let args = ["router", "--port", "0", "--api-key-file", file, "--decode", &url];
     for process in [Process::start(&args), worker] {
         let refused = baton_drain(process.address, &[]);
         assert_eq!(refused.status.code(), Some(1));
@@ -166,4 +166,22 @@ fn a_router_drains_and_whoever_has_no_key_cannot_tell_it_to() {
     let nobody = baton_drain("127.0.0.1:1".parse().unwrap(), &[]);
     assert_eq!(nobody.status.code(), Some(1));
     std::fs::remove_file(key).unwrap();
+}
+
+/// What the change was for is over, and nothing is wrong with that.
+#[test]
+fn a_drain_ends_a_change_of_role_and_is_no_error() {
+    let reader = prefill(&[]);
+    // A leg whose other never comes.
+    let (address, lone) = (reader.address, with_room(body(2, 40, 4), &reader, 2));
+    let _waits = thread::spawn(move || try_post(address, "/v1/completions", "", &lone));
+    let begun = Instant::now();
+    while reader.metric("sglang:num_prefill_bootstrap_queue_reqs{", "") == 0.0 {
+        assert!(begun.elapsed() < PATIENCE, "it never waits");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(reader.post("/role", r#"{"role": "decode"}"#).0, 202);
+    assert_eq!(reader.post("/drain", "").0, 200);
+    reader.await_said("it was told to drain");
+    assert!(!reader.has_said("ERROR"));
 }

@@ -27,6 +27,7 @@ mod process;
 mod recorded;
 mod routed;
 mod secrecy;
+mod secured;
 mod storm;
 mod stranger;
 mod tls;

@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 
 const FIXTURES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/certificates");
 
-type Secured = StreamOwned<ClientConnection, TcpStream>;
+pub type Secured = StreamOwned<ClientConnection, TcpStream>;
 
-fn fixture(name: &str) -> PathBuf {
+pub fn fixture(name: &str) -> PathBuf {
     Path::new(FIXTURES).join(name)
 }
 
@@ -41,19 +41,19 @@ fn session() -> ClientConnection {
     ClientConnection::new(Arc::new(config), name).unwrap()
 }
 
-fn connect(address: SocketAddr) -> Secured {
+pub fn connect(address: SocketAddr) -> Secured {
     let tcp = TcpStream::connect(address).unwrap();
     tcp.set_read_timeout(Some(PATIENCE)).unwrap();
     StreamOwned::new(session(), tcp)
 }
 
-fn ask(stream: &mut Secured, fields: &str, body: &str) {
+pub fn ask(stream: &mut Secured, fields: &str, body: &str) {
     let head =
         format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\n{fields}content-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
 }
 
-fn rest(mut stream: Secured) -> String {
+pub fn rest(mut stream: Secured) -> String {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     String::from_utf8_lossy(&answer).into_owned()
@@ -70,17 +70,17 @@ fn shown(address: SocketAddr) -> CertificateDer<'static> {
 }
 
 /// Files that can be replaced, in a directory that ends with the value.
-struct Files(PathBuf);
+pub struct Files(PathBuf);
 
 impl Files {
-    fn new(name: &str) -> Files {
+    pub fn new(name: &str) -> Files {
         let path = std::env::temp_dir().join(format!("baton-tls-{name}-{}", std::process::id()));
         fs::create_dir_all(&path).unwrap();
         Files(path)
     }
 
     /// Puts a whole file in the place of another.
-    fn put(&self, name: &str, bytes: &[u8]) -> String {
+    pub fn put(&self, name: &str, bytes: &[u8]) -> String {
         let (path, new) = (self.0.join(name), self.0.join("new"));
         fs::write(&new, bytes).unwrap();
         fs::rename(&new, &path).unwrap();
@@ -100,7 +100,7 @@ impl Drop for Files {
     }
 }
 
-fn hang_up(process: &Process) {
+pub fn hang_up(process: &Process) {
     process.signal("HUP");
 }
 
@@ -281,6 +281,7 @@ fn files_that_do_not_hold_what_they_should_end_the_start() {
         (path("one.key"), path("one.key"), "holds no certificate"),
         (path("one.pem"), path("one.pem"), "holds no private key"),
         (path("none.pem"), path("one.key"), "none.pem"),
+        (path("v1.pem"), path("v1.key"), "not of X.509 version 3"),
     ] {
         let output = std::process::Command::new(env!("CARGO_BIN_EXE_baton"))
             .args(["serve", MODEL, "--port", "0", "--tls-cert-file", &cert, "--tls-key-file", &key])

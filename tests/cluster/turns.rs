@@ -167,11 +167,13 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     choices(&post(writer.address, "/v1/completions", &rest));
     choices(&waiting.join().unwrap());
     let alone = start("serve", &[]);
-    assert_eq!(alone.get("/role").0, 409);
+    let told = role(&alone);
+    assert_eq!((&told["role"], &told["status"]), (&json!("mixed"), &json!("serving")));
     assert_eq!(alone.post("/role", r#"{"role": "mixed"}"#).0, 409);
     let named = ["--host", "0.0.0.0", "--insecure", "--advertise-host", "a-name.test"];
     let (status, text) = prefill(&named).post("/role", r#"{"role": "decode"}"#);
     assert!(status == 409 && text.contains("--advertise-host a-name.test"), "{status} {text}");
+    assert!(reader.post("/role", "7").1.contains(r#"such as {\"role\": "#));
     for wrong in ["", "{}", r#"{"role": "router"}"#, r#"{"role": "decode", "x": 1}"#] {
         assert_eq!(reader.post("/role", wrong).0, 400, "{wrong}");
     }

@@ -57,6 +57,11 @@ impl Router {
         self.log.lock().unwrap().contains(words)
     }
 
+    /// How often it has said so in its log, as far as that was read.
+    pub fn times_said(&self, words: &str) -> usize {
+        self.log.lock().unwrap().matches(words).count()
+    }
+
     /// Waits until it says so in its log, which is read a moment later than it is written.
     #[track_caller]
     pub fn await_said(&self, words: &str) {

@@ -106,6 +106,35 @@ fn a_prefill_worker_that_is_asked_first_and_stands_still_is_given_up() {
     assert_eq!(client.answer().0, 200);
 }
 
+/// Decode has left when its turn comes: what prefill keeps is as good for another one, and no prompt is read twice.
+#[test]
+fn what_prefill_keeps_is_claimed_by_another_decode_worker_where_one_has_left() {
+    let quartet = Quartet::start(&PREFILL_FIRST);
+    let mut client = quartet.router.post("/v1/completions", PROMPT);
+    keep(&mut quartet.at_prefill().1, 1);
+    let (first, mut at_decode) = quartet.at_decode();
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+    // It is the other one's turn.
+    let mut client = quartet.router.post("/v1/completions", PROMPT);
+    let (_, mut at_prefill) = quartet.at_prefill();
+    quartet.decode[1 - first].stop();
+    keep(&mut at_prefill, 2);
+    let (second, mut at_decode) = quartet.at_decode();
+    assert_eq!((second, &at_decode.json()["kv_transfer_params"]), (first, &kept(2)));
+    at_decode.answer("200 OK", "{}");
+    assert_eq!(client.answer().0, 200);
+    assert!(quartet.prefill.iter().all(Worker::is_unasked), "nothing is read again, or given up");
+    // Where there is no other, it is given up, and the client told.
+    let mut client = quartet.router.connect();
+    client.post("/v1/completions", "authorization: Bearer k\r\n", PROMPT);
+    let (which, mut at_prefill) = quartet.at_prefill();
+    quartet.decode[first].stop();
+    keep(&mut at_prefill, 3);
+    check_given_up(&quartet.prefill[which], 3);
+    drop(client);
+}
+
 /// What decode does not claim is given up at once, and the request read anew.
 #[test]
 fn what_decode_does_not_claim_is_given_up() {
@@ -138,26 +167,6 @@ fn what_decode_does_not_claim_is_given_up() {
     quartet.at_decode().1.answer("400 No", r#"{"error":{}}"#);
     assert_eq!(client.answer().0, 400);
     check_given_up(&quartet.prefill[first], 11);
-}
-
-/// Its connection is asked for when prefill has answered.
-#[test]
-fn a_decode_worker_that_takes_no_connection_costs_a_try() {
-    let (prefill, decode) = (Worker::start(), [Worker::start(), Worker::start()]);
-    let flags = [&PREFILL_FIRST[..], &["--policy", "round_robin"]].concat();
-    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &flags);
-    router.wait_for_workers(3);
-    let mut client = router.connect();
-    client.post("/v1/completions", "authorization: Bearer k\r\n", PROMPT);
-    let mut at_prefill = prefill.asked();
-    decode[0].stop();
-    keep(&mut at_prefill, 3);
-    check_given_up(&prefill, 3);
-    keep(&mut prefill.asked(), 4);
-    let mut at_decode = decode[1].asked();
-    assert_eq!(at_decode.json()["kv_transfer_params"], kept(4));
-    at_decode.answer("200 OK", "{}");
-    assert_eq!(client.answer().0, 200);
 }
 
 #[test]

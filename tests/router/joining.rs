@@ -369,3 +369,23 @@ fn a_clients_key_is_no_workers() {
     assert_eq!(client.answer().0, 200);
     let _ = std::fs::remove_file(path);
 }
+
+/// What they said of their keys may be another thing by now.
+#[test]
+fn workers_are_asked_who_they_are_again_when_the_key_of_the_cluster_is_another() {
+    let path = std::env::temp_dir().join(format!("baton-router-cluster-key-{}", std::process::id()));
+    std::fs::write(&path, [1; 40]).unwrap();
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let flags = ["--cluster-key-file", path.to_str().unwrap()];
+    let router = Router::ready(&[&prefill], &[&decode], &flags);
+    assert_eq!([prefill.introductions(), decode.introductions()], [1, 1]);
+    std::fs::write(&path, [2; 40]).unwrap();
+    router.await_said("read again what=\"cluster keys\"");
+    let begun = Instant::now();
+    while [&prefill, &decode].into_iter().any(|worker| worker.introductions() < 2) {
+        assert!(begun.elapsed() < PATIENCE, "nobody asks them");
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(router.get("/readiness").answer().0, 200, "they are used meanwhile");
+    std::fs::remove_file(path).unwrap();
+}

@@ -403,7 +403,11 @@ fn other_paths_are_served_by_whom_they_concern() {
     asked.answer("200 OK", r#"{"count":1}"#);
     assert_eq!(client.answer(), (200, r#"{"count":1}"#.into()));
     assert!(router.get("/metrics").answer().1.contains("smg_router_requests_total 0"));
-    assert!(router.get("/v1/loads").answer().1.contains(r#""num_running_reqs":0"#));
+    let loads: serde_json::Value = serde_json::from_str(&router.get("/v1/loads").answer().1).unwrap();
+    let load = &loads["loads"][0];
+    assert_eq!((&load["num_running_reqs"], &load["num_waiting_reqs"]), (&0.into(), &0.into()));
+    let untold = ["gen_throughput", "num_used_tokens", "max_running_requests"];
+    assert!(untold.iter().all(|field| load.get(field).is_none()), "nobody has told it: {load}");
     assert!(router.get("/version").answer().1.contains("version"));
     for (mut client, status) in [
         (router.get("/nothing"), 404),
@@ -419,7 +423,8 @@ fn other_paths_are_served_by_whom_they_concern() {
         ("POST", "/health", "GET, HEAD"),
         ("DELETE", "/workers", "GET, POST"),
         ("POST", "/registry", "PUT, DELETE"),
-        ("PUT", "/workers/0", "GET, DELETE, POST"),
+        ("POST", "/workers/0", "GET, DELETE"),
+        ("DELETE", "/workers/0/role", "GET, POST"),
     ] {
         let mut client = router.connect();
         client.ask(method, path, "", "");

@@ -1,8 +1,10 @@
 //! Roles that a router has its workers change by itself.
 
 use crate::STREAM;
-use crate::client::{Client, Router};
-use crate::worker::{Asked, Worker};
+use crate::client::{Client, Router, url};
+use crate::worker::{Asked, PATIENCE, Worker};
+use std::thread;
+use std::time::{Duration, Instant};
 
 /// Decode workers are pressed by one request, and nobody by prompts.
 const FLAGS: [&str; 7] =
@@ -25,7 +27,14 @@ fn pressed(router: &Router, readers: &[Worker], decode: &Worker) -> (Client, Ask
     at_decode.open_stream();
     at_decode.chunk("data: 1\n\n");
     assert_eq!(client.piece().as_deref(), Some("data: 1\n\n"));
-    let mut at_prefill = readers.iter().find_map(Worker::try_asked).expect("one of them reads");
+    let begun = Instant::now();
+    let mut at_prefill = loop {
+        if let Some(asked) = readers.iter().find_map(Worker::try_asked) {
+            break asked;
+        }
+        assert!(begun.elapsed() < PATIENCE, "none of them reads");
+        thread::sleep(Duration::from_millis(1));
+    };
     at_prefill.answer("200 OK", "{}");
     (client, at_decode)
 }
@@ -63,4 +72,48 @@ fn one_that_the_others_need_is_passed_over_for_one_that_they_do_not() {
     let _runs = pressed(&router, &readers, &decode);
     asked(&readers[1]).answer("202 Accepted", "{}");
     assert!(readers[0].is_unasked(), "without it there is no pair");
+}
+
+/// Its name in the list of workers.
+fn id_of(router: &Router, worker: &Worker) -> String {
+    let listed: serde_json::Value = serde_json::from_str(&router.get("/workers").answer().1).unwrap();
+    let is_it = |listed: &&serde_json::Value| listed["url"] == url(worker);
+    let found = listed["workers"].as_array().unwrap().iter().find(is_it).expect("it is listed");
+    found["id"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn what_a_worker_says_of_its_role_is_told() {
+    let (reader, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&reader], &[&decode], &[]);
+    let path = format!("/workers/{}/role", id_of(&router, &reader));
+    let mut client = router.get(&path);
+    let mut asked = reader.asked();
+    assert_eq!(asked.line, "GET /role HTTP/1.1");
+    asked.answer("200 OK", r#"{"role":"prefill"}"#);
+    assert_eq!(client.answer(), (200, r#"{"role":"prefill"}"#.into()));
+    let mut client = router.get(&path);
+    reader.asked().answer("404 Not Found", "{}");
+    assert_eq!(client.answer().0, 404, "it has no role to tell");
+    assert_eq!(router.get("/workers/99/role").answer().0, 404);
+}
+
+/// Its health was asked for before it was to change, and the answer comes behind that.
+#[test]
+fn a_worker_that_is_to_change_is_not_up_by_a_late_answer() {
+    let (reader, [stays, turns]) = (Worker::start(), [Worker::start(), Worker::start()]);
+    let router = Router::ready(&[&reader], &[&stays, &turns], &["--health-check-timeout-secs", "10"]);
+    router.wait_for_workers(3);
+    let up = format!("worker is up role=decode worker={}", url(&turns));
+    router.await_said(&up);
+    turns.hold_probes(true);
+    turns.await_probes(1);
+    let path = format!("/workers/{}/role", id_of(&router, &turns));
+    let mut client = router.post(&path, r#"{"role":"prefill"}"#);
+    turns.asked().answer("202 Accepted", "{}");
+    assert_eq!(client.answer().0, 202);
+    turns.drain();
+    turns.hold_probes(false);
+    turns.await_probes(2);
+    assert_eq!(router.times_said(&up), 1);
 }

@@ -28,6 +28,8 @@ struct Shared {
     probes: AtomicUsize,
     /// and how often it will not answer that.
     ignored: AtomicUsize,
+    /// Probes wait for their answers.
+    holds: AtomicBool,
     /// How often it was asked who it is.
     introductions: AtomicUsize,
     /// What it says that it has to do, and how often it has.
@@ -68,6 +70,7 @@ impl Worker {
             draining: false.into(),
             probes: 0.into(),
             ignored: 0.into(),
+            holds: false.into(),
             introductions: AtomicUsize::new(0),
             report: Mutex::default(),
             reports: AtomicUsize::new(0),
@@ -87,6 +90,11 @@ impl Worker {
     /// A request, if there is one.
     pub fn try_asked(&self) -> Option<Asked> {
         self.asked.try_recv().ok()
+    }
+
+    /// How often it has been asked who it is.
+    pub fn introductions(&self) -> usize {
+        self.shared.introductions.load(Ordering::SeqCst)
     }
 
     /// Waits until it has been asked who it is.
@@ -127,6 +135,11 @@ impl Worker {
     /// Does not answer the next probes, so many.
     pub fn ignore_probes(&self, count: usize) {
         self.shared.ignored.store(count, Ordering::SeqCst);
+    }
+
+    /// Whether answers to probes wait from now on; they say what was so when they were asked for.
+    pub fn hold_probes(&self, holds: bool) {
+        self.shared.holds.store(holds, Ordering::SeqCst);
     }
 
     /// Waits until it was asked so many times more how it is.
@@ -253,6 +266,9 @@ fn serve(
                     continue;
                 }
                 let drains = shared.draining.load(Ordering::SeqCst);
+                while shared.holds.load(Ordering::SeqCst) && !shared.stopped.load(Ordering::SeqCst) {
+                    thread::sleep(Duration::from_millis(5));
+                }
                 Some(Some(("200 OK", if drains { "draining" } else { "OK" })))
             }
             "GET /server_info HTTP/1.1" => {

@@ -106,9 +106,11 @@ struct Event {
 }
 
 impl View {
-    /// Entries that come from now on prove one of these.
+    /// Entries prove one of these. What was read was proven by others, and is to be read anew.
     pub fn set_keys(&mut self, cluster_keys: Vec<Secret>) {
         self.cluster_keys = cluster_keys;
+        // What proves none of these is told of, though it has proven none of those.
+        self.odd.clear();
     }
 
     /// Due at once; where there is a key, entries prove it.
@@ -362,6 +364,30 @@ mod tests {
         assert_eq!([read(&mut view, 2), read(&mut view, 2), read(&mut view, 3)], [2, 0, 1]);
         assert_eq!(read(&mut view, 10 * ETCD_ODD_MAX), ETCD_ODD_MAX - 3 + 1, "and that there are more");
         assert_eq!((read(&mut view, 20 * ETCD_ODD_MAX), view.odd.len()), (0, ETCD_ODD_MAX));
+    }
+
+    #[test]
+    fn what_proves_a_key_of_the_past_is_told_of_when_it_is_read_again() {
+        let [one, other] = [[7; 32], [8; 32]].map(|bytes| Secret::of_bytes(&bytes));
+        let (mut view, mut now) = (View::new(vec![one.clone()], Instant::now()), Instant::now());
+        let (a, b) = (entry(1, 1), entry(2, 1));
+        let pair = |entry: &Entry, key: &Secret| {
+            format!(r#"{{"key":"{}","value":"{}"}}"#, encode(key_of(entry)), encode(write(entry, Some(key))))
+        };
+        let whole =
+            format!(r#"{{"header":{{"revision":"1"}},"kvs":[{},{}]}}"#, pair(&a, &one), pair(&b, &other));
+        let mut read = |view: &mut View| {
+            view.poll(now).unwrap();
+            view.answered(200, whole.as_bytes(), now).unwrap();
+            view.failed(now);
+            now += REGISTRY_RETRY;
+            changes(view)
+        };
+        assert_eq!(read(&mut view)[0], Change::Entered(a.clone()));
+        view.set_keys(vec![other]);
+        let told = read(&mut view);
+        assert!(matches!(&told[0], Change::Odd(key, _) if *key == key_of(&a)), "{told:?}");
+        assert_eq!(told[1..], [Change::Entered(b.clone()), Change::Whole(HashSet::from([b.seat]))]);
     }
 
     #[test]

@@ -128,6 +128,27 @@ impl Router {
         Ok(self.book(picked, leg, &work, now))
     }
 
+    /// Chooses a decode worker for KV that this prefill worker keeps, and books the work on it: one that has not failed the
+    /// request.
+    ///
+    /// # Errors
+    /// There is none that can be used and fits.
+    pub fn choose_behind(
+        &mut self,
+        prefill: WorkerNumber,
+        work: &Work,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Result<Booking, NoWorker> {
+        let class = self.member(prefill).map(|member| self.class(member));
+        let suits = class.as_slice();
+        let decode = self.pick(Leg::Decode, work, avoid, now, &Suits::Fitting(suits))?;
+        match avoid.failed.contains(&decode.worker) {
+            true => Err(self.nobody(Role::Decode, avoid)),
+            false => Ok(self.book(decode, Leg::Decode, work, now)),
+        }
+    }
+
     /// A pair.
     fn find(&mut self, work: &Work, avoid: &Avoid, now: Instant) -> Result<(Picked, Picked), NoWorker> {
         // Who is missing altogether is named first.

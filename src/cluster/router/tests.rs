@@ -307,6 +307,28 @@ fn those_that_do_not_fit_are_never_paired() {
     );
 }
 
+#[test]
+fn what_a_prefill_worker_keeps_is_for_who_fits_it_and_has_not_failed() {
+    let kind = |weights: &str| Kind::told(&serde_json::json!({ "weights": weights }));
+    let mut router = router(Policy::RoundRobin, 1, 3);
+    let [reader, failed, other, misfit] = [0, 1, 2, 3].map(WorkerNumber);
+    let avoid = Avoid { failed: vec![failed], ..Avoid::default() };
+    let work = Work::of(1);
+    let choose = |router: &mut Router| {
+        let chosen = router.choose_behind(reader, &work, &avoid, Instant::now());
+        chosen.map(|booking| booking.worker())
+    };
+    for (worker, weights) in [(reader, "a"), (failed, "a"), (other, "a"), (misfit, "b")] {
+        router.introduced(worker, kind(weights));
+    }
+    assert_eq!([choose(&mut router), choose(&mut router)], [Ok(other), Ok(other)]);
+    assert_eq!(booked(&router), [0, 0, 2, 0]);
+    router.refused(other);
+    assert!(choose(&mut router).is_err(), "one has failed, and one does not fit");
+    router.leave(reader);
+    assert!(choose(&mut router).is_err(), "nothing is kept any more");
+}
+
 /// Who was let in once is not turned away because another worker is slower.
 #[test]
 fn who_has_failed_somewhere_is_not_too_late() {

@@ -30,13 +30,17 @@ pub(in crate::config) struct RoutingFlags {
     /// What this router does in any case: prefill and decode on workers apart
     #[arg(long)]
     pub(in crate::config) pd_disaggregation: bool,
-    /// A prefill worker and the port of its registry, or none [default: the port that the worker tells, else 8998, which a
+    /// A prefill worker, by http:// or with --tls-ca-file https://, and the port of its registry, or none [default: the port that the worker tells, else 8998, which a
     /// decode worker takes where it is told none]; may be repeated
     #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2)]
     pub(in crate::config) prefill: Vec<String>,
     /// A decode worker; may be repeated
     #[arg(long, value_name = "URL")]
     pub(in crate::config) decode: Vec<WorkerUrl>,
+    /// Certificates of those who vouch for workers, in PEM; workers may be https://HOST:PORT then, and must show that they are
+    /// that host
+    #[arg(long, value_name = "FILE")]
+    pub(in crate::config) tls_ca_file: Option<PathBuf>,
     /// How the workers of a request are chosen
     #[arg(long, value_enum, default_value_t)]
     pub(in crate::config) policy: Policy,

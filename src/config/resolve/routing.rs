@@ -1,6 +1,6 @@
 //! The same for `baton router`: its workers, and what it does with them and with requests.
 
-use super::{FRONT_PORT, Resolver, value};
+use super::{FRONT_PORT, Resolver, value, vouched};
 use crate::config::error::ConfigError;
 use crate::config::flags::{
     BalanceFlags, BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RouterFlags,
@@ -25,6 +25,7 @@ impl Resolver<'_> {
             pd_disaggregation: _,
             prefill,
             decode,
+            tls_ca_file,
             policy,
             prefill_policy,
             decode_policy,
@@ -42,6 +43,13 @@ impl Resolver<'_> {
         let prefill = prefill_endpoints(&prefill)?;
         distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
         distinct_workers("--decode", decode.iter())?;
+        let is_both = |url: &&WorkerUrl| prefill.iter().any(|endpoint| endpoint.url.is_place_of(url));
+        if let Some(url) = decode.iter().find(is_both) {
+            let limit = "is given to --prefill, too; a worker has one role at a time";
+            return Err(value("--decode", url, limit));
+        }
+        vouched("--prefill", prefill.iter().map(|endpoint| &endpoint.url), tls_ca_file.as_deref())?;
+        vouched("--decode", &decode, tls_ca_file.as_deref())?;
         let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
         let etcd = match registry {
             None => Vec::new(),
@@ -60,16 +68,21 @@ impl Resolver<'_> {
         }
         let takes_anybody = insecure || flags.front.host.is_loopback();
         let front = self.front(flags.front, FRONT_PORT)?;
-        if front.tls.is_some() && etcd.is_empty() && prefill.is_empty() && decode.is_empty() {
-            let why = "workers enter themselves over plain HTTP, which this port does not speak: name them, or list them in an etcd";
-            self.warnings.push(format!("--tls-cert-file: {why}"));
-        }
         let metrics = metrics(&flags.scrape, front.address())?;
         let policies =
             Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };
         if flags.balance.rebalance && flags.forecast.prefill_ms.is_empty() {
             let why = "how far prefill workers are behind is foretold for Qwen3-32B-FP8 on two H200";
             self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
+        }
+        let forecast = forecast(&flags.forecast, policies, flags.balance.rebalance)?;
+        let least_ms = forecast.cost.decode[0];
+        if let Some(tpot) = forecast.tpot.filter(|tpot| tpot.as_secs_f64() * 1e3 <= least_ms) {
+            let ms = tpot.as_secs_f64() * 1e3;
+            let why = format!(
+                "a step takes {least_ms} ms (--decode-ms) with nothing in it, so that every request is refused"
+            );
+            self.warnings.push(format!("--slo-tpot-ms {ms}: {why}"));
         }
         Ok(RouterConfig {
             etcd,
@@ -81,9 +94,10 @@ impl Resolver<'_> {
             metrics,
             prefill,
             decode,
+            tls_ca: tls_ca_file,
             balance: balance(&flags.balance)?,
             policies,
-            forecast: forecast(&flags.forecast, policies, flags.balance.rebalance)?,
+            forecast,
             requests: requests(flags.requests)?,
             retries: retries(&flags.retries)?,
             breaker: breaker(&flags.breaker),
@@ -143,7 +157,8 @@ fn distinct_workers<'a>(
     }
     let mut seen = HashSet::new();
     for url in urls {
-        if !seen.insert(url) {
+        // Nobody speaks both ways at one port.
+        if !seen.insert((&url.host, url.port)) {
             return Err(value(flag, url, "is given twice"));
         }
     }

@@ -41,7 +41,7 @@ fn what_nobody_says_is_as_it_is_without_flags() {
 fn urls_are_grouped_with_their_ports() {
     let (config, _) = router(
         "--pd-disaggregation --prefill http://a:1 9000 --prefill http://b:2 none --prefill http://c:3 \
-         --decode http://c:3 --decode http://d:4",
+         --decode http://e:5 --decode http://d:4",
     );
     let prefill: Vec<_> = config.prefill.iter().map(|e| (e.url.to_string(), e.bootstrap_port)).collect();
     let named = |url: &str, port| (url.to_owned(), port);

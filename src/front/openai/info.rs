@@ -5,6 +5,7 @@
 
 use super::error::ApiError;
 use super::fields::Fields;
+use crate::cluster::roles;
 use crate::ids::Room;
 use serde::Serialize;
 
@@ -156,16 +157,16 @@ pub struct ModelInfo<'a> {
 
 /// The answer of `/v1/loads`: one entry, since a process is one data-parallel rank.
 #[derive(Clone, Debug, Serialize)]
-pub struct Loads<'a> {
+pub struct Loads<'a, L> {
     timestamp: String,
     version: &'a str,
     dp_rank_count: u32,
-    loads: [Load<'a>; 1],
+    loads: [L; 1],
 }
 
-impl<'a> Loads<'a> {
+impl<'a, L> Loads<'a, L> {
     /// The load at `unix` seconds.
-    pub fn new(load: Load<'a>, unix: f64, version: &'a str) -> Self {
+    pub fn new(load: L, unix: f64, version: &'a str) -> Self {
         // A text, because SGLang's router reads it as one.
         Self { timestamp: unix.to_string(), version, dp_rank_count: 1, loads: [load] }
     }
@@ -210,6 +211,38 @@ pub struct Load<'a> {
     /// Likewise.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kv_transfer_speed_gb_s: Option<f64>,
+}
+
+/// The load of a router, as far as it knows: what its workers hold and compute is theirs to tell.
+#[derive(Clone, Debug, Serialize)]
+pub struct RoutedLoad {
+    dp_rank: u32,
+    /// At workers.
+    num_running_reqs: u32,
+    /// That wait for others to end, before any worker has them.
+    num_waiting_reqs: u32,
+    num_total_reqs: u32,
+    /// Of those who generate, added up, where all of them tell.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_total_num_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_running_requests: Option<u32>,
+    disagg_mode: &'static str,
+}
+
+impl RoutedLoad {
+    /// Of so many requests, of which so many wait; its workers have room for that.
+    pub fn new(all: usize, waiting: usize, room: Option<roles::Room>) -> RoutedLoad {
+        RoutedLoad {
+            dp_rank: 0,
+            num_running_reqs: all.saturating_sub(waiting) as u32,
+            num_waiting_reqs: waiting as u32,
+            num_total_reqs: all as u32,
+            max_total_num_tokens: room.map(|room| room.tokens),
+            max_running_requests: room.map(|room| room.sequences),
+            disagg_mode: "null",
+        }
+    }
 }
 
 /// An entry of the answer of `/get_load`, the older form: a list with one of them for each data-parallel rank.

@@ -61,6 +61,9 @@ pub struct PrefillAddress {
     pub host: String,
     /// Where it takes requests.
     pub port: u16,
+    /// Whether it takes them over TLS.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tls: bool,
     /// The port of its registry, or the one that it tells.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap_port: Option<u16>,
@@ -76,6 +79,12 @@ impl PrefillAddress {
         }
     }
 
+    /// Its host, an address of IPv6 without its brackets.
+    pub fn bare_host(&self) -> &str {
+        let bare = self.host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+        bare.unwrap_or(&self.host)
+    }
+
     /// How it is to be asked.
     pub fn keep(&self) -> Keep {
         Keep { host: Some(self.host.clone()), port: self.bootstrap_port }
@@ -84,8 +93,7 @@ impl PrefillAddress {
 
 /// Reads the prefill worker that is to be asked.
 pub(super) fn read_prefill(fields: &mut Fields<'_>) -> Result<Option<PrefillAddress>, ApiError> {
-    let must =
-        "must be a prefill worker: its `host`, its `port`, and the `bootstrap_port` of its registry or none";
+    let must = "must be a prefill worker: its `host`, its `port`, whether it speaks `tls`, and the `bootstrap_port` of its registry or none";
     let address: Option<PrefillAddress> = fields.get(PREFILL, must)?;
     let is_one = |address: &PrefillAddress| {
         bootstrap::is_host(&address.host) && address.port > 0 && address.bootstrap_port != Some(0)
@@ -287,7 +295,8 @@ mod tests {
             let body = format!(r#"{{"baton_prefill":{json}}}"#);
             read_prefill(&mut Fields::parse(body.as_bytes()).unwrap())
         };
-        let address = PrefillAddress { host: "10.0.0.1".into(), port: 9, bootstrap_port: Some(8998) };
+        let address =
+            PrefillAddress { host: "10.0.0.1".into(), port: 9, tls: false, bootstrap_port: Some(8998) };
         assert_eq!(read(&serde_json::to_string(&address).unwrap()), Ok(Some(address.clone())));
         for (host, authority) in [("10.0.0.1", "10.0.0.1:9"), ("::1", "[::1]:9"), ("[::1]", "[::1]:9")] {
             let address = PrefillAddress { host: host.into(), ..address.clone() };

@@ -356,7 +356,8 @@ mod tests {
             text(routed.address(Some(Place::Kept(r#"{"a":1}"#)), None, false)),
             r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"kv_transfer_params":{"a":1}}"#
         );
-        let address = PrefillAddress { host: "10.0.0.1".into(), port: 30_000, bootstrap_port: None };
+        let address =
+            PrefillAddress { host: "10.0.0.1".into(), port: 30_000, tls: false, bootstrap_port: None };
         assert_eq!(
             text(routed.address(Some(Place::Asked(&address)), None, false)),
             r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"baton_prefill":{"host":"10.0.0.1","port":30000}}"#

@@ -261,6 +261,10 @@ pub struct Call {
     pub connected: bool,
     /// Whether the worker has closed its end.
     pub eof: bool,
+    /// Whether its connection is used for nothing else behind it.
+    pub is_last: bool,
+    /// Whether its worker has become another since it was asked how it is.
+    pub is_outdated: bool,
     /// Whether it was not read from, since too much waits for its client.
     pub held_back: bool,
     /// Once its head has come.
@@ -281,6 +285,8 @@ impl Call {
             until,
             connected,
             eof: false,
+            is_last: false,
+            is_outdated: false,
             held_back: false,
             answer: None,
             outgoing: None,

@@ -21,7 +21,7 @@ use crate::limits::{
     ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_MAX, ROUTER_IDLE_TIME,
     ROUTER_PROBE_TIME,
 };
-use crate::net::{Address, CloseReason, ConnId, Event, Reactor};
+use crate::net::{Address, Authorities, CloseReason, ConnId, Distrust, Event, Reactor};
 use crate::obs::log::event;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::io::ErrorKind;
@@ -69,6 +69,8 @@ pub struct Fleet {
     news: VecDeque<News>,
     /// Shown to workers that are asked who they are.
     key: Option<Secret>,
+    /// Who vouches for those that are reached over TLS.
+    authorities: Option<Authorities>,
     /// Where they are asked how they are, and how long that may take.
     health: (String, Duration),
     /// Those that have told that their role is another one now.
@@ -86,6 +88,7 @@ impl Fleet {
             calls: HashMap::new(),
             news: VecDeque::new(),
             key: None,
+            authorities: None,
             health: ("/health".into(), ROUTER_PROBE_TIME),
             turned: VecDeque::new(),
         }
@@ -99,6 +102,30 @@ impl Fleet {
     /// Workers ask clients, and so the router, for this key.
     pub fn with_key(self, key: Option<Secret>) -> Fleet {
         Fleet { key, ..self }
+    }
+
+    /// Those that are reached over TLS must be vouched for by these.
+    pub fn with_authorities(self, authorities: Option<Authorities>) -> Fleet {
+        Fleet { authorities, ..self }
+    }
+
+    /// Whether there are workers that can be reached over TLS.
+    pub fn speaks_tls(&self) -> bool {
+        self.authorities.is_some()
+    }
+
+    /// By these from now on: what was vouched for by others carries what it does, and nothing new.
+    pub fn trust(&mut self, authorities: Authorities, reactor: &mut Reactor) {
+        self.authorities = Some(authorities);
+        let is_secured = |worker| self.targets.get(worker).is_some_and(|target| target.url.tls);
+        let idle: Vec<ConnId> =
+            self.kept.iter().filter(|(_, worker)| is_secured(worker)).map(|(&conn, _)| conn).collect();
+        for conn in idle {
+            self.drop_idle(reactor, conn);
+        }
+        for call in self.calls.values_mut() {
+            call.is_last = true;
+        }
     }
 
     /// They ask for this one from now on.
@@ -148,16 +175,13 @@ impl Fleet {
     ) -> Result<(ConnId, bool), CloseReason> {
         let worker = booking.worker();
         let target = self.targets.get_mut(&worker);
-        let (idle, address) = target.map_or((None, None), |target| (target.idle.pop(), target.address));
+        let idle = target.and_then(|target| target.idle.pop());
         if let Some(Idle { conn, .. }) = idle {
             self.kept.remove(&conn);
             self.calls.insert(conn, Call::new(owner, booking, until, true));
             return Ok((conn, true));
         }
-        let dialled = address
-            .ok_or(CloseReason::Io(ErrorKind::AddrNotAvailable))
-            .and_then(|address| reactor.connect(&Address::Tcp(address), now + ROUTER_CONNECT_TIME));
-        match dialled {
+        match self.dial(reactor, worker, now) {
             Ok(conn) => {
                 self.calls.insert(conn, Call::new(owner, booking, until, false));
                 Ok((conn, false))
@@ -166,6 +190,19 @@ impl Fleet {
                 self.release(booking, now);
                 Err(reason)
             }
+        }
+    }
+
+    fn dial(&self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) -> Result<ConnId, CloseReason> {
+        let target = self.targets.get(&worker);
+        let at = target.and_then(|target| Some((&target.url, target.address?)));
+        let (url, address) = at.ok_or(CloseReason::Io(ErrorKind::AddrNotAvailable))?;
+        let (address, until) = (Address::Tcp(address), now + ROUTER_CONNECT_TIME);
+        match &self.authorities {
+            _ if !url.tls => reactor.connect(&address, until),
+            Some(authorities) => reactor.connect_secured(&address, (authorities, &url.host), until),
+            // Such a worker is not taken.
+            None => Err(CloseReason::Io(ErrorKind::Unsupported)),
         }
     }
 
@@ -352,7 +389,13 @@ impl Fleet {
         let (connected, begun, worker) = (call.connected, call.is_begun(), call.booking.worker());
         if !connected {
             let change = self.router.refused(worker);
-            self.ails(worker, format!("it takes no connection: {reason}"));
+            self.ails(
+                worker,
+                match reason {
+                    CloseReason::Tls(_) => format!("it is not spoken to: {reason}"),
+                    _ => format!("it takes no connection: {reason}"),
+                },
+            );
             if let Some(target) = self.targets.get_mut(&worker) {
                 // Who answers there next may be somebody who can.
                 target.keeps_role = false;
@@ -373,6 +416,7 @@ impl Fleet {
         let Some(mut call) = self.calls.remove(&conn) else { return };
         let is_reusable = keep_alive && call.is_sent() && !call.eof && reactor.received(conn).is_empty();
         let (owner, worker, answer) = (call.owner, call.booking.worker(), call.answer.take());
+        let is_outdated = call.is_outdated;
         self.settle(reactor, conn, call, is_reusable, now);
         let Some(answer) = answer else { return };
         let drains = answer.is_of_drain();
@@ -382,6 +426,11 @@ impl Fleet {
         match owner {
             Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
             Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
+            Owner::Probe if is_outdated && answer.is_success() => {
+                // What was well before it was to drain is not well again for that. How it is now is asked at once.
+                self.router.declined(worker, now);
+                self.router.hasten_probe(worker, now);
+            }
             Owner::Probe if answer.is_success() => {
                 self.probed(worker, true, now);
                 self.ask_report(reactor, worker, now);
@@ -399,7 +448,7 @@ impl Fleet {
     fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
-        let (begun, held_back) = (call.is_begun(), call.held_back);
+        let (begun, held_back, is_greeting) = (call.is_begun(), call.held_back, reactor.is_greeting(conn));
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
@@ -409,7 +458,9 @@ impl Fleet {
             Owner::Report => self.router.reported(worker, None, now),
             Owner::Introduction | Owner::Probe => {
                 // Why there is no connection is known better.
-                if connected || lost == Lost::Deadline {
+                if is_greeting {
+                    self.ails(worker, format!("no answer to a probe: {}", Distrust::Slow));
+                } else if connected || lost == Lost::Deadline {
                     self.ails(worker, format!("no answer to a probe: {lost}"));
                 }
                 self.unwell(reactor, worker, now);
@@ -459,6 +510,9 @@ impl Fleet {
             (target.drains, target.introduced) = (true, false);
             std::mem::take(&mut target.idle)
         });
+        for call in self.calls.values_mut().filter(|call| call.booking.worker() == worker) {
+            call.is_outdated = true;
+        }
         for Idle { conn, .. } in idle.into_iter().flatten() {
             self.kept.remove(&conn);
             reactor.close(conn);
@@ -475,6 +529,7 @@ impl Fleet {
 
     fn settle(&mut self, reactor: &mut Reactor, conn: ConnId, call: Call, is_reusable: bool, now: Instant) {
         let worker = call.booking.worker();
+        let is_reusable = is_reusable && !call.is_last;
         self.release(call.booking, now);
         let stays = is_reusable && self.router.has(worker) && self.kept.len() < ROUTER_IDLE_MAX;
         match self.targets.get_mut(&worker).filter(|_| stays) {

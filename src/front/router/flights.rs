@@ -115,6 +115,11 @@ impl Flights {
         self.open.len() + self.line.len()
     }
 
+    /// How many of them wait for others to end.
+    pub fn waiting(&self) -> usize {
+        self.line.len()
+    }
+
     /// The counters.
     pub fn metrics(&self) -> &RouterMetrics {
         &self.metrics
@@ -248,7 +253,7 @@ impl Flights {
     fn take(&mut self, client: ConnId, mut flight: Flight, news: News, way: &mut Way<'_>) {
         let deadline = flight.deadline();
         let next = flight.core.take(news, &mut terms(&mut self.retries, deadline, way));
-        if matches!(next, Next::Again(_) | Next::Fail(_)) {
+        if matches!(next, Next::Again(_) | Next::Fail(_) | Next::Rejoin) {
             flight.core.accused().for_each(|worker| way.fleet.router().accuse(worker, way.now));
         }
         if let (Next::Again(_), News::Failed(role, cause) | News::Lost(role, cause)) = (next, news) {
@@ -265,6 +270,7 @@ impl Flights {
             Next::On | Next::Calm => {}
             Next::Send => return self.send(client, flight, way),
             Next::Join => return self.join(client, flight, way),
+            Next::Rejoin => return self.rejoin(client, flight, way),
             Next::Hurry(until) => {
                 if let Some(lead) = flight.lead {
                     way.fleet.set_deadline(lead, until);

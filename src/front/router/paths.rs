@@ -9,7 +9,7 @@ use crate::front::connections::{Answer, JSON};
 use crate::front::handoff::random;
 use crate::front::http::{self, Method, REQUEST_TIMEOUT};
 use crate::front::openai::ApiError;
-use crate::front::openai::info::{Abort, DRAINING, Draining, Load, Loads, Version};
+use crate::front::openai::info::{Abort, DRAINING, Draining, Loads, RoutedLoad, Version};
 use crate::front::openai::routed::Routed;
 use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
@@ -18,7 +18,6 @@ use crate::front::router::flights::{self, Flights, Way, unavailable};
 use crate::front::router::turns::Turns;
 use crate::front::router::workers::Workers;
 use crate::front::routes::{authorise, no_page};
-use crate::front::turning::Wanted;
 use crate::net::ConnId;
 use crate::obs::metrics::{EngineType, RoutedMetrics};
 use crate::obs::registry::Registry;
@@ -61,11 +60,13 @@ enum Course {
     Workers,
     /// The same, for workers, which have no client's key.
     Registry,
-    /// One worker, which is to have another role.
+    /// What one worker says of its role,
+    Role,
+    /// which is to be another one.
     Turn,
 }
 
-/// A path that ends in a slash goes on as it likes.
+/// A path that ends in a slash goes on as it likes; `*` stands for one name.
 const PATHS: &[(&str, Method, Course)] = &[
     ("/v1/chat/completions", Method::Post, Course::Pair),
     ("/v1/completions", Method::Post, Course::Pair),
@@ -91,9 +92,10 @@ const PATHS: &[(&str, Method, Course)] = &[
     ("/drain", Method::Post, Course::Drain),
     ("/workers", Method::Get, Course::Workers),
     ("/workers", Method::Post, Course::Workers),
-    ("/workers/", Method::Get, Course::Workers),
-    ("/workers/", Method::Delete, Course::Workers),
-    ("/workers/", Method::Post, Course::Turn),
+    ("/workers/*", Method::Get, Course::Workers),
+    ("/workers/*", Method::Delete, Course::Workers),
+    ("/workers/*/role", Method::Get, Course::Role),
+    ("/workers/*/role", Method::Post, Course::Turn),
     ("/challenge", Method::Post, Course::Registry),
     ("/registry", Method::Put, Course::Registry),
     ("/registry", Method::Delete, Course::Registry),
@@ -185,8 +187,14 @@ impl Paths {
             Course::Trial => Routed::parse(TRIAL).map(flights::Load::Routed),
             Course::Decode => Ok(flights::Load::Decode(request.body.clone())),
             Course::Any => Ok(flights::Load::Any),
+            Course::Role => {
+                return match self.workers.find(role_of(&request), way) {
+                    Ok(worker) => turns.look_at(client, worker, way),
+                    Err(error) => way.refuse(client, &error),
+                };
+            }
             Course::Turn => {
-                return match self.turn(&request, way) {
+                return match self.workers.turn(&request, role_of(&request), way) {
                     Ok((worker, wanted)) => turns.begin(client, worker, wanted, way),
                     Err(error) => way.refuse(client, &error),
                 };
@@ -218,19 +226,6 @@ impl Paths {
         }
     }
 
-    /// Which worker is to have which role.
-    fn turn(
-        &mut self,
-        request: &http::Request,
-        way: &mut Way<'_>,
-    ) -> Result<(WorkerNumber, Wanted), ApiError> {
-        let named = request.head.path().strip_prefix("/workers/");
-        let worker = named.and_then(|path| path.strip_suffix("/role")).ok_or_else(|| {
-            ApiError::new(404, "not_found", "workers have a /role, and nothing else to change")
-        })?;
-        self.workers.turn(request, worker, way)
-    }
-
     fn admit(&self, course: Course, request: &http::Request) -> Result<Course, ApiError> {
         let is_open = matches!(course, Course::Alive | Course::Health | Course::Readiness | Course::Registry);
         if !is_open {
@@ -253,10 +248,9 @@ impl Paths {
             }
             Course::Metrics => self.metrics(way.fleet),
             Course::Loads => {
-                let running = flights.count() as u32;
-                let load = Load { num_running_reqs: running, num_total_reqs: running, ..Load::default() };
+                let load = RoutedLoad::new(flights.count(), flights.waiting(), way.fleet.room());
                 let now = unix().map_or(0.0, |since| since.as_secs_f64());
-                Told::json(&Loads::new(Load { disagg_mode: "null", ..load }, now, VERSION))
+                Told::json(&Loads::new(load, now, VERSION))
             }
             Course::Version => Told::json(&Version { version: VERSION }),
             Course::Drain => Told::json(&Draining::with(flights.count())),
@@ -347,9 +341,23 @@ impl Told {
     }
 }
 
+/// Which worker's role a path is about.
+fn role_of(request: &http::Request) -> &str {
+    name_between(request.head.path(), "/workers/", "/role").unwrap_or_default()
+}
+
+/// The one name in a path that begins and ends so.
+fn name_between<'a>(path: &'a str, before: &str, behind: &str) -> Option<&'a str> {
+    let name = path.strip_prefix(before)?.strip_suffix(behind)?;
+    Some(name).filter(|name| !name.is_empty() && !name.contains('/'))
+}
+
 fn course(request: &http::Request) -> Result<Course, ApiError> {
     let path = request.head.path();
-    let is_meant = |known: &str| known == path || (known.ends_with('/') && path.starts_with(known));
+    let is_meant = |known: &str| match known.split_once('*') {
+        Some((before, behind)) => name_between(path, before, behind).is_some(),
+        None => known == path || (known.ends_with('/') && path.starts_with(known)),
+    };
     let known = || PATHS.iter().filter(|(known, ..)| is_meant(known));
     let methods = |&(_, method, course): &(&str, Method, Course)| {
         let is_health = matches!(course, Course::Alive | Course::Health | Course::Readiness);

@@ -121,7 +121,7 @@ impl Target {
 
     /// The value of a request's Host field.
     pub(super) fn host(&self) -> String {
-        self.url.to_string().trim_start_matches("http://").to_owned()
+        self.url.authority()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Has a worker change its role: for an operator, who gets the answer of the worker's own `/role`, or where one side stays
+//! Has a worker tell or change its role: for an operator, who gets the answer of the worker's own `/role`, or where one side stays
 //! short of workers and the other can spare one (`cluster::roles`).
 //!
 //! Thread: `ctl`. Invariants: the worker gets nothing new from the moment it is asked, until it has said what it is; one that
@@ -54,6 +54,21 @@ impl Turns {
     pub fn begin(&mut self, client: ConnId, worker: WorkerNumber, wanted: Wanted, way: &mut Way<'_>) {
         match ask(Owner::Turn(client), worker, wanted, way) {
             Ok(conn) => drop(self.open.insert(client, conn)),
+            Err(reason) => way.refuse(client, &lost(reason.to_string())),
+        }
+    }
+
+    /// Asks a worker for a client what its role is.
+    pub fn look_at(&mut self, client: ConnId, worker: WorkerNumber, way: &mut Way<'_>) {
+        let mut order = Order::get(PATH);
+        order.headers.extend(way.fleet.bearer());
+        let booking = way.fleet.router().visit(worker);
+        let until = way.now + ROUTER_FANOUT_TIME;
+        match way.fleet.open(way.reactor, Owner::Turn(client), booking, until, way.now) {
+            Ok((conn, _)) => {
+                way.fleet.begin(way.reactor, conn, &order, &Arc::default(), way.now);
+                self.open.insert(client, conn);
+            }
             Err(reason) => way.refuse(client, &lost(reason.to_string())),
         }
     }
@@ -156,5 +171,5 @@ fn ask(owner: Owner, worker: WorkerNumber, wanted: Wanted, way: &mut Way<'_>) ->
 
 fn lost(why: String) -> ApiError {
     let cause = Cause::PeerLost;
-    ApiError::new(cause.http_status(), cause.name(), format!("the worker cannot be told of a role: {why}"))
+    ApiError::new(cause.http_status(), cause.name(), format!("there is no word of the worker's role: {why}"))
 }

@@ -8,7 +8,8 @@
 //! GET    /workers[/ID]    those that there are
 //! POST   /workers         {"url", "worker_type", "bootstrap_port"}
 //! DELETE /workers/ID
-//! POST   /workers/ID/role {"role", "timeout_secs"}              as `/role` of the worker, which is asked (`turns`)
+//! GET    /workers/ID/role                                  as `/role` of the worker, which is asked (`turns`)
+//! POST   /workers/ID/role {"role", "timeout_secs"}              likewise
 //! ```
 //! Thread: `ctl`. Whoever enters a worker receives prompts: all changes need the cluster key's proof where there is a
 //! key (`cluster::proof`), and are taken without only on loopback or with `--insecure`.
@@ -56,7 +57,12 @@ pub struct Workers {
     numbers: HashMap<Seat, WorkerNumber>,
     /// It was said that there is no room for what etcd has, since there was.
     is_full: bool,
+    /// It was said that etcd has workers that are reached over TLS.
+    told_unspoken: bool,
 }
+
+/// Why a worker at an https:// address is not taken.
+const UNSPOKEN: &str = "workers are reached over TLS by a router with --tls-ca-file";
 
 /// Status and body.
 type Told = (u16, Vec<u8>);
@@ -65,7 +71,14 @@ impl Workers {
     /// None yet; `secret` is random.
     pub fn new(trust: Trust, secret: [u8; 32], now: Instant) -> Workers {
         let nonces = Nonces::new(secret, now);
-        Workers { trust, nonces, members: Membership::default(), numbers: HashMap::new(), is_full: false }
+        Workers {
+            trust,
+            nonces,
+            members: Membership::default(),
+            numbers: HashMap::new(),
+            is_full: false,
+            told_unspoken: false,
+        }
     }
 
     /// Changes must prove one of these from now on.
@@ -143,6 +156,17 @@ impl Workers {
     pub fn follow(&mut self, view: &mut View, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
         while let Some(change) = view.change() {
             match change {
+                Change::Entered(entry) if !is_spoken_to(&entry.seat, fleet) => {
+                    if !std::mem::replace(&mut self.told_unspoken, true) {
+                        event!(
+                            Warn,
+                            "router",
+                            "a worker is not taken",
+                            worker = entry.seat.url,
+                            why = UNSPOKEN
+                        );
+                    }
+                }
                 Change::Entered(entry) => match self.members.renew(entry, None) {
                     Ok(()) => {}
                     // Of those for whom there is no room, one stands for all.
@@ -183,7 +207,7 @@ impl Workers {
             (method, id) => {
                 self.check(request, way.now)?;
                 match (method, id) {
-                    (Method::Put, None) => self.enter(&request.body, way.now),
+                    (Method::Put, None) => self.enter(&request.body, way),
                     (Method::Delete, None) => self.withdraw(&request.body),
                     (Method::Delete, Some(id)) => self.remove(id, way),
                     _ => self.add(&request.body, way),
@@ -217,9 +241,12 @@ impl Workers {
         })
     }
 
-    fn enter(&mut self, body: &[u8], now: Instant) -> Result<Told, ApiError> {
+    fn enter(&mut self, body: &[u8], way: &mut Way<'_>) -> Result<Told, ApiError> {
         let entry = Entry::parse(body).map_err(|why| ApiError::new(400, "invalid_entry", why))?;
-        self.members.renew(entry, Some(now + REGISTRY_ENTRY_LIFE)).map_err(full)?;
+        if !is_spoken_to(&entry.seat, way.fleet) {
+            return Err(ApiError::new(400, "invalid_entry", UNSPOKEN));
+        }
+        self.members.renew(entry, Some(way.now + REGISTRY_ENTRY_LIFE)).map_err(full)?;
         Ok(json_of(&json!({ "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64 })))
     }
 
@@ -231,6 +258,9 @@ impl Workers {
 
     fn add(&mut self, body: &[u8], way: &mut Way<'_>) -> Result<Told, ApiError> {
         let (seat, bootstrap_port) = Asking::parse(body)?;
+        if !is_spoken_to(&seat, way.fleet) {
+            return Err(ApiError::invalid("url", format!("is {}: {UNSPOKEN}", seat.url)));
+        }
         self.members.name(seat.clone(), bootstrap_port).map_err(full)?;
         self.act(way.fleet, way.reactor, way.now);
         let id = self.numbers.get(&seat).map(|worker| worker.0.to_string());
@@ -305,7 +335,11 @@ impl Workers {
         self.numbers.iter().find(|(_, number)| **number == worker).map(|(seat, _)| seat)
     }
 
-    fn find(&self, id: &str, way: &mut Way<'_>) -> Result<WorkerNumber, ApiError> {
+    /// The worker of this ID.
+    ///
+    /// # Errors
+    /// There is none.
+    pub fn find(&self, id: &str, way: &mut Way<'_>) -> Result<WorkerNumber, ApiError> {
         let worker = id.parse().ok().map(WorkerNumber).filter(|&worker| way.fleet.router().has(worker));
         worker.ok_or_else(|| ApiError::new(404, "worker_not_found", format!("there is no worker {id}")))
     }
@@ -336,6 +370,7 @@ impl Workers {
 
 /// An operator's worker, with the fields of SGLang's router.
 #[derive(Deserialize)]
+#[serde(expecting = "an object of url, worker_type and, of a prefill worker, bootstrap_port")]
 struct Asking {
     url: Option<String>,
     worker_type: Option<String>,
@@ -359,7 +394,8 @@ impl Asking {
         let url = asked.url.ok_or_else(|| ApiError::invalid("url", "must be given"))?;
         // A word alone would be taken for a host.
         let parsed = Some(&url).filter(|url| url.contains("://")).map(|url| url.parse::<WorkerUrl>());
-        let parsed = parsed.unwrap_or_else(|| Err("a worker's address is http://HOST:PORT".into()));
+        let parsed = parsed
+            .unwrap_or_else(|| Err("a worker's address is http://HOST:PORT or https://HOST:PORT".into()));
         let wrong = |why| ApiError::invalid("url", format!("is {url:?}, which is no address: {why}"));
         let url = parsed.map_err(wrong)?;
         let role = asked.worker_type.as_deref().and_then(Role::named);
@@ -380,6 +416,11 @@ impl Asking {
         };
         Ok((Seat { role, url }, bootstrap_port))
     }
+}
+
+/// Whether this router can speak to who sits there.
+fn is_spoken_to(seat: &Seat, fleet: &Fleet) -> bool {
+    !seat.url.tls || fleet.speaks_tls()
 }
 
 fn full(full: Full) -> ApiError {

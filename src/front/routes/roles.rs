@@ -5,6 +5,7 @@ use crate::front::http::Request;
 use crate::front::openai::ApiError;
 use crate::front::turning::{NOT_POSSIBLE, TAKEN_FOR, Told, Turning, Wanted};
 use crate::obs::log::event;
+use crate::wire::message::Role;
 use std::time::Instant;
 
 impl Routes {
@@ -24,8 +25,12 @@ impl Routes {
     }
 
     /// What is told of it while so many requests run.
-    pub(super) fn role(&self, running: usize) -> Result<Told, ApiError> {
-        Ok(self.turning.as_ref().ok_or_else(no_role)?.told(running))
+    pub(super) fn role(&self, running: usize) -> Told {
+        match &self.turning {
+            Some(turning) => turning.told(running),
+            // A process that serves by itself does both, and always will.
+            None => Turning::new(Role::Mixed, Vec::new()).told(running),
+        }
     }
 
     /// Has it be another one; what is told of that, with which status.

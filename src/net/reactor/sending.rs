@@ -48,7 +48,7 @@ impl Reactor {
         self.spare.lend(&mut connection.queued);
         connection.queued.append(bytes);
         self.queued_total += bytes.len();
-        connection.blocked |= connection.state == State::Connecting;
+        connection.blocked |= matches!(connection.state, State::Connecting | State::Greeting);
         if !connection.blocked && !std::mem::replace(&mut connection.due, true) {
             self.due.push(id);
         }
@@ -118,7 +118,7 @@ impl Reactor {
     pub(super) fn write(&mut self, id: ConnId) {
         let Some(connection) = self.table.get_mut(id) else { return };
         connection.due = false;
-        if connection.state == State::Connecting {
+        if matches!(connection.state, State::Connecting | State::Greeting) {
             self.finish_connect(id);
         }
         let Some(connection) = self.table.get_mut(id) else { return };

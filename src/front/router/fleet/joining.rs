@@ -44,6 +44,14 @@ impl Fleet {
         }
     }
 
+    /// All are asked who they are with the next look at them, which is due: who fits whom may have changed.
+    pub fn ask_anew(&mut self, now: Instant) {
+        for (&worker, target) in &mut self.targets {
+            target.introduced = false;
+            self.router.hasten_probe(worker, now);
+        }
+    }
+
     /// Takes in where names point now.
     pub fn resolve(&mut self, now: Instant) {
         while let Some((name, found)) = self.names.expire(now).or_else(|| self.names.poll(now)) {

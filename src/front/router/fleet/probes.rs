@@ -199,7 +199,8 @@ impl Fleet {
             target.told_down = false;
         } else if !is_usable && !std::mem::replace(&mut target.told_down, true) {
             let address = target.address.map_or("unknown".into(), |address| address.to_string());
-            event!(Warn, "router", "worker is not up", worker = target.url, address = address);
+            let why = target.fault.as_deref().unwrap_or("it is not known why");
+            event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);
         }
     }
 
@@ -207,6 +208,8 @@ impl Fleet {
         let (Some(role), Some(target)) = (self.router.role(worker), self.target(worker)) else { return };
         let url = &target.url;
         match change {
+            // One that leaves is looked at as long as clients wait for it.
+            Some(Change::Up) if !self.router.has(worker) => {}
             Some(Change::Up) => event!(Info, "router", "worker is up", role = role, worker = url),
             Some(Change::Down) => {
                 event!(Warn, "router", "worker is down", role = role, worker = url, by = why)

@@ -2,7 +2,7 @@
 
 use super::Fleet;
 use crate::cluster::loads::{Load, WorkerNumber};
-use crate::cluster::roles::Row;
+use crate::cluster::roles::{Room, Row};
 use crate::cluster::router::Role;
 use crate::wire::message as wire;
 use std::time::Instant;
@@ -59,6 +59,21 @@ impl Fleet {
             })
         };
         self.router.workers().filter_map(row).collect()
+    }
+
+    /// What those who generate have room for, of those that may be chosen; `None` where one does not tell.
+    pub fn room(&self) -> Option<Room> {
+        let mut all: Option<Room> = None;
+        let usable = self.router.workers().filter(|(_, role, load)| *role == Role::Decode && load.usable);
+        for (worker, ..) in usable {
+            let Room { sequences, tokens } = self.targets.get(&worker)?.room?;
+            let before = all.unwrap_or(Room { sequences: 0, tokens: 0 });
+            all = Some(Room {
+                sequences: before.sequences.saturating_add(sequences),
+                tokens: before.tokens.saturating_add(tokens),
+            });
+        }
+        all
     }
 
     /// A worker cannot have another role than it has: it is not asked for that again, until it is something else.

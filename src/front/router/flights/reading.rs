@@ -5,7 +5,7 @@
 //! choice on.
 
 use super::flight::Flight;
-use super::{Flights, Way, unavailable};
+use super::{Flights, Load, Way, unavailable};
 use crate::cause::Cause;
 use crate::cluster::flight::News;
 use crate::cluster::router::Role;
@@ -17,6 +17,7 @@ use crate::front::router::call::{Order, Owner, WorkerAnswer};
 use crate::front::router::failure::{self, Failure};
 use crate::front::router::fleet::What;
 use crate::net::ConnId;
+use crate::obs::log::event;
 
 impl Flights {
     /// News of a prefill leg that is asked first.
@@ -61,6 +62,12 @@ impl Flights {
 
     /// Prefill has answered: it is decode's turn.
     pub(super) fn join(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
+        let chosen = flight.held.as_ref().and_then(|lead| way.fleet.router().load(lead.worker()));
+        if !chosen.is_some_and(|load| load.usable) {
+            // It has left, or is down, since it was chosen.
+            flight.release(way);
+            return self.refused(client, flight, Role::Decode, way);
+        }
         let lead = flight.held.take().map(|lead| (Owner::Lead(client), lead));
         match flight.open(lead, way) {
             Ok(awaited) => self.take(client, flight, News::Opened(awaited), way),
@@ -68,6 +75,34 @@ impl Flights {
                 flight.last = Some(WorkerAnswer::error(&unavailable(reason.to_string())));
                 self.fail(client, flight, Cause::Overloaded, way);
             }
+        }
+    }
+}
+
+impl Flights {
+    /// Decode takes no connection, and what prefill keeps is nobody's yet: another one may claim it.
+    pub(super) fn rejoin(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
+        let chosen = match (&flight.request.load, flight.core.worker(Role::Prefill)) {
+            (Load::Routed(body), Some(prefill)) => {
+                let router = way.fleet.router();
+                router.choose_behind(prefill, body.work(), flight.core.avoid(), way.now).ok()
+            }
+            _ => None,
+        };
+        match chosen {
+            Some(decode) => {
+                event!(
+                    Debug,
+                    "router",
+                    "another decode worker claims what is kept",
+                    request = flight.request.id,
+                    worker = way.fleet.url(decode.worker())
+                );
+                flight.core.rejoin(decode.worker());
+                flight.held = Some(decode);
+                self.join(client, flight, way);
+            }
+            None => self.take(client, flight, News::Lost(Role::Decode, Cause::PeerLost), way),
         }
     }
 }

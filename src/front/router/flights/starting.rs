@@ -114,6 +114,7 @@ impl Flights {
         let address = |source: &Target| PrefillAddress {
             host: source.url.host.clone(),
             port: source.url.port,
+            tls: source.url.tls,
             bootstrap_port: source.registry_port(),
         };
         let place = match (self.flow, source, &flight.kept) {

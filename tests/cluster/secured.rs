@@ -1,0 +1,198 @@
+//! Workers that speak HTTPS: a router, their registries and whoever drains them reach them over TLS, and take nobody else
+//! for them.
+
+use crate::members::{await_workers, listed, router, serves};
+use crate::process::{PATIENCE, Process, post};
+use crate::tls::{Files, ask, connect, fixture, hang_up, rest};
+use crate::{body, choices, prefill, start};
+use serde_json::{Value, json};
+use std::net::TcpListener;
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Flags of a process that shows this certificate.
+fn shows(name: &str) -> [String; 4] {
+    let file = |kind: &str| fixture(&format!("{name}.{kind}")).to_str().unwrap().to_owned();
+    ["--tls-cert-file".into(), file("pem"), "--tls-key-file".into(), file("key")]
+}
+
+fn believed() -> String {
+    fixture("ca.pem").to_str().unwrap().to_owned()
+}
+
+/// A worker that shows this certificate.
+fn worker(role: &str, name: &str, more: &[&str]) -> Process {
+    let shows = shows(name);
+    let flags: Vec<&str> = shows.iter().map(String::as_str).chain(more.iter().copied()).collect();
+    if role == "prefill" { prefill(&flags) } else { start(role, &flags) }
+}
+
+/// A router over these workers, which it believes by `ca`.
+fn over(reader: &Process, decode: &[String], ca: &str, more: &[&str]) -> Process {
+    let url = format!("https://{}", reader.address);
+    let port = reader.bootstrap_port.to_string();
+    let mut args = vec!["router", "--port", "0", "--tls-ca-file", ca, "--prefill", &url, &port];
+    args.extend(decode.iter().flat_map(|url| ["--decode", url]));
+    args.extend(more);
+    Process::start(&args)
+}
+
+/// Waits until the router says so of the worker at this URL: its status, and why it has that.
+#[track_caller]
+fn await_state(router: &Process, url: &str, status: &str, why: &str) {
+    let begun = Instant::now();
+    loop {
+        let told: Value = serde_json::from_str(&router.get("/workers").1).unwrap();
+        let worker = told["workers"].as_array().unwrap().iter().find(|worker| worker["url"] == url);
+        let worker = worker.expect("it is listed");
+        if worker["status"] == status && worker["reason"].as_str().unwrap_or_default().contains(why) {
+            return;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{url} is not {status}, {why:?}: {worker}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Whole and streamed, large and small, by address and by name, in all flows; and what is asked of every worker.
+#[test]
+fn a_router_reaches_workers_over_tls() {
+    let ca = believed();
+    let (reader, writer) = (worker("prefill", "one", &[]), worker("decode", "two", &["--tls-ca-file", &ca]));
+    let alone = start("serve", &[]);
+    let decode = format!("https://localhost:{}", writer.address.port());
+    for flow in ["dual", "prefill-first", "decode-first"] {
+        let flags = ["--flow", flow, "--policy", "least_loaded"];
+        let router = over(&reader, std::slice::from_ref(&decode), &ca, &flags);
+        await_workers(&router, 2);
+        let mut asked = body(3, 300, 60);
+        asked["note"] = json!("x".repeat(1 << 20));
+        let expected = choices(&alone.post("/v1/completions", &asked.to_string()));
+        assert_eq!(choices(&router.post("/v1/completions", &asked.to_string())), expected, "{flow}");
+        asked["stream"] = json!(true);
+        let (status, text) = router.post("/v1/completions", &asked.to_string());
+        assert!(status == 200 && text.contains("data: [DONE]"), "{flow}: {text}");
+        assert!(text.matches("data: ").count() > 60, "{flow}: {text}");
+        let (status, told) = router.post("/flush_cache", "");
+        assert!(status == 200 && told.contains("\"workers\":2"), "{flow}: {told}");
+    }
+}
+
+/// Each costs itself, says why, and is taken once it is who it should be; whom nobody vouches for any more is not.
+#[test]
+fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
+    const STRANGER: &str = "nobody who is believed here vouches for its certificate";
+    let files = Files::new("believed");
+    let [ca, other_ca] = ["ca.pem", "other-ca.pem"].map(|name| std::fs::read(fixture(name)).unwrap());
+    let path = files.put("ca.pem", &ca);
+    let (reader, writer) = (worker("prefill", "one", &[]), worker("decode", "one", &[]));
+    let (late, other) = (worker("decode", "expired", &[]), worker("decode", "elsewhere", &[]));
+    let plain = start("decode", &[]);
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let addresses =
+        [writer.address, late.address, other.address, plain.address, silent.local_addr().unwrap()];
+    let urls = addresses.map(|address| format!("https://{address}"));
+    let router = over(&reader, &urls, &path, &[]);
+    let [good, late, other, plain, silent] = &urls;
+    await_state(&router, good, "ready", "");
+    await_state(&router, late, "down", "its certificate has expired");
+    await_state(&router, other, "down", STRANGER);
+    await_state(&router, plain, "down", "it does not speak TLS");
+    await_state(&router, silent, "down", "its TLS handshake takes too long");
+    serves(&router, 1);
+    files.put("ca.pem", &[&ca[..], &other_ca].concat());
+    hang_up(&router);
+    await_state(&router, other, "down", "its certificate is for another host");
+    await_state(&router, late, "down", "its certificate has expired");
+    serves(&router, 2);
+    // A change is found without being told of.
+    files.put("ca.pem", &other_ca);
+    await_state(&router, good, "down", STRANGER);
+    let (status, _) = router.post("/v1/completions", &body(3, 40, 4).to_string());
+    assert_eq!(status, 503);
+    files.put("ca.pem", &ca);
+    hang_up(&router);
+    await_state(&router, good, "ready", "");
+    router.await_said("worker is up role=prefill");
+    serves(&router, 4);
+}
+
+/// Told so through its router, which follows it.
+#[test]
+fn a_worker_changes_its_role_over_tls() {
+    let reader = worker("prefill", "one", &[]);
+    let writers = [(); 2].map(|()| worker("decode", "two", &["--bootstrap-port", "0"]));
+    let urls = writers.each_ref().map(|writer| format!("https://{}", writer.address));
+    let router = over(&reader, &urls, &believed(), &[]);
+    await_workers(&router, 3);
+    let role = |url: &str| listed(&router).into_iter().find(|(_, at, ..)| at == url);
+    let (.., id, _) = role(&urls[1]).expect("it is listed");
+    let path = format!("/workers/{id}/role");
+    assert!(router.get(&path).1.contains("\"role\":\"decode\""));
+    let (status, told) = router.post(&path, &json!({"role": "prefill"}).to_string());
+    assert_eq!(status, 202, "{told}");
+    let begun = Instant::now();
+    while !role(&urls[1]).is_some_and(|(role, .., is_well)| role == "prefill" && is_well) {
+        assert!(begun.elapsed() < PATIENCE, "it is never used as what it is");
+        thread::sleep(Duration::from_millis(50));
+    }
+    serves(&router, 9);
+}
+
+/// A worker that speaks HTTPS enters itself with a router that does.
+#[test]
+fn workers_enter_themselves_over_tls() {
+    let ca = believed();
+    let shows = shows("one");
+    let mut flags = vec!["--tls-ca-file", &ca];
+    flags.extend(shows.iter().map(String::as_str));
+    let secured = router(0, &flags);
+    let registry = format!("https://localhost:{}", secured.address.port());
+    let flags = ["--registry", &registry, "--tls-ca-file", &ca];
+    let _reader = worker("prefill", "one", &flags);
+    let _writer = worker("decode", "two", &flags);
+    let begun = Instant::now();
+    loop {
+        let mut stream = connect(secured.address);
+        ask(&mut stream, "connection: close\r\n", &body(5, 40, 4).to_string());
+        let answer = rest(stream);
+        if answer.starts_with("HTTP/1.1 200") {
+            break;
+        }
+        assert!(begun.elapsed() < PATIENCE, "{answer}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[test]
+fn a_router_without_authorities_takes_no_worker_over_tls() {
+    let plain = router(0, &[]);
+    let registry = format!("http://{}", plain.address);
+    let reader = worker("prefill", "one", &["--registry", &registry]);
+    reader.await_said("--tls-ca-file");
+    let named = json!({"url": "https://10.0.0.1:1", "worker_type": "decode"});
+    let (status, said) = post(plain.address, "/workers", &named.to_string());
+    assert!(status == 400 && said.contains("--tls-ca-file"), "{said}");
+    assert!(listed(&plain).is_empty());
+}
+
+#[test]
+fn a_worker_that_speaks_https_drains() {
+    let worker = worker("decode", "one", &[]);
+    let url = format!("https://{}", worker.address);
+    let drain = |more: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_baton"));
+        command.args(["drain", &url]).args(more).output().unwrap()
+    };
+    let refused = drain(&[]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(2) && said.contains("--tls-ca-file"), "{said}");
+    let other = fixture("other-ca.pem");
+    let refused = drain(&["--tls-ca-file", other.to_str().unwrap()]);
+    let said = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.status.code() == Some(1) && said.contains("nobody who is believed"), "{said}");
+    let told = drain(&["--wait", "--tls-ca-file", &believed()]);
+    let said = String::from_utf8(told.stdout).unwrap();
+    assert!(told.status.success() && said.contains(" drains; ") && said.contains(" has ended"), "{said}");
+    assert_eq!(worker.exit_code(), Some(0));
+}

@@ -504,9 +504,10 @@ mod tests {
             assert_eq!(held, plain.0[&worker].len(), "turn {turn}");
             // Now and then what they all have.
             if turn % 50 == 0 {
+                let shared = named(&[0, 0, 0][..1 + draw(3) as usize]);
                 for &worker in &workers {
-                    prefixes.send(worker, &named(&[0, 0, 0][..1 + draw(3) as usize]));
-                    plain.send(worker, &[], 17);
+                    prefixes.send(worker, &shared);
+                    plain.send(worker, &shared, 17);
                 }
             }
             let asked = named(&(0..12).map(|_| u64::from(draw(4) == 0)).collect::<Vec<_>>());

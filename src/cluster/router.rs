@@ -223,7 +223,10 @@ impl Router {
 
     /// Over workers whose caches hold so many blocks of prompts.
     pub fn over_caches(self, blocks: usize) -> Router {
-        let prefixes = [(); 2].map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, blocks));
+        let mut prefixes = [(); 2].map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, blocks));
+        for member in self.members.iter().filter(|member| !member.is_leaving) {
+            prefixes[member.role as usize].join(member.number);
+        }
         Router { prefixes, ..self }
     }
 

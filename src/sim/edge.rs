@@ -71,6 +71,8 @@ pub struct Job {
     pub room: Room,
     /// Who reads the prompt; none where the decode worker does.
     pub source: Option<usize>,
+    /// It is to keep its KV until decode claims it, and to answer before.
+    pub keeps: bool,
     /// What is asked.
     pub order: Order,
 }
@@ -112,6 +114,8 @@ pub enum Input {
     Cancel(LegName),
     /// The router asks how the worker is.
     Ask(CallName),
+    /// The router says that the KV which is kept in this room will not be claimed.
+    GiveUp(CallName, Room),
     /// Somebody has a request end.
     Abort(usize),
     /// The process is told to drain.
@@ -169,8 +173,10 @@ struct Leg {
     prompt: Vec<u32>,
     /// What the engine must tell, and has not told.
     expected: VecDeque<u32>,
-    /// What prefill answers once its KV is with the destination.
+    /// What prefill answers once its KV is with the destination, or is kept.
     held: Option<u32>,
+    /// Where its KV is kept until decode claims it.
+    kept: Option<Room>,
     finished: bool,
     /// The router does not listen any more.
     muted: bool,
@@ -379,6 +385,10 @@ impl Edge {
                     false => Answer::Well,
                 };
                 self.outbox.push(Output::Answer(probe, answer));
+            }
+            Input::GiveUp(name, room) => {
+                self.give_up_kept(room);
+                self.outbox.push(Output::Answer(name, Answer::Well));
             }
             Input::Cancel(name) => self.cancel(name),
             Input::Abort(flight) => self.abort(flight),

@@ -5,7 +5,7 @@ mod load;
 #[cfg(debug_assertions)]
 mod planted;
 
-use baton::config::flags::SimTransfer;
+use baton::config::flags::{SimFlow, SimTransfer};
 use baton::config::resolved::{LogConfig, LogLevel};
 use baton::obs::log;
 use baton::sim::campaign::{Campaign, run};
@@ -14,8 +14,14 @@ use baton::sim::plan::{Plan, Scale};
 use std::ops::RangeInclusive;
 use std::process::Command;
 
-const SCALE: Scale =
-    Scale { prefill: 3, decode: 5, requests: 100, faults: false, transfer: SimTransfer::Auto };
+const SCALE: Scale = Scale {
+    prefill: 3,
+    decode: 5,
+    requests: 100,
+    faults: false,
+    transfer: SimTransfer::Auto,
+    flow: SimFlow::Auto,
+};
 
 /// What workers warn of is what is simulated.
 fn quiet() {

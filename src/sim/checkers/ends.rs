@@ -3,8 +3,10 @@
 use super::reasons::{Reasons, WEATHER};
 use super::{Checked, Checker, Finding};
 use crate::cause::Cause;
+use crate::config::resolved::Flow;
 use crate::sched::mailbox::Outcome;
 use crate::sim::agenda::{MILLI, Nanos, SECOND};
+use crate::sim::plan::Plan;
 
 /// How long a request takes at most where nothing goes wrong, and how much longer for each that came before it and has
 /// not ended.
@@ -53,18 +55,25 @@ pub struct Ends {
     ample: bool,
     /// Workers that serve without a second one.
     lone: Vec<usize>,
+    /// How long places may be taken by nobody.
+    unclaimed: Nanos,
+    /// How long after it was chosen a worker may be asked first.
+    late: Nanos,
+    /// When the last one ended.
+    last: Nanos,
 }
 
 impl Ends {
-    /// No requests. `ample` says whether workers have places for all of them; those of `lone` serve without a second one
-    /// where it must be.
-    pub fn new(ample: bool, lone: Vec<usize>) -> Ends {
-        Ends { entries: Vec::new(), open: 0, ample, lone }
+    /// No requests. Workers of `lone` serve without a second one where it must be.
+    pub fn new(plan: &Plan, lone: Vec<usize>) -> Ends {
+        let late = if plan.flow == Flow::Dual { 0 } else { WEATHER };
+        let (ample, unclaimed) = (plan.is_ample(), plan.unclaimed());
+        Ends { entries: Vec::new(), open: 0, ample, lone, unclaimed, late, last: 0 }
     }
 
     /// The next request has begun, and waits so long.
     pub fn begun(&mut self, begun: Nanos, patience: Nanos, must_succeed: bool) {
-        let served = SERVED.0 + SERVED.1 * self.open as Nanos;
+        let served = SERVED.0 + SERVED.1 * self.open as Nanos + self.unclaimed;
         self.entries.push(Entry {
             begun,
             patience,
@@ -134,6 +143,7 @@ impl Ends {
             return wrong(format!("request {id} ended twice"));
         }
         self.open -= 1;
+        self.last = now;
         if entry.due(reasons) < now {
             return wrong(format!("request {id} ended too late"));
         }
@@ -144,11 +154,16 @@ impl Ends {
             Err(Cause::PeerLost) if entry.is_left_alone(now, &self.lone, reasons) => {
                 wrong(format!("request {id} found nobody, and a worker that reads prompts alone was well"))
             }
-            Err(cause) if !entry.is_explained(cause, now, self.ample, reasons) => {
+            Err(cause) if !entry.is_explained(cause, now, (self.ample, self.late), reasons) => {
                 wrong(format!("request {id} failed ({cause}), which nothing that was done to it explains"))
             }
             _ => Ok(()),
         }
+    }
+
+    /// From when on nothing of requests that are over takes a place, if no other ends.
+    pub fn cleared_from(&self) -> Nanos {
+        self.last + self.unclaimed
     }
 
     /// Requests that are not over.
@@ -177,7 +192,13 @@ impl Entry {
         self.pairs.is_empty() && lone.iter().any(|&worker| is_well(worker))
     }
 
-    fn is_explained(&self, cause: Cause, now: Nanos, ample: bool, reasons: &Reasons) -> bool {
+    fn is_explained(
+        &self,
+        cause: Cause,
+        now: Nanos,
+        (ample, late): (bool, Nanos),
+        reasons: &Reasons,
+    ) -> bool {
         let life = self.begun..now;
         // Legs find out by themselves that time is up, and one of them may hear it of the other.
         let gone = now - self.begun + reasons.skipped(&life, &self.pairs);
@@ -187,7 +208,7 @@ impl Entry {
             let mut tries = tries.clone();
             self.turned_away
                 || reasons.may_lose(&life, &self.pairs)
-                || tries.any(|(&pair, &chosen)| reasons.has_changed(pair, chosen))
+                || tries.any(|(&pair, &chosen)| reasons.has_changed(pair, chosen, late))
         };
         match cause {
             Cause::ClientGone => self.left,

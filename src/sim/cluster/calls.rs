@@ -44,6 +44,7 @@ impl Cluster<'_> {
     pub(super) fn open_call(&mut self, name: CallName, host: usize, kept: Option<u32>) {
         let room = match name {
             CallName::Leg(leg) => Some(self.flights.room(leg.flight)),
+            CallName::Notice(_, room) => Some(room),
             CallName::Probe(_) => None,
         };
         self.calls.insert(name, Call { life: kept, ..Call::standing(host, 0, room) });
@@ -171,6 +172,7 @@ impl Cluster<'_> {
                 Answer::Stands(_) => ("is connected", leg.role as u64),
                 Answer::Token(token) => ("answers", token.into()),
                 Answer::Drains | Answer::Hangs => ("turns away", leg.role as u64),
+                Answer::Kept(_) => ("keeps its KV", leg.role as u64),
                 Answer::Ended(_) | Answer::Well => ("has answered", leg.role as u64),
                 Answer::Lost => ("is lost", leg.role as u64),
             };

@@ -3,6 +3,7 @@
 use super::calls::Call;
 use super::{Cluster, Happening, Phase, RECOVERED};
 use crate::cluster::router::Role;
+use crate::ids::Room;
 use crate::sim::checkers::{Checked, tokens};
 use crate::sim::edge::{Input, Job};
 use crate::sim::router::fleet::CallName;
@@ -46,30 +47,34 @@ impl Cluster<'_> {
                     self.story.tell(now, "request", flight, "gets a pair", Some(room), pair[1] as u64);
                 }
                 Wish::Open { call, worker, life } => self.open_call(call, worker, life),
-                Wish::Send { flight, attempt, again, order } => {
+                Wish::Send { flight, attempt, again, legs, keeps, order } => {
                     self.ends.sent(flight)?;
-                    let (room, pair) = (self.flights.room(flight), self.flights.pair(flight));
+                    let room = self.flights.room(flight);
                     let what = if again { "is sent again" } else { "is sent" };
                     self.report.retries += usize::from(again);
                     self.story.tell(now, "request", flight, what, Some(room), order.resumed.into());
                     let name = |role, copy| LegName { flight, attempt, role, copy };
-                    // Alone it has one leg.
-                    let roles =
-                        if pair[0] == pair[1] { &[Role::Decode][..] } else { &[Role::Prefill, Role::Decode] };
-                    for &role in roles {
-                        self.submit(name(role, 0), pair, &order);
+                    let mut roles = vec![Role::Prefill, Role::Decode];
+                    roles.retain(|&role| legs[role as usize]);
+                    for &role in &roles {
+                        self.submit(name(role, 0), room, keeps, &order);
                     }
                     let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
                     if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
-                        let role = self.dice.pick(roles);
-                        let (host, copy) = (pair[role as usize], name(role, 1));
+                        let role = self.dice.pick(&roles);
+                        let (host, copy) = (self.flights.pair(flight)[role as usize], name(role, 1));
+                        // Who keeps KV draws its room, each time another one.
+                        let room = if keeps { Room(self.dice.draw() >> 1) } else { room };
                         let call = Call::standing(host, self.hosts[host].life, Some(room));
                         self.calls.insert(CallName::Leg(copy), call);
-                        self.submit(copy, pair, &order);
+                        self.submit(copy, room, keeps, &order);
                         self.ends.doubled(flight);
                     }
                 }
-                Wish::Ask(call) => self.post(call, Input::Ask(call)),
+                Wish::Ask(call) => match call {
+                    CallName::Notice(_, room) => self.post(call, Input::GiveUp(call, room)),
+                    CallName::Probe(_) | CallName::Leg(_) => self.post(call, Input::Ask(call)),
+                },
                 Wish::Close(call) => {
                     self.close(call);
                     // Who has sent it twice leaves twice.
@@ -108,11 +113,11 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    fn submit(&mut self, leg: LegName, pair: [usize; 2], order: &Order) {
-        let (name, room) = (CallName::Leg(leg), self.flights.room(leg.flight));
+    fn submit(&mut self, leg: LegName, room: Room, keeps: bool, order: &Order) {
+        let (name, pair) = (CallName::Leg(leg), self.flights.pair(leg.flight));
         let source =
             Some(pair[Role::Prefill as usize]).filter(|source| *source != pair[Role::Decode as usize]);
-        let job = Job { name: leg, room, source, order: order.clone() };
+        let job = Job { name: leg, room, source, keeps, order: order.clone() };
         self.post(name, Input::Submit(Box::new(job)));
     }
 }

@@ -4,7 +4,7 @@ use super::{Edge, Job, Leg, Output, address_of};
 use crate::cause::Cause;
 use crate::cluster::router::Role;
 use crate::front::handoff::{Source, prompt_of};
-use crate::ids::RequestId;
+use crate::ids::{RequestId, Room};
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::sim::checkers::shadow::{Grant, Lease};
@@ -19,8 +19,9 @@ impl Edge {
     /// Who asked has closed a leg's connection.
     pub(super) fn cancel(&mut self, name: LegName) {
         if let Some(leg) = self.legs.values_mut().find(|leg| leg.name == name) {
-            leg.muted = true;
-            if !leg.finished {
+            // Whose answer was that its KV is kept works for nobody, who could leave.
+            let is_kept = std::mem::replace(&mut leg.muted, true) && leg.kept.is_some();
+            if !leg.finished && !is_kept {
                 let slot = leg.slot;
                 self.handoff.worker_mut(WORKER).abort(slot, Cause::ClientGone);
             }
@@ -38,9 +39,21 @@ impl Edge {
         }
     }
 
+    /// What is kept in this room will not be claimed; who waits for that to be said is told.
+    pub(super) fn give_up_kept(&mut self, room: Room) {
+        let mut legs = self.legs.values_mut().filter(|leg| leg.kept == Some(room) && !leg.finished);
+        let Some(leg) = legs.next() else { return };
+        self.handoff.worker_mut(WORKER).abort(leg.slot, Cause::Aborted);
+        if !std::mem::replace(&mut leg.muted, true) {
+            let aborted = Answer::Ended(Outcome::Failed(Cause::Aborted));
+            self.outbox.push(Output::Answer(CallName::Leg(leg.name), aborted));
+        }
+    }
+
     /// A leg's request has come, as `front::generations` places it.
     pub(super) fn submit(&mut self, job: Job, now: Instant) {
-        let Job { name, room, source, order } = job;
+        let Job { name, room, source, keeps, order } = job;
+        let keeps = keeps && name.role == Role::Prefill;
         if self.drain.is_begun() || self.hangs {
             let answer = if self.hangs { Answer::Hangs } else { Answer::Drains };
             return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
@@ -74,7 +87,7 @@ impl Edge {
             generation: slot.generation,
             prompt: order.prompt.clone(),
             alone: name.role == Role::Decode && source.is_none(),
-            keep: false,
+            keep: keeps,
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
@@ -96,6 +109,7 @@ impl Edge {
             prompt: order.prompt,
             expected,
             held: None,
+            kept: keeps.then_some(room),
             finished: false,
             muted: false,
         };
@@ -150,8 +164,15 @@ impl Edge {
                 self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
-            Event::Computed { worker, slot, generation, .. } => {
+            Event::Computed { worker, slot, generation, request, .. } => {
                 self.handoff.computed(worker, Slot { id: slot, generation }, now);
+                let leg = self.legs.get_mut(&request);
+                // Where it is kept the leg works for nobody from now on, until decode claims it.
+                if let Some((leg, room)) = leg.and_then(|leg| leg.kept.map(|room| (leg, room)))
+                    && !std::mem::replace(&mut leg.muted, true)
+                {
+                    self.outbox.push(Output::Answer(CallName::Leg(leg.name), Answer::Kept(room)));
+                }
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };

@@ -214,6 +214,8 @@ pub struct Cluster<'a> {
     conns: BTreeMap<ConnNumber, Conn>,
     last_conn: ConnNumber,
     calls: BTreeMap<CallName, Call>,
+    /// Of workers to workers.
+    notices: u64,
     flights: Flights,
     workload: Workload,
     ends: Ends,
@@ -265,6 +267,7 @@ impl<'a> Cluster<'a> {
             conns: BTreeMap::new(),
             last_conn: 0,
             calls: BTreeMap::new(),
+            notices: 0,
             flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
             ends: Ends::new(plan, lone),

@@ -146,7 +146,7 @@ impl Plan {
             faults
         });
         let mut order = Dice::new(seed).fork("flow");
-        let drawn = order.pick(&[Flow::Dual, Flow::PrefillFirst]);
+        let drawn = order.pick(&[Flow::Dual, Flow::Dual, Flow::PrefillFirst, Flow::DecodeFirst]);
         Plan {
             seed,
             scale,
@@ -188,8 +188,9 @@ impl Plan {
     /// How long KV may take up room for nobody: kept for a decode worker that was never asked for it.
     pub fn unclaimed(&self) -> Nanos {
         match self.flow {
-            // Whoever should be told that it need not keep it may not be reached, or not know where it is.
-            Flow::PrefillFirst if !self.is_calm() => KEPT_KV_LIFE.as_nanos() as Nanos,
+            // Whoever should be told that it need not keep it may not be reached, or not know where it is; it may have to be
+            // computed before.
+            Flow::PrefillFirst if !self.is_calm() => KEPT_KV_LIFE.as_nanos() as Nanos + 5 * SECOND,
             Flow::Dual | Flow::PrefillFirst | Flow::DecodeFirst => 0,
         }
     }

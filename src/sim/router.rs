@@ -49,6 +49,8 @@ pub enum Answer {
     Kept(Room),
     /// The end.
     Ended(Outcome),
+    /// It failed, by the prefill worker that decode has asked.
+    SourceFailed(Cause),
     /// It is well.
     Well,
     /// It drains, and takes nothing new.
@@ -92,6 +94,8 @@ pub enum Wish {
         legs: [bool; 2],
         /// Prefill is to keep the KV.
         keeps: bool,
+        /// Decode is to ask it for that.
+        asks: bool,
         /// What is still asked.
         order: Box<Order>,
     },
@@ -122,7 +126,7 @@ struct Flight {
     /// By role: whether its call can still say something.
     legs: [bool; 2],
     answer: Vec<u32>,
-    /// Charged to the decode worker of this try until prefill has answered.
+    /// Charged to the worker of this try that has no call: prefill, which decode asks, or decode until prefill has answered.
     held: Option<Booking>,
     /// Where its KV is kept for decode, by this try's prefill worker.
     kept: Option<Room>,
@@ -305,6 +309,8 @@ impl Flights {
             (What::Refused, _) => News::Refused(role),
             (What::Token(token), Role::Decode) => {
                 flight.answer.push(token);
+                // Whom decode has asked has done its part.
+                self.release(id, now);
                 News::Passes { resumable: true }
             }
             (What::TurnedAway, _) if counts => News::Failed(role, Cause::Draining),
@@ -313,6 +319,7 @@ impl Flights {
                 News::Failed(role.other(), Cause::Draining)
             }
             (What::Ended(Outcome::Failed(cause)), _) if counts => News::Failed(role, cause),
+            (What::SourceFailed(cause), _) => News::Failed(role.other(), cause),
             (What::Ended(outcome), Role::Decode) => return self.land(id, outcome, now),
             // Decode's leg is given up at the same time.
             (What::Lost(Lost::Deadline), Role::Prefill) => return,
@@ -344,9 +351,13 @@ impl Flights {
         flight.attempt += 1;
         flight.room = Room(self.dice.draw() >> 1);
         let mut legs = [prefill, Some(decode)];
-        if self.flow == Flow::PrefillFirst && first.is_some() {
-            flight.core.in_turn();
-            flight.held = legs[Role::Decode as usize].take();
+        match self.flow {
+            Flow::PrefillFirst if first.is_some() => {
+                flight.core.in_turn();
+                flight.held = legs[Role::Decode as usize].take();
+            }
+            Flow::DecodeFirst => flight.held = legs[Role::Prefill as usize].take(),
+            Flow::PrefillFirst | Flow::Dual => {}
         }
         flight.legs = legs.each_ref().map(Option::is_some);
         let (attempt, room, pair_of) = (flight.attempt, flight.room, flight.pair);
@@ -413,11 +424,12 @@ impl Flights {
         flight.placed = true;
         let (attempt, legs, order) = (flight.attempt, flight.legs, Box::new(order));
         let again = std::mem::replace(&mut flight.sent, true) && flight.kept.is_none();
-        let keeps = flight.held.is_some();
+        let keeps = flight.held.is_some() && self.flow == Flow::PrefillFirst;
+        let asks = flight.held.is_some() && self.flow == Flow::DecodeFirst;
         for role in [Role::Prefill, Role::Decode] {
             self.fleet.begin(self.call(id, role));
         }
-        self.fleet.wishes.push(Wish::Send { flight: id, attempt, again, legs, keeps, order });
+        self.fleet.wishes.push(Wish::Send { flight: id, attempt, again, legs, keeps, asks, order });
     }
 
     /// A whole answer: what prefill still does is left alone.
@@ -428,6 +440,7 @@ impl Flights {
         let next = self.flights[id].core.take(News::Landed, terms);
         assert_eq!(next, Next::Land, "decode answers what was sent");
         self.fleet.leave(self.call(id, Role::Prefill));
+        self.release(id, now);
         self.flights[id].legs = [false; 2];
         self.flights[id].over = true;
         self.fleet.wishes.push(Wish::Over(id, Ok(outcome)));
@@ -446,10 +459,15 @@ impl Flights {
         for role in [Role::Decode, Role::Prefill] {
             self.fleet.cancel(self.call(id, role), now);
         }
+        self.release(id, now);
+        self.give_up_kept(id, now);
+    }
+
+    /// Nobody waits any more for the worker that it is charged to without a call.
+    fn release(&mut self, id: usize, now: Nanos) {
         if let Some(held) = self.flights[id].held.take() {
             self.fleet.release(held, now);
         }
-        self.give_up_kept(id, now);
     }
 
     fn call(&self, id: usize, role: Role) -> CallName {

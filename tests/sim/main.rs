@@ -44,6 +44,18 @@ fn all_requests_end_well_whatever_the_order_of_steps() {
     }
 }
 
+/// A pool of either side that fills up with what waits for the other one's would show here.
+#[test]
+fn all_requests_end_well_in_whatever_order_workers_are_asked() {
+    quiet();
+    for flow in [SimFlow::Dual, SimFlow::PrefillFirst, SimFlow::DecodeFirst] {
+        for seed in 41..=80 {
+            let report = well(seed, Scale { flow, ..SCALE });
+            assert_eq!(report.well, SCALE.requests as usize, "seed {seed}");
+        }
+    }
+}
+
 /// Of two tests, so that two cores have something to do.
 fn go_wrong(seeds: RangeInclusive<u64>) {
     quiet();

@@ -48,6 +48,11 @@ const fn kept(name: &'static str, by: Checker, saying: &'static str) -> Mistake 
     Mistake { flow: SimFlow::PrefillFirst, ..mistake(name, by, saying) }
 }
 
+/// One that is made only where decode asks prefill.
+const fn asked(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
+    Mistake { flow: SimFlow::DecodeFirst, ..mistake(name, by, saying) }
+}
+
 const MISTAKES: &[Mistake] = &[
     mistake("cancel keeps the lease", Checker::Idle, "leases of requests that are over"),
     mistake("early destination is lost", Checker::Ends, "has not ended in time"),
@@ -94,6 +99,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     kept("KV is kept for an hour", Checker::Idle, "transfers"),
     kept("turns outlive their try", Checker::Assertion, "decode answers what was sent"),
+    asked("prefill's end is its failure", Checker::Ends, "peer_lost"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

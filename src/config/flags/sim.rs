@@ -44,6 +44,8 @@ pub enum SimFlow {
     Dual,
     /// Prefill, which keeps the KV and says where; then decode, which is told that.
     PrefillFirst,
+    /// Decode alone, which asks prefill itself.
+    DecodeFirst,
 }
 
 impl SimFlow {
@@ -53,6 +55,7 @@ impl SimFlow {
             SimFlow::Auto => None,
             SimFlow::Dual => Some(Flow::Dual),
             SimFlow::PrefillFirst => Some(Flow::PrefillFirst),
+            SimFlow::DecodeFirst => Some(Flow::DecodeFirst),
         }
     }
 }
@@ -63,6 +66,7 @@ impl fmt::Display for SimFlow {
             SimFlow::Auto => "auto",
             SimFlow::Dual => "dual",
             SimFlow::PrefillFirst => "prefill-first",
+            SimFlow::DecodeFirst => "decode-first",
         })
     }
 }

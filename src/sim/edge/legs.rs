@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 impl Edge {
     /// Who asked has closed a leg's connection.
     pub(super) fn cancel(&mut self, name: LegName) {
+        self.drop_asked(name);
         if let Some(leg) = self.legs.values_mut().find(|leg| leg.name == name) {
             // Whose answer was that its KV is kept works for nobody, who could leave.
             let is_kept = std::mem::replace(&mut leg.muted, true) && leg.kept.is_some();
@@ -30,12 +31,17 @@ impl Edge {
 
     /// Somebody wants a request to end; who asked for it is told.
     pub(super) fn abort(&mut self, flight: usize) {
+        self.abort_asked(flight);
         let legs = self.legs.values_mut().filter(|leg| leg.name.flight == flight && !leg.muted);
         for leg in legs.filter(|leg| !leg.finished) {
             leg.muted = true;
             self.handoff.worker_mut(WORKER).abort(leg.slot, Cause::Aborted);
             let aborted = Answer::Ended(Outcome::Failed(Cause::Aborted));
             self.outbox.push(Output::Answer(CallName::Leg(leg.name), aborted));
+        }
+        let asked = self.asking.keys().copied().filter(|name| name.flight == flight);
+        for name in asked.collect::<Vec<_>>() {
+            self.drop_asked(name);
         }
     }
 
@@ -52,7 +58,8 @@ impl Edge {
 
     /// A leg's request has come, as `front::generations` places it.
     pub(super) fn submit(&mut self, job: Job, now: Instant) {
-        let Job { name, room, source, keeps, order } = job;
+        let Job { name, room, source, keeps, streams, asks, order } = job;
+        let (question, asks) = (order.clone(), asks && name.role == Role::Decode);
         let keeps = keeps && name.role == Role::Prefill;
         if self.drain.is_begun() || self.hangs {
             let answer = if self.hangs { Answer::Hangs } else { Answer::Drains };
@@ -60,7 +67,9 @@ impl Edge {
         }
         if order.is_whole() {
             let outcome = if order.max_new == 0 { Outcome::Length } else { Outcome::Stop };
-            return self.outbox.push(Output::Answer(CallName::Leg(name), Answer::Ended(outcome)));
+            // Nothing is kept, and it is told where all the same.
+            let answer = if keeps { Answer::Kept(room) } else { Answer::Ended(outcome) };
+            return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
         }
         let deadline = now + Duration::from_nanos(order.patience);
         let worker = self.handoff.worker_mut(WORKER);
@@ -69,7 +78,8 @@ impl Edge {
             self.outbox.push(Output::Answer(CallName::Leg(name), refused));
             return;
         };
-        let source = source.filter(|_| name.role == Role::Decode).map(address_of);
+        let to = source.filter(|_| name.role == Role::Decode);
+        let source = to.map(address_of);
         let (max_new, salt) = match (name.role, source) {
             (Role::Prefill, _) => (1, order.salt),
             // As where no key proves sources.
@@ -87,7 +97,8 @@ impl Edge {
             generation: slot.generation,
             prompt: order.prompt.clone(),
             alone: name.role == Role::Decode && source.is_none(),
-            keep: keeps,
+            // Who was told where claims it, and nothing is computed before.
+            keep: keeps && !streams,
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
@@ -110,9 +121,18 @@ impl Edge {
             expected,
             held: None,
             kept: keeps.then_some(room),
+            streams,
             finished: false,
             muted: false,
         };
+        if let Some(to) = to.filter(|_| asks) {
+            let order = question;
+            let job = Job { name, room, source: None, keeps: true, streams: true, asks: false, order };
+            return self.ask(to, Box::new(request), leg, job, now);
+        }
+        if streams {
+            self.outbox.push(Output::Answer(CallName::Leg(name), Answer::Kept(room)));
+        }
         self.legs.insert(request.id, leg);
         let source = source.map(Source::Remote);
         self.handoff.submit(Box::new(request), source.as_ref(), now);
@@ -134,6 +154,9 @@ impl Edge {
                     Role::Prefill => leg.held = Some(sampled.token),
                     Role::Decode if !leg.muted => {
                         let name = CallName::Leg(leg.name);
+                        if let Some(asking) = self.asking.get_mut(&leg.name) {
+                            asking.begun = true;
+                        }
                         self.outbox.push(Output::Answer(name, Answer::Token(sampled.token)));
                     }
                     Role::Decode => {}
@@ -171,7 +194,9 @@ impl Edge {
                 if let Some((leg, room)) = leg.and_then(|leg| leg.kept.map(|room| (leg, room)))
                     && !std::mem::replace(&mut leg.muted, true)
                 {
-                    self.outbox.push(Output::Answer(CallName::Leg(leg.name), Answer::Kept(room)));
+                    let answer =
+                        if leg.streams { Answer::Ended(Outcome::Length) } else { Answer::Kept(room) };
+                    self.outbox.push(Output::Answer(CallName::Leg(leg.name), answer));
                 }
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {
@@ -183,16 +208,22 @@ impl Edge {
                 if std::mem::replace(&mut leg.finished, true) {
                     return wrong(leg, "a leg ended twice");
                 }
-                let (slot, name, muted) = (leg.slot, CallName::Leg(leg.name), leg.muted);
+                let (slot, of, muted, held) = (leg.slot, leg.name, leg.muted, leg.held);
                 let failure = match outcome {
                     Outcome::Failed(cause) => Some(cause),
                     _ => None,
                 };
-                if !muted {
-                    if let (Some(token), None) = (leg.held, failure) {
+                if !muted && !failure.is_some_and(|cause| self.awaits_word(of, cause, now)) {
+                    let name = CallName::Leg(of);
+                    if let (Some(token), None) = (held, failure) {
                         self.outbox.push(Output::Answer(name, Answer::Token(token)));
                     }
                     self.outbox.push(Output::Answer(name, Answer::Ended(outcome)));
+                    match failure {
+                        Some(_) => drop(self.drop_asked(of)),
+                        // What prefill says still is of no interest.
+                        None => drop(self.asking.remove(&of)),
+                    }
                 }
                 self.handoff.finished(WORKER, slot, failure, now);
             }

@@ -5,6 +5,7 @@
 //! a worker is beyond that it answers (introductions).
 
 use super::{Answer, LegName, Wish};
+use crate::cause::Cause;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Router};
 use crate::front::router::call::Lost;
@@ -39,6 +40,8 @@ pub enum What {
     Kept(Room),
     /// The answer is whole.
     Ended(Outcome),
+    /// The worker that decode has asked has failed.
+    SourceFailed(Cause),
     /// The worker takes nothing new.
     TurnedAway,
     /// No further answer will come.
@@ -185,6 +188,10 @@ impl Fleet {
             Answer::Ended(outcome) => {
                 self.end(name, now);
                 self.tell(name, What::Ended(outcome));
+            }
+            Answer::SourceFailed(cause) => {
+                self.end(name, now);
+                self.tell(name, What::SourceFailed(cause));
             }
             Answer::Well => {
                 if let (Some(worker), CallName::Probe(_)) = (self.end(name, now), name) {

@@ -26,7 +26,9 @@ impl Flights {
             }
             What::TurnedAway => News::Failed(Role::Prefill, Cause::Draining),
             What::Ended(Outcome::Failed(cause)) => News::Failed(Role::Prefill, cause),
-            What::Ended(_) | What::Token(_) => unreachable!("whoever keeps KV says where, or that it failed"),
+            What::Ended(_) | What::Token(_) | What::SourceFailed(_) => {
+                unreachable!("whoever keeps KV says where, or that it failed")
+            }
             What::Lost(lost) => News::Lost(Role::Prefill, failure::of_loss(lost).0),
         };
         self.follow(id, news, now);

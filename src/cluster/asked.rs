@@ -24,8 +24,10 @@ pub enum Said {
     Refused,
     /// It was not asked, for want of room here.
     Unasked,
-    /// It is done, or was lost behind [`Said::Kept`].
+    /// It is done.
     Ended,
+    /// Its connection was lost behind [`Said::Kept`].
+    Lost,
 }
 
 /// How far the request is here.
@@ -51,6 +53,8 @@ pub enum Next {
     Fail(Cause),
     /// Its client gets prefill's refusal.
     Refuse,
+    /// It has a while to begin, and [`Asked::hurried`] is asked then.
+    Hurry,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -104,6 +108,8 @@ impl Asked {
                 Next::FailAsPartners(Cause::PeerLost)
             }
             Said::Ended => self.unheard().map_or(Next::On, Next::Fail),
+            // A link that was dialled anew since leads to a worker that knows nothing of the room.
+            Said::Lost => self.unheard().map_or(if own.begun { Next::On } else { Next::Hurry }, Next::Fail),
         }
     }
 
@@ -123,6 +129,11 @@ impl Asked {
     /// The failure on which prefill's word was waited for, and is no longer.
     pub fn unheard(&mut self) -> Option<Cause> {
         self.failing.take()
+    }
+
+    /// The while is over that it had to begin.
+    pub fn hurried(&self, begun: bool) -> Next {
+        if begun { Next::On } else { Next::FailAsPartners(Cause::PeerLost) }
     }
 
     /// From which room on it may keep KV for the request. While it is at work it sees its client leave; its end may be on its
@@ -170,6 +181,18 @@ mod tests {
         // The end of a choice was all that was missing of it.
         let told = Own { begun: true, entered: false };
         assert_eq!(Asked::default().take(Said::Refused, told), Next::FailAsPartners(Cause::Refused));
+    }
+
+    #[test]
+    fn a_request_whose_prefill_worker_was_lost_has_a_while_to_begin() {
+        let mut asked = kept();
+        assert_eq!(asked.take(Said::Lost, WAITS), Next::Hurry);
+        assert_eq!(asked.hurried(true), Next::On, "it had everything");
+        assert_eq!(asked.hurried(false), Next::FailAsPartners(Cause::PeerLost));
+        assert_eq!(kept().take(Said::Lost, TELLS), Next::On);
+        let mut failing = kept();
+        assert_eq!(failing.awaits_word(Cause::Internal), Some(true));
+        assert_eq!(failing.take(Said::Lost, WAITS), Next::Fail(Cause::Internal));
     }
 
     #[test]

@@ -234,6 +234,8 @@ pub struct Edge {
     asking: BTreeMap<LegName, Asking>,
     /// Legs that have failed, until when prefill's word on that is waited for.
     unheard: VecDeque<(Instant, LegName)>,
+    /// Legs that have lost the prefill worker that was asked, until when they may begin.
+    hurried: VecDeque<(Instant, LegName)>,
     grants: Grants,
     salts: Salts,
     next_request: u64,
@@ -309,6 +311,7 @@ impl Edge {
             legs: BTreeMap::new(),
             asking: BTreeMap::new(),
             unheard: VecDeque::new(),
+            hurried: VecDeque::new(),
             grants: Grants::new(),
             salts: Salts::new(page_size),
             next_request: 0,

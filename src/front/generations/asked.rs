@@ -18,7 +18,7 @@ use crate::front::openai::bootstrap::SOURCE_PARAM;
 use crate::front::openai::info::Abort;
 use crate::front::openai::{ApiError, ToldKv};
 use crate::ids::Room;
-use crate::limits::{ASKED_WORD_TIME, ROUTER_ABORT_TIME, ROUTER_GRACE};
+use crate::limits::{ASKED_WORD_TIME, ROUTER_ABORT_TIME, ROUTER_GRACE, ROUTER_LOST_PREFILL_TIME};
 use crate::sched::request::Request;
 use crate::transfer::manager::rooms::Slot;
 use std::sync::Arc;
@@ -89,6 +89,7 @@ impl Generations {
             Word::Refused(_) => Said::Refused,
             Word::Unasked => Said::Unasked,
             Word::Ended => Said::Ended,
+            Word::Lost => Said::Lost,
         };
         match (asked.core.take(said, own), word) {
             (Next::Enter, Word::Kept(told)) => {
@@ -103,6 +104,7 @@ impl Generations {
             }
             (Next::FailAsPartners(cause), _) => self.fail(id, &told_of_source(cause), cause, way),
             (Next::Fail(cause), _) => self.fail(id, &error_of(cause), cause, way),
+            (Next::Hurry, _) => self.hurried.push_back((way.now + ROUTER_LOST_PREFILL_TIME, id)),
             (Next::On | Next::Enter | Next::Refuse, _) => {}
         }
     }
@@ -142,12 +144,19 @@ impl Generations {
         waits.is_some()
     }
 
-    /// Ends the requests that have failed and of which prefill says nothing.
+    /// Ends the requests that have failed and of which prefill says nothing, and those that have lost it and do not begin.
     pub(super) fn end_unheard(&mut self, way: &mut Way<'_>) {
         while let Some((_, id)) = self.unheard.pop_front_if(|(until, _)| *until <= way.now) {
             let asked = self.live.get_mut(&id).and_then(|live| live.asked.as_mut());
             if let Some(cause) = asked.and_then(|asked| asked.core.unheard()) {
                 self.fail(id, &error_of(cause), cause, way);
+            }
+        }
+        while let Some((_, id)) = self.hurried.pop_front_if(|(until, _)| *until <= way.now) {
+            let next =
+                self.live.get(&id).and_then(|live| Some(live.asked.as_ref()?.core.hurried(live.begun)));
+            if let Some(Next::FailAsPartners(cause)) = next {
+                self.fail(id, &told_of_source(cause), cause, way);
             }
         }
     }

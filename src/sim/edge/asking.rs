@@ -9,7 +9,9 @@ use crate::cause::Cause;
 use crate::cluster::asked::{Asked, Next, Own, Said};
 use crate::cluster::router::Role;
 use crate::front::handoff::Source;
-use crate::limits::{ASKED_SILENCE_MAX, ASKED_WORD_TIME, ROUTER_CONNECT_TIME, ROUTER_GRACE};
+use crate::limits::{
+    ASKED_SILENCE_MAX, ASKED_WORD_TIME, ROUTER_CONNECT_TIME, ROUTER_GRACE, ROUTER_LOST_PREFILL_TIME,
+};
 use crate::sched::mailbox::Outcome;
 use crate::sched::request::Request;
 use crate::sim::process::WORKER;
@@ -105,11 +107,15 @@ impl Edge {
     fn hear_said(&mut self, name: LegName, said: Said, now: Instant) {
         let Some(asking) = self.asking.get_mut(&name) else { return };
         asking.open &= matches!(said, Said::Kept(_));
-        let is_lost = matches!(said, Said::Failed(Cause::PeerLost | Cause::Deadline));
-        let said = if asking.told && is_lost { Said::Ended } else { said };
+        let said = match said {
+            Said::Failed(Cause::PeerLost) if asking.told => Said::Lost,
+            Said::Failed(Cause::Deadline) if asking.told => Said::Ended,
+            said => said,
+        };
         let own = Own { begun: asking.begun, entered: asking.waiting.is_none() };
         match asking.core.take(said, own) {
             Next::On => {}
+            Next::Hurry => self.hurried.push_back((now + ROUTER_LOST_PREFILL_TIME, name)),
             Next::Enter => self.enter(name, said, now),
             Next::FailAsPartners(cause) => self.fail_asked(name, cause, Answer::SourceFailed(cause)),
             Next::Fail(cause) => self.fail_asked(name, cause, Answer::Ended(Outcome::Failed(cause))),
@@ -184,6 +190,13 @@ impl Edge {
             let asking = self.asking.get_mut(&name);
             if let Some(cause) = asking.and_then(|asking| asking.core.unheard()) {
                 self.fail_asked(name, cause, Answer::Ended(Outcome::Failed(cause)));
+            }
+        }
+        while let Some((_, name)) = self.hurried.pop_front_if(|(until, _)| *until <= now) {
+            let asking = self.asking.get(&name);
+            if let Some(Next::FailAsPartners(cause)) = asking.map(|asking| asking.core.hurried(asking.begun))
+            {
+                self.fail_asked(name, cause, Answer::SourceFailed(cause));
             }
         }
     }

@@ -214,7 +214,8 @@ impl Flight {
     /// These workers were chosen.
     pub fn choose(&mut self, prefill: Option<WorkerNumber>, decode: Option<WorkerNumber>) {
         self.legs = [prefill, decode];
-        (self.prefill_lost, self.accused, self.in_turn) = (false, [None; 2], false);
+        (self.prefill_lost, self.accused) = (false, [None; 2]);
+        self.in_turn &= is_planted("turns outlive their try");
         self.stage = Stage::Connecting(0);
     }
 

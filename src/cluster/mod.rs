@@ -4,6 +4,7 @@
 //! what was booked is released once. Not here: connections to workers, and what is sent over them
 //! (`front::router`).
 
+pub mod asked;
 pub mod breaker;
 pub mod enrolment;
 pub mod entry;

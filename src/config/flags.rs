@@ -11,7 +11,7 @@ pub(super) use balance::BalanceFlags;
 pub(super) use routing::{
     BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags,
 };
-pub use sim::{Engine, LoadFlags, PlaceFlags, SimCommand, SimFlags, SimTransfer, WorkloadFlags};
+pub use sim::{Engine, LoadFlags, PlaceFlags, SimCommand, SimFlags, SimFlow, SimTransfer, WorkloadFlags};
 
 use super::registry::RegistryAddress;
 use super::resolved::{

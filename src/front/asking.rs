@@ -58,8 +58,10 @@ pub enum Word {
     Refused(Refusal),
     /// It was not asked, for want of room here.
     Unasked,
-    /// It is done, or was lost behind [`Word::Kept`]: what becomes of the KV the hand-off tells.
+    /// It is done, or time is up behind [`Word::Kept`]: what becomes of the KV the hand-off tells.
     Ended,
+    /// Its connection was lost behind that.
+    Lost,
 }
 
 /// What prefill says of a request that is wrong itself (400).
@@ -313,8 +315,12 @@ impl Asking {
     fn over(&mut self, conn: ConnId, word: Word, reactor: &mut Reactor) {
         let Some(asked) = self.open.remove(&conn) else { return };
         reactor.close(conn);
-        let is_told = asked.told && matches!(word, Word::Failed(Cause::PeerLost | Cause::Deadline));
-        self.words.push_back((asked.exchange, if is_told { Word::Ended } else { word }));
+        let word = match word {
+            Word::Failed(Cause::PeerLost) if asked.told => Word::Lost,
+            Word::Failed(Cause::Deadline) if asked.told => Word::Ended,
+            word => word,
+        };
+        self.words.push_back((asked.exchange, word));
     }
 }
 

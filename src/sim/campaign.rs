@@ -6,7 +6,7 @@ use super::cluster::{Cluster, Failure, Report};
 use super::plan::{Plan, Scale};
 use crate::cause::Cause;
 use crate::config::error::ConfigError;
-use crate::config::flags::{SimFlags, SimTransfer};
+use crate::config::flags::{SimFlags, SimFlow, SimTransfer};
 use crate::ids::Room;
 use crate::say;
 use std::collections::BTreeMap;
@@ -39,8 +39,19 @@ impl Campaign {
     /// # Errors
     /// A flag is for `--load` alone, or a size is, or there are not so many seeds from the first one on.
     pub fn new(flags: &SimFlags) -> Result<Campaign, ConfigError> {
-        let SimFlags { seed, seeds, prefill, decode, requests, calm, transfer, trace, ref load, command: _ } =
-            *flags;
+        let SimFlags {
+            seed,
+            seeds,
+            prefill,
+            decode,
+            requests,
+            calm,
+            transfer,
+            flow,
+            trace,
+            ref load,
+            command: _,
+        } = *flags;
         if let Some(flag) = load.first_typed() {
             let why = format!("{flag} has no meaning without it");
             return Err(ConfigError::Missing { flag: "--load", why });
@@ -60,7 +71,7 @@ impl Campaign {
             let limit = format!("the last seed is {}, and the first here {seed}", u64::MAX);
             return Err(ConfigError::Value { flag: "--seeds", value: seeds.to_string(), limit });
         }
-        let scale = Scale { prefill, decode, requests, faults: !calm, transfer };
+        let scale = Scale { prefill, decode, requests, faults: !calm, transfer, flow };
         Ok(Campaign { seed, seeds, scale, trace: trace.map(Room) })
     }
 
@@ -123,14 +134,18 @@ impl Campaign {
     /// What is said of a seed that fails, with the command that replays it.
     pub fn tell(&self, seed: u64, failure: &Failure) -> String {
         let Failure { by, what, at, room } = failure;
-        let Scale { prefill, decode, requests, faults, transfer } = self.scale;
+        let Scale { prefill, decode, requests, faults, transfer, flow } = self.scale;
         let calm = if faults { "" } else { " --calm" };
         let transfer = match transfer {
             SimTransfer::Auto => String::new(),
             other => format!(" --transfer {other}"),
         };
+        let flow = match flow {
+            SimFlow::Auto => String::new(),
+            other => format!(" --flow {other}"),
+        };
         let replay = format!(
-            "baton sim --seed {seed} --prefill {prefill} --decode {decode} --requests {requests}{calm}{transfer}"
+            "baton sim --seed {seed} --prefill {prefill} --decode {decode} --requests {requests}{calm}{transfer}{flow}"
         );
         let trace = room.map_or(String::new(), |room| format!(" --trace {}", room.0));
         let time = *at as f64 / MILLI as f64;

@@ -214,6 +214,8 @@ pub struct Cluster<'a> {
     conns: BTreeMap<ConnNumber, Conn>,
     last_conn: ConnNumber,
     calls: BTreeMap<CallName, Call>,
+    /// Of workers to workers.
+    notices: u64,
     flights: Flights,
     workload: Workload,
     ends: Ends,
@@ -265,9 +267,10 @@ impl<'a> Cluster<'a> {
             conns: BTreeMap::new(),
             last_conn: 0,
             calls: BTreeMap::new(),
+            notices: 0,
             flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
-            ends: Ends::new(plan.is_ample(), lone),
+            ends: Ends::new(plan, lone),
             shadow: Shadow::default(),
             phase: Phase::Working,
             parted: BTreeMap::new(),
@@ -411,7 +414,7 @@ impl<'a> Cluster<'a> {
             Phase::Working
                 if all
                     && self.ends.open() == 0
-                    && now >= self.reasons.quiet_from()
+                    && now >= self.reasons.quiet_from().max(self.ends.cleared_from())
                     && self.reasons.leaving().next().is_none() =>
             {
                 self.phase = match self.plan.is_calm() {
@@ -431,12 +434,13 @@ impl<'a> Cluster<'a> {
             }
             Phase::Working | Phase::Recovering { .. } | Phase::Over => {}
             Phase::Idle { since } => {
+                let since = since.max(self.ends.cleared_from());
                 let rooms_gone = CLEARED + EARLY_DESTINATION_LIFE.as_nanos() as Nanos;
                 idle::charges_nothing(self.flights.booked())?;
                 match (self.all(idle::holds_nothing), self.all(idle::has_no_rooms)) {
                     (Ok(()), Ok(())) => self.phase = Phase::Over,
-                    (Err(held), _) if now - since > CLEARED => return Err(held),
-                    (_, Err(known)) if now - since > rooms_gone => return Err(known),
+                    (Err(held), _) if now > since + CLEARED => return Err(held),
+                    (_, Err(known)) if now > since + rooms_gone => return Err(known),
                     _ => {}
                 }
             }

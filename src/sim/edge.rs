@@ -4,6 +4,7 @@
 //! engine and the mover tell, and every tick ends what is overdue; what is to leave is in its outbox. Not here: where
 //! parcels go and how long they take (`cluster`).
 
+mod asking;
 mod lanes;
 mod legs;
 mod links;
@@ -32,6 +33,7 @@ use crate::transfer::transport::shm::{
 use crate::transfer::transport::tcp::memory::{Kernel, MemoryStream};
 use crate::wire::Multipart;
 use crate::wire::message::Token;
+use asking::Asking;
 use crossbeam_channel::Receiver;
 use lanes::Lanes;
 use std::collections::{BTreeMap, VecDeque};
@@ -71,6 +73,12 @@ pub struct Job {
     pub room: Room,
     /// Who reads the prompt; none where the decode worker does.
     pub source: Option<usize>,
+    /// It is to keep its KV until decode claims it, and to answer before.
+    pub keeps: bool,
+    /// It is to say at once where that will be.
+    pub streams: bool,
+    /// It is to ask its source for that first.
+    pub asks: bool,
     /// What is asked.
     pub order: Order,
 }
@@ -112,6 +120,10 @@ pub enum Input {
     Cancel(LegName),
     /// The router asks how the worker is.
     Ask(CallName),
+    /// The router says that the KV which is kept in this room will not be claimed.
+    GiveUp(CallName, Room),
+    /// On the connection by which a prefill worker was asked for a leg's KV.
+    Word(LegName, Answer),
     /// Somebody has a request end.
     Abort(usize),
     /// The process is told to drain.
@@ -143,8 +155,28 @@ pub enum Output {
         /// What is to be brought there.
         kernel: Kernel,
     },
-    /// To the router.
+    /// To the router, or the worker that asks.
     Answer(CallName, Answer),
+    /// A new connection to a prefill worker, to ask it for KV in this room.
+    Ask {
+        /// What it is called.
+        name: LegName,
+        /// Whom.
+        to: usize,
+        /// It draws it, but as the story of its request is one room's.
+        room: Room,
+    },
+    /// What is asked there.
+    Put(LegName, Box<Job>),
+    /// That connection is closed.
+    Unask(LegName),
+    /// A prefill worker is told that the KV which it keeps in this room will not be claimed, if it can be reached.
+    GiveUp {
+        /// Whom.
+        to: usize,
+        /// Where.
+        room: Room,
+    },
 }
 
 /// A link as this end knows it.
@@ -169,8 +201,12 @@ struct Leg {
     prompt: Vec<u32>,
     /// What the engine must tell, and has not told.
     expected: VecDeque<u32>,
-    /// What prefill answers once its KV is with the destination.
+    /// What prefill answers once its KV is with the destination, or is kept.
     held: Option<u32>,
+    /// Where its KV is kept until decode claims it.
+    kept: Option<Room>,
+    /// Who asked knows where, and hears the end when it is computed.
+    streams: bool,
     finished: bool,
     /// The router does not listen any more.
     muted: bool,
@@ -194,6 +230,12 @@ pub struct Edge {
     /// Calls that are not answered.
     calling: BTreeMap<ConnNumber, (DestinationSession, ShmCursor)>,
     legs: BTreeMap<RequestId, Leg>,
+    /// What prefill workers were asked, by the leg that it is for.
+    asking: BTreeMap<LegName, Asking>,
+    /// Legs that have failed, until when prefill's word on that is waited for.
+    unheard: VecDeque<(Instant, LegName)>,
+    /// Legs that have lost the prefill worker that was asked, until when they may begin.
+    hurried: VecDeque<(Instant, LegName)>,
     grants: Grants,
     salts: Salts,
     next_request: u64,
@@ -267,6 +309,9 @@ impl Edge {
             pending: BTreeMap::new(),
             calling: BTreeMap::new(),
             legs: BTreeMap::new(),
+            asking: BTreeMap::new(),
+            unheard: VecDeque::new(),
+            hurried: VecDeque::new(),
             grants: Grants::new(),
             salts: Salts::new(page_size),
             next_request: 0,
@@ -332,11 +377,13 @@ impl Edge {
             self.event(event, turn.now)?;
         }
         self.handoff.turn(turn.now);
+        self.end_unheard(turn.now);
         if turn.nanos >= self.next_tick {
             self.next_tick = turn.nanos + TICK.as_nanos() as Nanos;
             self.hangs = self.progress.stands_still(turn.now);
             self.handoff.expire(turn.now);
             self.expire(turn.now);
+            self.expire_asked(turn.now);
         }
         while let Some(remote) = self.handoff.poll_remote() {
             self.serve(remote, turn);
@@ -345,7 +392,8 @@ impl Edge {
             // Rooms that are not known by now never will be.
             self.handoff.refuse_early(Cause::Draining, turn.now);
             let (clients, unheard) = (turn.clients, self.handoff.unheard());
-            let left = Left { busy: !self.legs.is_empty(), queued: 0, clients, unheard };
+            let busy = !self.legs.is_empty() || self.asking.values().any(Asking::is_waiting);
+            let left = Left { busy, queued: 0, clients, unheard };
             self.ended = self.drain.end(left, turn.now).is_some();
         }
         Ok(())
@@ -380,6 +428,11 @@ impl Edge {
                 };
                 self.outbox.push(Output::Answer(probe, answer));
             }
+            Input::GiveUp(name, room) => {
+                self.give_up_kept(room);
+                self.outbox.push(Output::Answer(name, Answer::Well));
+            }
+            Input::Word(name, answer) => self.word(name, answer, now),
             Input::Cancel(name) => self.cancel(name),
             Input::Abort(flight) => self.abort(flight),
             Input::Drain => {

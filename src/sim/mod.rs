@@ -6,8 +6,8 @@
 //!             ▲                   (handoff, managers, movers, engine,        │
 //!             └── parcels, answers ◀── pools: the code of production)        ▼ story: hash, trace
 //! ```
-//! What is not of production here: sockets (`edge` plays `front::peers`, `front::passing` and
-//! `front::generations` with parcels instead), HTTP and its router's connections (`router` plays
+//! What is not of production here: sockets (`edge` plays `front::peers`, `front::passing`,
+//! `front::asking` and `front::generations` with parcels instead), HTTP and its router's connections (`router` plays
 //! `front::router::flights`), the model (`model`). It sees neither the reactor nor weak memory.
 //! Invariant: a seed repeats itself, to the last happening.
 

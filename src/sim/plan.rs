@@ -5,9 +5,9 @@ use super::dice::Dice;
 use super::faults::Faults;
 use super::machines::Machines;
 use super::model::VOCAB;
-use crate::config::flags::SimTransfer;
-use crate::config::resolved::{DecodeAllocation, Policy};
-use crate::limits::{RESERVED_TOKENS, RETRIES_DEFAULT};
+use crate::config::flags::{SimFlow, SimTransfer};
+use crate::config::resolved::{DecodeAllocation, Flow, Policy};
+use crate::limits::{KEPT_KV_LIFE, RESERVED_TOKENS, RETRIES_DEFAULT};
 use crate::sched::config::SchedConfig;
 
 /// Longest prompt, in tokens.
@@ -28,6 +28,8 @@ pub struct Scale {
     pub faults: bool,
     /// How KV moves: by shm, rdma or tcp, or as the seed has it.
     pub transfer: SimTransfer,
+    /// In which order the workers of a pair are asked, or as the seed has it.
+    pub flow: SimFlow,
 }
 
 /// One worker.
@@ -68,6 +70,8 @@ pub struct Plan {
     pub reads_alone: Vec<bool>,
     /// How pairs are chosen.
     pub policy: Policy,
+    /// In which order the two are asked.
+    pub flow: Flow,
     /// Between two requests, at most.
     pub gap: Nanos,
     /// How long a message takes, at least and as a rule at most.
@@ -141,6 +145,8 @@ impl Plan {
             }
             faults
         });
+        let mut order = Dice::new(seed).fork("flow");
+        let drawn = order.pick(&[Flow::Dual, Flow::Dual, Flow::PrefillFirst, Flow::DecodeFirst]);
         Plan {
             seed,
             scale,
@@ -156,6 +162,7 @@ impl Plan {
                 &mut [&mut dice, &mut faulty, &mut scarce],
             ),
             policy: dice.pick(&[Policy::LeastLoaded, Policy::RoundRobin]),
+            flow: scale.flow.pinned().unwrap_or(drawn),
             gap,
             delay: (delay / 4, delay),
             lateness: dice.pick(&[10 * MICRO, 100 * MICRO, MILLI]),
@@ -176,6 +183,16 @@ impl Plan {
         let places =
             |size: &Size| size.slots > self.scale.requests as usize && size.commands > 4 * size.slots;
         places(&self.prefill) && places(&self.decode)
+    }
+
+    /// How long KV may take up room for nobody: kept for a decode worker that was never asked for it.
+    pub fn unclaimed(&self) -> Nanos {
+        match self.flow {
+            // Whoever should be told that it need not keep it may not be reached, or not know where it is; it may have to be
+            // computed before.
+            Flow::PrefillFirst if !self.is_calm() => KEPT_KV_LIFE.as_nanos() as Nanos + 5 * SECOND,
+            Flow::Dual | Flow::PrefillFirst | Flow::DecodeFirst => 0,
+        }
     }
 
     /// Whether nothing is done to the cluster that could make a request fail.

@@ -5,6 +5,7 @@
 //! (`checkers`), how long a connection takes to stand and to carry something (`cluster`).
 
 pub mod fleet;
+mod reading;
 
 use super::agenda::Nanos;
 use super::dice::Dice;
@@ -16,7 +17,7 @@ use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
 use crate::cluster::router::{Booking, Role, Router};
 use crate::cluster::work::Work;
-use crate::config::resolved::RetryTerms;
+use crate::config::resolved::{Flow, RetryTerms};
 use crate::front::router::call::Lost;
 use crate::ids::Room;
 use crate::limits::ROUTER_GRACE;
@@ -44,8 +45,12 @@ pub enum Answer {
     Stands(u32),
     /// A token.
     Token(u32),
+    /// Prefill, which is asked first, has read the prompt, and keeps its KV in this room.
+    Kept(Room),
     /// The end.
     Ended(Outcome),
+    /// It failed, by the prefill worker that decode has asked.
+    SourceFailed(Cause),
     /// It is well.
     Well,
     /// It drains, and takes nothing new.
@@ -77,18 +82,24 @@ pub enum Wish {
         /// A kept one, to its process of this life; else one that is dialled.
         life: Option<u32>,
     },
-    /// The legs of a try leave, on their connections.
+    /// The legs of a try whose turn it is leave, on their connections.
     Send {
         /// Which request.
         flight: usize,
         /// Which of its tries.
         attempt: u32,
-        /// Whether it was sent before.
+        /// Whether another try of it was sent before.
         again: bool,
+        /// By role: whose turn it is.
+        legs: [bool; 2],
+        /// Prefill is to keep the KV.
+        keeps: bool,
+        /// Decode is to ask it for that.
+        asks: bool,
         /// What is still asked.
         order: Box<Order>,
     },
-    /// A worker is asked how it is.
+    /// A worker is asked how it is, or told what it need not keep.
     Ask(CallName),
     /// A call's connection is closed.
     Close(CallName),
@@ -115,6 +126,10 @@ struct Flight {
     /// By role: whether its call can still say something.
     legs: [bool; 2],
     answer: Vec<u32>,
+    /// Charged to the worker of this try that has no call: prefill, which decode asks, or decode until prefill has answered.
+    held: Option<Booking>,
+    /// Where its KV is kept for decode, by this try's prefill worker.
+    kept: Option<Room>,
     /// It is tried again then.
     due: Option<Nanos>,
     /// The current try was sent.
@@ -129,6 +144,7 @@ struct Flight {
 pub struct Flights {
     fleet: Fleet,
     workers: usize,
+    flow: Flow,
     retries: Retries,
     base: Instant,
     dice: Dice,
@@ -151,7 +167,8 @@ impl Flights {
         }
         let retries = Retries::new(RetryTerms::of(plan.retries), base);
         let fleet = Fleet::new(router, base);
-        Flights { fleet, workers: prefill + decode, retries, base, dice, flights: Vec::new() }
+        let (workers, flow) = (prefill + decode, plan.flow);
+        Flights { fleet, workers, flow, retries, base, dice, flights: Vec::new() }
     }
 
     /// A client asks; `pair` is whom it must be served by, if that is not the router's to choose.
@@ -169,6 +186,8 @@ impl Flights {
             sent: false,
             legs: [false; 2],
             answer: Vec::new(),
+            held: None,
+            kept: None,
             due: None,
             placed: false,
             aborted: false,
@@ -280,6 +299,9 @@ impl Flights {
             return;
         }
         flight.legs[role as usize] &= matches!(what, What::Ready | What::Token(_));
+        if self.flow == Flow::PrefillFirst && role == Role::Prefill {
+            return self.read(id, what, now);
+        }
         // What prefill comes to counts until decode has begun to answer.
         let counts = role == Role::Decode || flight.core.is_waiting();
         let news = match (what, role) {
@@ -287,6 +309,8 @@ impl Flights {
             (What::Refused, _) => News::Refused(role),
             (What::Token(token), Role::Decode) => {
                 flight.answer.push(token);
+                // Whom decode has asked has done its part.
+                self.release(id, now);
                 News::Passes { resumable: true }
             }
             (What::TurnedAway, _) if counts => News::Failed(role, Cause::Draining),
@@ -295,12 +319,13 @@ impl Flights {
                 News::Failed(role.other(), Cause::Draining)
             }
             (What::Ended(Outcome::Failed(cause)), _) if counts => News::Failed(role, cause),
+            (What::SourceFailed(cause), _) => News::Failed(role.other(), cause),
             (What::Ended(outcome), Role::Decode) => return self.land(id, outcome, now),
             // Decode's leg is given up at the same time.
             (What::Lost(Lost::Deadline), Role::Prefill) => return,
             (What::Lost(Lost::Deadline), Role::Decode) => News::Lost(role, Cause::Deadline),
             (What::Lost(_), _) if counts => News::Lost(role, Cause::PeerLost),
-            (What::Token(_) | What::Ended(_) | What::TurnedAway | What::Lost(_), _) => return,
+            (What::Token(_) | What::Kept(_) | What::Ended(_) | What::TurnedAway | What::Lost(_), _) => return,
         };
         self.follow(id, news, now);
     }
@@ -325,13 +350,22 @@ impl Flights {
         flight.pair = [first.unwrap_or(decode.worker()).0, decode.worker().0];
         flight.attempt += 1;
         flight.room = Room(self.dice.draw() >> 1);
-        flight.legs = [prefill.is_some(), true];
+        let mut legs = [prefill, Some(decode)];
+        match self.flow {
+            Flow::PrefillFirst if first.is_some() => {
+                flight.core.in_turn();
+                flight.held = legs[Role::Decode as usize].take();
+            }
+            Flow::DecodeFirst => flight.held = legs[Role::Prefill as usize].take(),
+            Flow::PrefillFirst | Flow::Dual => {}
+        }
+        flight.legs = legs.each_ref().map(Option::is_some);
         let (attempt, room, pair_of) = (flight.attempt, flight.room, flight.pair);
         self.fleet.wishes.push(Wish::Choose { flight: id, room, pair: pair_of });
         let until = self.until(id);
         let mut awaited = 0;
-        let legs = prefill.map(|booking| (Role::Prefill, booking)).into_iter();
-        for (role, booking) in legs.chain([(Role::Decode, decode)]) {
+        let legs = [Role::Prefill, Role::Decode].into_iter().zip(legs);
+        for (role, booking) in legs.filter_map(|(role, booking)| Some((role, booking?))) {
             let leg = CallName::Leg(LegName { flight: id, attempt, role, copy: 0 });
             awaited += u32::from(!self.fleet.open(leg, booking, until, now));
         }
@@ -348,7 +382,7 @@ impl Flights {
         let next = core.take(news, terms);
         let router = self.fleet.router();
         match (next, news) {
-            (Next::Again(_) | Next::Fail(_), _) => {
+            (Next::Again(_) | Next::Fail(_) | Next::Rejoin, _) => {
                 core.accused().for_each(|worker| router.accuse(worker, instant));
             }
             (_, News::Passes { .. }) => {
@@ -362,8 +396,11 @@ impl Flights {
 
     fn carry_out(&mut self, id: usize, next: Next, now: Nanos) {
         match next {
-            // Nobody is asked in turn here.
-            Next::On | Next::Land | Next::Join | Next::Rejoin => {}
+            Next::On | Next::Land => {}
+            Next::Join if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
+            Next::Join => self.join(id, now),
+            Next::Rejoin if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
+            Next::Rejoin => self.rejoin(id, now),
             Next::Calm => self.fleet.set_deadline(self.call(id, Role::Decode), self.until(id)),
             Next::Send => self.send(id, now),
             Next::Hurry(until) => self.fleet.set_deadline(self.call(id, Role::Decode), self.nanos(until)),
@@ -387,11 +424,14 @@ impl Flights {
             return self.end(id, Err(Cause::Deadline), now);
         };
         flight.placed = true;
-        let (attempt, again) = (flight.attempt, std::mem::replace(&mut flight.sent, true));
+        let (attempt, legs, order) = (flight.attempt, flight.legs, Box::new(order));
+        let again = std::mem::replace(&mut flight.sent, true) && flight.kept.is_none();
+        let keeps = flight.held.is_some() && self.flow == Flow::PrefillFirst;
+        let asks = flight.held.is_some() && self.flow == Flow::DecodeFirst;
         for role in [Role::Prefill, Role::Decode] {
             self.fleet.begin(self.call(id, role));
         }
-        self.fleet.wishes.push(Wish::Send { flight: id, attempt, again, order: Box::new(order) });
+        self.fleet.wishes.push(Wish::Send { flight: id, attempt, again, legs, keeps, asks, order });
     }
 
     /// A whole answer: what prefill still does is left alone.
@@ -402,6 +442,7 @@ impl Flights {
         let next = self.flights[id].core.take(News::Landed, terms);
         assert_eq!(next, Next::Land, "decode answers what was sent");
         self.fleet.leave(self.call(id, Role::Prefill));
+        self.release(id, now);
         self.flights[id].legs = [false; 2];
         self.flights[id].over = true;
         self.fleet.wishes.push(Wish::Over(id, Ok(outcome)));
@@ -419,6 +460,15 @@ impl Flights {
         (self.flights[id].legs, self.flights[id].placed) = ([false; 2], false);
         for role in [Role::Decode, Role::Prefill] {
             self.fleet.cancel(self.call(id, role), now);
+        }
+        self.release(id, now);
+        self.give_up_kept(id, now);
+    }
+
+    /// Nobody waits any more for the worker that it is charged to without a call.
+    fn release(&mut self, id: usize, now: Nanos) {
+        if let Some(held) = self.flights[id].held.take() {
+            self.fleet.release(held, now);
         }
     }
 

@@ -5,7 +5,7 @@ mod load;
 #[cfg(debug_assertions)]
 mod planted;
 
-use baton::config::flags::SimTransfer;
+use baton::config::flags::{SimFlow, SimTransfer};
 use baton::config::resolved::{LogConfig, LogLevel};
 use baton::obs::log;
 use baton::sim::campaign::{Campaign, run};
@@ -14,8 +14,14 @@ use baton::sim::plan::{Plan, Scale};
 use std::ops::RangeInclusive;
 use std::process::Command;
 
-const SCALE: Scale =
-    Scale { prefill: 3, decode: 5, requests: 100, faults: false, transfer: SimTransfer::Auto };
+const SCALE: Scale = Scale {
+    prefill: 3,
+    decode: 5,
+    requests: 100,
+    faults: false,
+    transfer: SimTransfer::Auto,
+    flow: SimFlow::Auto,
+};
 
 /// What workers warn of is what is simulated.
 fn quiet() {
@@ -35,6 +41,18 @@ fn all_requests_end_well_whatever_the_order_of_steps() {
     for seed in 1..=40 {
         let report = well(seed, SCALE);
         assert_eq!(report.well, SCALE.requests as usize, "seed {seed}");
+    }
+}
+
+/// A pool of either side that fills up with what waits for the other one's would show here.
+#[test]
+fn all_requests_end_well_in_whatever_order_workers_are_asked() {
+    quiet();
+    for flow in [SimFlow::Dual, SimFlow::PrefillFirst, SimFlow::DecodeFirst] {
+        for seed in 41..=80 {
+            let report = well(seed, Scale { flow, ..SCALE });
+            assert_eq!(report.well, SCALE.requests as usize, "seed {seed}");
+        }
     }
 }
 

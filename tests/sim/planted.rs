@@ -4,7 +4,7 @@
 //! lease overwritten just before their copy. `tests/handoff.rs` and the model `pull` of `tools/model` do that.
 
 use super::{SCALE, quiet};
-use baton::config::flags::SimTransfer;
+use baton::config::flags::{SimFlow, SimTransfer};
 use baton::sim::campaign::run;
 use baton::sim::checkers::Checker;
 use baton::sim::cluster::Failure;
@@ -25,20 +25,32 @@ struct Mistake {
     saying: &'static str,
     /// How KV moves in clusters where it is made.
     transfer: SimTransfer,
+    /// In which order workers are asked there.
+    flow: SimFlow,
 }
 
 const fn mistake(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
-    Mistake { name, by, saying, transfer: SimTransfer::Shm }
+    Mistake { name, by, saying, transfer: SimTransfer::Shm, flow: SimFlow::Dual }
 }
 
 /// One that is made only where NICs write.
 const fn rdma(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
-    Mistake { name, by, saying, transfer: SimTransfer::Rdma }
+    Mistake { transfer: SimTransfer::Rdma, ..mistake(name, by, saying) }
 }
 
 /// One that is made only where streams carry KV.
 const fn tcp(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
-    Mistake { name, by, saying, transfer: SimTransfer::Tcp }
+    Mistake { transfer: SimTransfer::Tcp, ..mistake(name, by, saying) }
+}
+
+/// One that is made only where prefill keeps KV for decode.
+const fn kept(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
+    Mistake { flow: SimFlow::PrefillFirst, ..mistake(name, by, saying) }
+}
+
+/// One that is made only where decode asks prefill.
+const fn asked(name: &'static str, by: Checker, saying: &'static str) -> Mistake {
+    Mistake { flow: SimFlow::DecodeFirst, ..mistake(name, by, saying) }
 }
 
 const MISTAKES: &[Mistake] = &[
@@ -85,6 +97,9 @@ const MISTAKES: &[Mistake] = &[
     tcp("link outlives its lanes", Checker::Ends, "too late"),
     tcp("drain does not wait for Done", Checker::Ends, "peer_lost"),
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
+    kept("KV is kept for an hour", Checker::Idle, "transfers"),
+    kept("turns outlive their try", Checker::Assertion, "decode answers what was sent"),
+    asked("prefill's end is its failure", Checker::Ends, "peer_lost"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.
@@ -93,7 +108,7 @@ fn find(mistake: &Mistake) -> Result<String, Vec<String>> {
     let mut others = Vec::new();
     let mut seeds = (1..=SEEDS).flat_map(|seed| [(seed, true), (seed, false)]);
     let found = seeds.find_map(|(seed, faults)| {
-        let scale = Scale { requests: 100, faults, transfer: mistake.transfer, ..SCALE };
+        let scale = Scale { requests: 100, faults, transfer: mistake.transfer, flow: mistake.flow, ..SCALE };
         let Failure { by, what, .. } = run(&Plan::new(seed, scale), None).0.err()?;
         let said = format!("{by:?}, seed {seed}: {}", what.lines().next().unwrap_or(""));
         if (by, what.contains(mistake.saying)) == (mistake.by, true) {

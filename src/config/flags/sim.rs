@@ -1,6 +1,6 @@
 //! Flags of `baton sim`, of both its modes, and of what is found by the second.
 
-use crate::config::resolved::{DecodeAllocation, Policy};
+use crate::config::resolved::{DecodeAllocation, Flow, Policy};
 use crate::limits::{
     CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, ROUTER_WORKERS_MAX,
     RUNNING_REQUESTS_MAX,
@@ -30,6 +30,43 @@ impl fmt::Display for SimTransfer {
             SimTransfer::Shm => "shm",
             SimTransfer::Rdma => "rdma",
             SimTransfer::Tcp => "tcp",
+        })
+    }
+}
+
+/// In which order the workers of a pair are asked in a simulated cluster.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, ValueEnum)]
+pub enum SimFlow {
+    /// As each seed has it.
+    #[default]
+    Auto,
+    /// Both at once, under one room.
+    Dual,
+    /// Prefill, which keeps the KV and says where; then decode, which is told that.
+    PrefillFirst,
+    /// Decode alone, which asks prefill itself.
+    DecodeFirst,
+}
+
+impl SimFlow {
+    /// The one that is asked for, if one is.
+    pub fn pinned(self) -> Option<Flow> {
+        match self {
+            SimFlow::Auto => None,
+            SimFlow::Dual => Some(Flow::Dual),
+            SimFlow::PrefillFirst => Some(Flow::PrefillFirst),
+            SimFlow::DecodeFirst => Some(Flow::DecodeFirst),
+        }
+    }
+}
+
+impl fmt::Display for SimFlow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            SimFlow::Auto => "auto",
+            SimFlow::Dual => "dual",
+            SimFlow::PrefillFirst => "prefill-first",
+            SimFlow::DecodeFirst => "decode-first",
         })
     }
 }
@@ -76,6 +113,9 @@ pub struct SimFlags {
     /// How KV moves
     #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
     pub transfer: SimTransfer,
+    /// In which order the workers of a pair are asked
+    #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
+    pub flow: SimFlow,
     /// Tell the story of one room as well, as a failure names it
     #[arg(long, value_name = "ROOM", conflicts_with = "load")]
     pub trace: Option<u64>,

@@ -5,18 +5,20 @@
 //!                                        ──it fails──▶ the client hears it, of the field that names prefill
 //! ```
 //! Thread: `ctl`. Invariants: prefill is not asked for what has no place here; what it keeps for a request that ends before
-//! it is claimed is given up. Not here: the connection to prefill (`front::asking`).
+//! it is claimed is given up. Not here: what follows from prefill's words (`cluster::asked`), the connection to it
+//! (`front::asking`).
 
 use super::placing::Placement;
 use super::{Generations, Given, Live, Part, Way, error_of};
 use crate::cause::Cause;
+use crate::cluster::asked::{Asked as Core, Next, Own, Said};
 use crate::front::asking::{Ask, Refusal, Word};
 use crate::front::connections::Answer;
 use crate::front::openai::bootstrap::SOURCE_PARAM;
 use crate::front::openai::info::Abort;
 use crate::front::openai::{ApiError, ToldKv};
 use crate::ids::Room;
-use crate::limits::{ASKED_WORD_TIME, ROUTER_ABORT_TIME, ROUTER_GRACE};
+use crate::limits::{ASKED_WORD_TIME, ROUTER_ABORT_TIME, ROUTER_GRACE, ROUTER_LOST_PREFILL_TIME};
 use crate::sched::request::Request;
 use crate::transfer::manager::rooms::Slot;
 use std::sync::Arc;
@@ -31,24 +33,12 @@ pub(super) struct Asked {
     ask: Ask,
     /// Choices that have their places here, and no room yet.
     waiting: Vec<(usize, Box<Request>)>,
-    stage: Stage,
-    /// The hand-off has told of this failure, and prefill's own word on it is waited for.
-    failing: Option<Cause>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Stage {
-    /// It has not said where the KV will be.
-    Unknown,
-    /// It has, and is at work; the first choice's room.
-    Kept(Option<Room>),
-    /// It has nothing more to say.
-    Over(Option<Room>),
+    core: Core,
 }
 
 impl Asked {
     pub(super) fn new(ask: Ask) -> Asked {
-        Asked { ask, waiting: Vec::new(), stage: Stage::Unknown, failing: None }
+        Asked { ask, waiting: Vec::new(), core: Core::default() }
     }
 }
 
@@ -92,39 +82,30 @@ impl Generations {
     pub(super) fn hear(&mut self, id: u64, word: Word, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&id) else { return };
         let Some(asked) = live.asked.as_mut() else { return };
-        let (room, is_known) = match asked.stage {
-            Stage::Unknown => (None, false),
-            Stage::Kept(room) | Stage::Over(room) => (room, true),
+        let own = Own { begun: live.begun, entered: asked.waiting.is_empty() };
+        let said = match &word {
+            Word::Kept(told) => Said::Kept(told.room),
+            Word::Failed(cause) => Said::Failed(*cause),
+            Word::Refused(_) => Said::Refused,
+            Word::Unasked => Said::Unasked,
+            Word::Ended => Said::Ended,
+            Word::Lost => Said::Lost,
         };
-        if !matches!(word, Word::Kept(_)) {
-            asked.stage = Stage::Over(room);
-        }
-        // Behind the first token it is decode's to find out what it lacks; that of a choice whose end alone was missing says
-        // nothing of the others.
-        let is_decodes = live.begun && is_known && asked.waiting.is_empty();
-        match word {
-            Word::Kept(told) => {
-                asked.stage = Stage::Kept(told.room);
+        match (asked.core.take(said, own), word) {
+            (Next::Enter, Word::Kept(told)) => {
                 if let Err(error) = self.enter(id, &told, way.now) {
                     self.fail(id, &error, Cause::Incompatible, way);
                 }
             }
-            Word::Failed(_) | Word::Refused(_) | Word::Unasked if is_decodes => {}
-            Word::Failed(cause) => self.fail(id, &told_of_source(cause), cause, way),
-            Word::Unasked => self.fail(id, &error_of(Cause::Overloaded), Cause::Overloaded, way),
-            Word::Refused(_) if live.begun => {
-                self.fail(id, &told_of_source(Cause::Refused), Cause::Refused, way);
-            }
-            Word::Refused(Refusal { media, body }) => {
+            (Next::Refuse, Word::Refused(Refusal { media, body })) => {
                 let (conn, status) = (live.conn, Cause::Refused.http_status());
                 way.answer(conn, &Answer { status, media: &media, body: &body, retry_after: None });
                 self.drop_exchange(id, Cause::Refused);
             }
-            Word::Ended => {
-                if let Some(cause) = asked.failing.take() {
-                    self.fail(id, &error_of(cause), cause, way);
-                }
-            }
+            (Next::FailAsPartners(cause), _) => self.fail(id, &told_of_source(cause), cause, way),
+            (Next::Fail(cause), _) => self.fail(id, &error_of(cause), cause, way),
+            (Next::Hurry, _) => self.hurried.push_back((way.now + ROUTER_LOST_PREFILL_TIME, id)),
+            (Next::On | Next::Enter | Next::Refuse, _) => {}
         }
     }
 
@@ -156,24 +137,26 @@ impl Generations {
     /// Whether a failure that the hand-off tells waits for prefill's word, which says whose it is.
     pub(super) fn awaits_word(&mut self, id: u64, cause: Cause, now: Instant) -> bool {
         let asked = self.live.get_mut(&id).and_then(|live| live.asked.as_mut());
-        let Some(asked) = asked.filter(|asked| matches!(asked.stage, Stage::Kept(_))) else { return false };
-        // Of the others it makes no difference to whoever may try again.
-        if !matches!(cause, Cause::Overloaded | Cause::Internal) {
-            return false;
-        }
-        if asked.failing.is_none() {
-            asked.failing = Some(cause);
+        let waits = asked.and_then(|asked| asked.core.awaits_word(cause));
+        if waits == Some(true) {
             self.unheard.push_back((now + ASKED_WORD_TIME, id));
         }
-        true
+        waits.is_some()
     }
 
-    /// Ends the requests that have failed and of which prefill says nothing.
+    /// Ends the requests that have failed and of which prefill says nothing, and those that have lost it and do not begin.
     pub(super) fn end_unheard(&mut self, way: &mut Way<'_>) {
         while let Some((_, id)) = self.unheard.pop_front_if(|(until, _)| *until <= way.now) {
             let asked = self.live.get_mut(&id).and_then(|live| live.asked.as_mut());
-            if let Some(cause) = asked.and_then(|asked| asked.failing.take()) {
+            if let Some(cause) = asked.and_then(|asked| asked.core.unheard()) {
                 self.fail(id, &error_of(cause), cause, way);
+            }
+        }
+        while let Some((_, id)) = self.hurried.pop_front_if(|(until, _)| *until <= way.now) {
+            let next =
+                self.live.get(&id).and_then(|live| Some(live.asked.as_ref()?.core.hurried(live.begun)));
+            if let Some(Next::FailAsPartners(cause)) = next {
+                self.fail(id, &told_of_source(cause), cause, way);
             }
         }
     }
@@ -186,8 +169,7 @@ impl Generations {
             let slot = Slot { id: request.slot, generation: request.generation };
             self.handoff.released(request.worker, slot);
         }
-        // While it is at work it sees its client leave; its end may be on its way. What was claimed is no longer kept.
-        if let Stage::Kept(Some(room)) | Stage::Over(Some(room)) = asked.stage {
+        if let Some(room) = asked.core.room() {
             let mut ask = asked.ask;
             ask.exchange = NOBODY;
             ask.order.target = "/abort_request".into();

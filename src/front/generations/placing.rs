@@ -70,10 +70,12 @@ impl Generations {
         match self.terms.placement.clone() {
             Placement::Prefill { worker, fake_bootstrap, .. } => {
                 let live = self.live.get(&exchange);
-                if let Some(kept) = live.and_then(|live| live.kept.as_ref()) {
+                if let Some((kept, live)) = live.and_then(|live| Some((live.kept.as_ref()?, live))) {
+                    // Decode that leases pages first must not wait for a pool in which others wait for decode's.
+                    let is_claimed = live.request.keeps_kv.as_ref().is_some_and(|keep| keep.claimed);
                     let mut request =
                         self.request(exchange, sample, worker, kept.room(choice), given, Some(1))?;
-                    request.keep = true;
+                    request.keep = !is_claimed;
                     self.start(exchange, choice, Part::Kept, request, None, None, now);
                     return Ok(());
                 }

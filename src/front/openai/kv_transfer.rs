@@ -35,6 +35,9 @@ pub struct Keep {
     /// The port of its registry.
     #[serde(rename = "remote_port", skip_serializing_if = "Option::is_none")]
     pub port: Option<u16>,
+    /// Who asks claims it as soon as it has pages for it, and reads the first event at once: until then nothing is computed.
+    #[serde(rename = "baton_claimed", skip_serializing_if = "std::ops::Not::not")]
+    pub claimed: bool,
 }
 
 /// The object that asks for that.
@@ -87,7 +90,7 @@ impl PrefillAddress {
 
     /// How it is to be asked.
     pub fn keep(&self) -> Keep {
-        Keep { host: Some(self.host.clone()), port: self.bootstrap_port }
+        Keep { host: Some(self.host.clone()), port: self.bootstrap_port, claimed: false }
     }
 }
 
@@ -200,7 +203,8 @@ pub(super) fn read(fields: &mut Fields<'_>, choices: usize) -> Result<Option<KvT
                 return Err(object.invalid("remote_host", "must name a host"));
             }
             let port = object.integer("remote_port", 1..=i128::from(u16::MAX))?;
-            Ok(Some(KvTransfer::Keep(Keep { host, port })))
+            let claimed = object.flag("baton_claimed", false)?;
+            Ok(Some(KvTransfer::Keep(Keep { host, port, claimed })))
         }
         (true, true) => Err(object.invalid("do_remote_decode", "and do_remote_prefill exclude each other")),
         (false, true) => {
@@ -254,13 +258,15 @@ mod tests {
         let body = r#"{"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,
             "remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}}"#;
         assert_eq!(read_json(body), Ok(Some(KvTransfer::Keep(Keep::default()))));
-        let keep = Keep { host: Some("10.0.0.1".into()), port: Some(8998) };
-        let body = serde_json::json!({ "kv_transfer_params": keep.asking() }).to_string();
-        assert_eq!(
-            read_json(&body),
-            Ok(Some(KvTransfer::Keep(keep))),
-            "as ours says where it reaches prefill"
-        );
+        for claimed in [false, true] {
+            let keep = Keep { host: Some("10.0.0.1".into()), port: Some(8998), claimed };
+            let body = serde_json::json!({ "kv_transfer_params": keep.asking() }).to_string();
+            assert_eq!(
+                read_json(&body),
+                Ok(Some(KvTransfer::Keep(keep))),
+                "as ours says where it reaches prefill"
+            );
+        }
         for nothing in ["{}", r#"{"kv_transfer_params":null}"#, r#"{"kv_transfer_params":{}}"#] {
             assert_eq!(read_json(nothing), Ok(None));
         }

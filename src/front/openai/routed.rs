@@ -343,7 +343,7 @@ mod tests {
             br#"{"stream":true,"prompt":[1],"kv_transfer_params":7,"baton_prefill":8,"echo":true,"n":2}"#;
         let routed = Routed::parse(body).unwrap();
         let text = |body: Vec<u8>| String::from_utf8(body).unwrap();
-        let keep = Keep { host: Some("10.0.0.1".into()), port: None };
+        let keep = Keep { host: Some("10.0.0.1".into()), ..Keep::default() };
         assert_eq!(
             text(routed.keep(&keep, None, false)),
             r#"{"prompt":[1],"n":2,"stream":false,"kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_host":"10.0.0.1"}}"#

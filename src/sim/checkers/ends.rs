@@ -3,8 +3,11 @@
 use super::reasons::{Reasons, WEATHER};
 use super::{Checked, Checker, Finding};
 use crate::cause::Cause;
+use crate::config::resolved::Flow;
+use crate::limits::KEPT_KV_LIFE;
 use crate::sched::mailbox::Outcome;
 use crate::sim::agenda::{MILLI, Nanos, SECOND};
+use crate::sim::plan::Plan;
 
 /// How long a request takes at most where nothing goes wrong, and how much longer for each that came before it and has
 /// not ended.
@@ -44,27 +47,40 @@ impl Entry {
     }
 }
 
+/// What a plan excuses.
+#[derive(Clone, Copy, Debug)]
+struct Slack {
+    /// Workers have places for all requests.
+    ample: bool,
+    /// How long places may be taken by nobody: by KV that waits for whoever claims it late.
+    unclaimed: Nanos,
+    /// How long after it was chosen a worker may be asked first.
+    late: Nanos,
+}
+
 /// All requests so far.
 #[derive(Debug)]
 pub struct Ends {
     entries: Vec<Entry>,
     open: usize,
-    /// Workers have places for all requests.
-    ample: bool,
     /// Workers that serve without a second one.
     lone: Vec<usize>,
+    slack: Slack,
+    /// When the last one ended.
+    last: Nanos,
 }
 
 impl Ends {
-    /// No requests. `ample` says whether workers have places for all of them; those of `lone` serve without a second one
-    /// where it must be.
-    pub fn new(ample: bool, lone: Vec<usize>) -> Ends {
-        Ends { entries: Vec::new(), open: 0, ample, lone }
+    /// No requests. Workers of `lone` serve without a second one where it must be.
+    pub fn new(plan: &Plan, lone: Vec<usize>) -> Ends {
+        let late = if plan.flow == Flow::Dual { 0 } else { WEATHER };
+        let slack = Slack { ample: plan.is_ample(), unclaimed: plan.unclaimed(), late };
+        Ends { entries: Vec::new(), open: 0, lone, slack, last: 0 }
     }
 
     /// The next request has begun, and waits so long.
     pub fn begun(&mut self, begun: Nanos, patience: Nanos, must_succeed: bool) {
-        let served = SERVED.0 + SERVED.1 * self.open as Nanos;
+        let served = SERVED.0 + SERVED.1 * self.open as Nanos + self.slack.unclaimed;
         self.entries.push(Entry {
             begun,
             patience,
@@ -134,6 +150,7 @@ impl Ends {
             return wrong(format!("request {id} ended twice"));
         }
         self.open -= 1;
+        self.last = now;
         if entry.due(reasons) < now {
             return wrong(format!("request {id} ended too late"));
         }
@@ -144,11 +161,16 @@ impl Ends {
             Err(Cause::PeerLost) if entry.is_left_alone(now, &self.lone, reasons) => {
                 wrong(format!("request {id} found nobody, and a worker that reads prompts alone was well"))
             }
-            Err(cause) if !entry.is_explained(cause, now, self.ample, reasons) => {
+            Err(cause) if !entry.is_explained(cause, now, self.slack, reasons) => {
                 wrong(format!("request {id} failed ({cause}), which nothing that was done to it explains"))
             }
             _ => Ok(()),
         }
+    }
+
+    /// From when on nothing of requests that are over takes a place, if no other ends.
+    pub fn cleared_from(&self) -> Nanos {
+        self.last + self.slack.unclaimed
     }
 
     /// Requests that are not over.
@@ -177,7 +199,8 @@ impl Entry {
         self.pairs.is_empty() && lone.iter().any(|&worker| is_well(worker))
     }
 
-    fn is_explained(&self, cause: Cause, now: Nanos, ample: bool, reasons: &Reasons) -> bool {
+    fn is_explained(&self, cause: Cause, now: Nanos, slack: Slack, reasons: &Reasons) -> bool {
+        let Slack { ample, unclaimed, late } = slack;
         let life = self.begun..now;
         // Legs find out by themselves that time is up, and one of them may hear it of the other.
         let gone = now - self.begun + reasons.skipped(&life, &self.pairs);
@@ -187,7 +210,7 @@ impl Entry {
             let mut tries = tries.clone();
             self.turned_away
                 || reasons.may_lose(&life, &self.pairs)
-                || tries.any(|(&pair, &chosen)| reasons.has_changed(pair, chosen))
+                || tries.any(|(&pair, &chosen)| reasons.has_changed(pair, chosen, late))
         };
         match cause {
             Cause::ClientGone => self.left,
@@ -197,8 +220,12 @@ impl Entry {
             Cause::Deadline => is_up(),
             // What a worker has taken it finishes before it ends; what it has not found no other.
             Cause::PeerLost => lost() || !self.sent && reasons.may_miss(&life),
-            // Of a request that somebody ended before this leg came, it was over at the other.
-            Cause::OtherLeg => self.doubled || self.aborted || is_up() || lost(),
+            // Of a request that somebody ended before this leg came, it was over at the other; and what was kept for a decode
+            // worker that had no pages for so long is gone.
+            Cause::OtherLeg => {
+                let is_late = unclaimed > 0 && now - self.begun >= KEPT_KV_LIFE.as_nanos() as Nanos;
+                self.doubled || self.aborted || is_late || is_up() || lost()
+            }
             // Of a leg that came too late, or found no place, decode hears as of one that never will.
             Cause::Draining => {
                 let slack = if ample { WEATHER } else { Nanos::MAX };

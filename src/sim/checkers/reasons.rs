@@ -133,10 +133,11 @@ impl Reasons {
     }
 
     /// Whether a request that these were chosen for then may have come to one that had ended, or to peers that do not
-    /// know yet who is in its place; before that, its end may cost nobody anything.
-    pub fn has_changed(&self, pair: [usize; 2], chosen: Nanos) -> bool {
+    /// know yet who is in its place; before that, its end may cost nobody anything. One of them may be asked first when the
+    /// other one has answered, so `late`.
+    pub fn has_changed(&self, pair: [usize; 2], chosen: Nanos, late: Nanos) -> bool {
         let is_felt = |leave: &Leave| {
-            leave.ended.is_some_and(|ended| ended <= chosen)
+            leave.ended.is_some_and(|ended| ended <= chosen + late)
                 && leave.until.is_none_or(|until| until + REPAIRED >= chosen)
         };
         self.leaves.iter().any(|leave| pair.contains(&leave.host) && is_felt(leave))

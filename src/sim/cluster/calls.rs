@@ -1,4 +1,4 @@
-//! Connections between the router and workers: they take time to stand, meet a host that is gone or cannot be reached,
+//! Connections of the router to workers, and of decode workers to prefill workers that they ask: they take time to stand, meet a host that is gone or cannot be reached,
 //! and what travels on them keeps its order.
 
 use super::stream::Stream;
@@ -18,19 +18,33 @@ const KNOCK_AGAIN: Nanos = SECOND;
 /// A call's connection.
 #[derive(Debug)]
 pub(super) struct Call {
+    /// Who asks,
+    pub(super) from: usize,
+    /// and in which of its lives, of a worker.
+    from_life: u32,
     pub(super) host: usize,
     /// Which of the host's processes it leads to; `None` while it does not stand.
-    life: Option<u32>,
+    pub(super) life: Option<u32>,
     /// Of the request that is served by it.
     room: Option<Room>,
     pub(super) to_worker: Stream<Input>,
+    /// Or to the worker that asks.
     pub(super) to_router: Stream<Answer>,
+    /// When it is given up, if anybody looks.
+    until: Nanos,
 }
 
 impl Call {
     /// One that stands.
-    pub(super) fn standing(host: usize, life: u32, room: Option<Room>) -> Call {
-        Call { host, life: Some(life), room, to_worker: Stream::default(), to_router: Stream::default() }
+    pub(super) fn standing([from, host]: [usize; 2], life: u32, room: Option<Room>) -> Call {
+        let (to_worker, to_router) = Default::default();
+        let life = Some(life);
+        Call { from, from_life: 0, host, life, room, to_worker, to_router, until: Nanos::MAX }
+    }
+
+    /// Whether a worker's process of this life asks.
+    pub(super) fn comes_from(&self, host: usize, life: u32) -> bool {
+        (self.from, self.from_life) == (host, life)
     }
 
     /// Whether it stands, to this process of a host.
@@ -44,22 +58,37 @@ impl Cluster<'_> {
     pub(super) fn open_call(&mut self, name: CallName, host: usize, kept: Option<u32>) {
         let room = match name {
             CallName::Leg(leg) => Some(self.flights.room(leg.flight)),
+            CallName::Notice(_, room) => Some(room),
             CallName::Probe(_) => None,
         };
-        self.calls.insert(name, Call { life: kept, ..Call::standing(host, 0, room) });
+        self.calls.insert(name, Call { life: kept, ..Call::standing([ROUTER, host], 0, room) });
         if kept.is_none() {
             let at = self.agenda.now() + self.delay();
             self.agenda.put(at, Happening::Knock(name));
         }
     }
 
+    /// A worker dials another one, to ask it something within this time.
+    pub(super) fn question(&mut self, name: CallName, [from, to]: [usize; 2], room: Room, patience: Nanos) {
+        let now = self.agenda.now();
+        let (from_life, until) = (self.hosts[from].life, now.saturating_add(patience));
+        self.calls
+            .insert(name, Call { from_life, life: None, until, ..Call::standing([from, to], 0, Some(room)) });
+        let at = now + self.delay();
+        self.agenda.put(at, Happening::Knock(name));
+    }
+
     /// The kernel of a worker's host takes a connection, whatever its process does.
     pub(super) fn knock(&mut self, name: CallName) {
         let now = self.agenda.now();
         let Some(call) = self.calls.get(&name) else { return };
-        let (index, room) = (call.host, call.room);
+        let (from, index, room) = (call.from, call.host, call.room);
+        if call.until <= now {
+            self.calls.remove(&name);
+            return;
+        }
         let host = &self.hosts[index];
-        if host.dark_until > now || self.is_parted(ROUTER, index) {
+        if host.dark_until > now || self.is_parted(from, index) {
             return self.agenda.put(now + KNOCK_AGAIN, Happening::Knock(name));
         }
         let life = host.process.is_some().then_some(host.life);
@@ -138,7 +167,7 @@ impl Cluster<'_> {
         let now = self.agenda.now();
         let Some(call) = self.calls.get_mut(&name) else { return };
         let host = call.host;
-        if self.parted.contains_key(&(ROUTER, host)) {
+        if self.parted.contains_key(&(call.from, host)) {
             return call.to_worker.lose();
         }
         let Some(input) = call.to_worker.take(now) else { return };
@@ -160,24 +189,38 @@ impl Cluster<'_> {
     pub(super) fn reach_router(&mut self, name: CallName) -> Checked {
         let now = self.agenda.now();
         let Some(call) = self.calls.get_mut(&name) else { return Ok(()) };
-        if self.parted.contains_key(&(call.host, ROUTER)) {
+        if self.parted.contains_key(&(call.host, call.from)) {
             call.to_router.lose();
             return Ok(());
         }
         let Some(answer) = call.to_router.take(now) else { return Ok(()) };
-        let (host, room) = (call.host, call.room);
+        let (from, life, host, room) = (call.from, call.from_life, call.host, call.room);
         if let CallName::Leg(leg) = name {
             let (what, detail) = match answer {
                 Answer::Stands(_) => ("is connected", leg.role as u64),
                 Answer::Token(token) => ("answers", token.into()),
                 Answer::Drains | Answer::Hangs => ("turns away", leg.role as u64),
-                Answer::Ended(_) | Answer::Well => ("has answered", leg.role as u64),
+                Answer::Kept(_) => ("keeps its KV", leg.role as u64),
+                Answer::Ended(_) | Answer::SourceFailed(_) | Answer::Well => {
+                    ("has answered", leg.role as u64)
+                }
                 Answer::Lost => ("is lost", leg.role as u64),
             };
             self.story.tell(now, "process", host, what, room, detail);
         }
-        if !matches!(answer, Answer::Stands(_) | Answer::Token(_)) {
+        // Who is asked by a worker says at once where the KV will be.
+        let goes_on = matches!(answer, Answer::Stands(_) | Answer::Token(_))
+            || from != ROUTER && matches!(answer, Answer::Kept(_));
+        if !goes_on {
             self.calls.remove(&name);
+        }
+        if from != ROUTER {
+            match (name, answer) {
+                (CallName::Leg(leg), _) => self.deliver(from, life, Input::Word(leg, answer)),
+                (CallName::Notice(_, room), Answer::Stands(_)) => self.post(name, Input::GiveUp(name, room)),
+                (CallName::Notice(..) | CallName::Probe(_), _) => {}
+            }
+            return Ok(());
         }
         self.flights.take(name, answer, now);
         if let (Answer::Token(_), CallName::Leg(leg)) = (answer, name) {

@@ -1,7 +1,8 @@
 //! How faults are carried out, and undone.
 
+use super::calls::Call;
 use super::{Cluster, Conn, Happening, RESENT};
-use crate::limits::ENGINE_STILL_MAX;
+use crate::limits::{ENGINE_STILL_MAX, NET_HOST_SILENCE_MAX};
 use crate::sim::agenda::Nanos;
 use crate::sim::checkers::Checked;
 use crate::sim::checkers::reasons::{Effect, Place};
@@ -71,6 +72,8 @@ impl Cluster<'_> {
             Fault::Pause { host, .. }
             | Fault::Hang { host, .. }
             | Fault::Stall { host, thread: Thread::Ctl, .. } => (Effect::Silences, Place::Host(host), over),
+            // It proves no lane, either.
+            Fault::Stall { host, thread: Thread::Move, .. } => (Effect::Holds, Place::Host(host), over),
             Fault::Stall { host, .. } => (Effect::Delays, Place::Host(host), over),
             // A step that has begun then goes on as slowly.
             Fault::Slow { host, factor, .. } => {
@@ -110,7 +113,7 @@ impl Cluster<'_> {
         let open: Vec<CallName> = self.open_calls().collect();
         if !open.is_empty() {
             let name = self.dice.pick(&open);
-            let way = Place::Way(ROUTER, self.calls[&name].host);
+            let way = Place::Way(self.calls[&name].from, self.calls[&name].host);
             self.reasons.add(Effect::Breaks, way, now, now);
             self.cut_call(name);
         }
@@ -252,6 +255,22 @@ impl Cluster<'_> {
             let at = now + self.delay();
             self.agenda.put(at, Happening::Dropped { host: index, life });
         }
+        let asked = self.calls.iter().filter(|(_, call)| call.comes_from(index, life));
+        for name in asked.map(|(&name, _)| name).collect::<Vec<_>>() {
+            match (silent, name, self.calls.remove(&name)) {
+                // The other end's kernel finds out by itself.
+                (true, CallName::Leg(leg), Some(Call { host, life: Some(life), .. })) => {
+                    let at = over.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos) + self.delay();
+                    let input = Input::Cancel(leg);
+                    self.agenda.put(at, Happening::Pass { host, life, input });
+                }
+                (true, ..) | (false, _, None) => {}
+                (false, _, Some(call)) => {
+                    self.calls.insert(name, call);
+                    self.close(name);
+                }
+            }
+        }
         let calls = self.calls.iter().filter(|(_, call)| call.leads_to(index, life));
         for name in calls.map(|(&name, _)| name).collect::<Vec<_>>() {
             self.lose(name);
@@ -295,7 +314,7 @@ impl Cluster<'_> {
         self.write_again();
         self.carry_again();
         for (&name, call) in &mut self.calls {
-            let (there, back) = ((ROUTER, call.host), (call.host, ROUTER));
+            let (there, back) = ((call.from, call.host), (call.host, call.from));
             let to_worker = if self.parted.contains_key(&there) { 0 } else { call.to_worker.resend() };
             let to_router = if self.parted.contains_key(&back) { 0 } else { call.to_router.resend() };
             let again = [(to_worker, Happening::ToWorker as fn(_) -> _), (to_router, Happening::ToRouter)];

@@ -3,12 +3,15 @@
 
 use super::{Cluster, Conn, Happening};
 use crate::ids::Room;
-use crate::limits::PEER_PROOF_TIME_MAX;
+use crate::limits::{PEER_PROOF_TIME_MAX, ROUTER_ABORT_TIME};
 use crate::sim::agenda::{MILLI, Nanos};
 use crate::sim::edge::{ConnNumber, Input, Output, Parcel};
 use crate::sim::process::Thread;
+use crate::sim::router::fleet::CallName;
 use crate::wire::message::Message;
 
+/// From here on notices are counted that are not the router's.
+const NOTICES_OF_WORKERS: u64 = 1 << 32;
 /// Between two tries of a dial whose packets are lost.
 const DIAL_AGAIN: Nanos = 200 * MILLI;
 
@@ -63,6 +66,16 @@ impl Cluster<'_> {
             }
             Output::Lane { to, kernel } => self.dial_lane(from, to, kernel),
             Output::Answer(name, answer) => self.answer(name, answer),
+            Output::Ask { name, to, room } => {
+                self.question(CallName::Leg(name), [from, to], room, Nanos::MAX);
+            }
+            Output::Put(name, job) => self.post(CallName::Leg(name), Input::Submit(job)),
+            Output::Unask(name) => self.close(CallName::Leg(name)),
+            Output::GiveUp { to, room } => {
+                self.notices += 1;
+                let name = CallName::Notice(NOTICES_OF_WORKERS + self.notices, room);
+                self.question(name, [from, to], room, ROUTER_ABORT_TIME.as_nanos() as Nanos);
+            }
         }
     }
 

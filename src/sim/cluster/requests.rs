@@ -3,8 +3,10 @@
 use super::calls::Call;
 use super::{Cluster, Happening, Phase, RECOVERED};
 use crate::cluster::router::Role;
+use crate::ids::Room;
 use crate::sim::checkers::{Checked, tokens};
 use crate::sim::edge::{Input, Job};
+use crate::sim::faults::ROUTER;
 use crate::sim::router::fleet::CallName;
 use crate::sim::router::{LegName, Wish};
 use crate::sim::workload::Order;
@@ -46,30 +48,34 @@ impl Cluster<'_> {
                     self.story.tell(now, "request", flight, "gets a pair", Some(room), pair[1] as u64);
                 }
                 Wish::Open { call, worker, life } => self.open_call(call, worker, life),
-                Wish::Send { flight, attempt, again, order } => {
+                Wish::Send { flight, attempt, again, legs, keeps, asks, order } => {
                     self.ends.sent(flight)?;
-                    let (room, pair) = (self.flights.room(flight), self.flights.pair(flight));
+                    let room = self.flights.room(flight);
                     let what = if again { "is sent again" } else { "is sent" };
                     self.report.retries += usize::from(again);
                     self.story.tell(now, "request", flight, what, Some(room), order.resumed.into());
                     let name = |role, copy| LegName { flight, attempt, role, copy };
-                    // Alone it has one leg.
-                    let roles =
-                        if pair[0] == pair[1] { &[Role::Decode][..] } else { &[Role::Prefill, Role::Decode] };
-                    for &role in roles {
-                        self.submit(name(role, 0), pair, &order);
+                    let mut roles = vec![Role::Prefill, Role::Decode];
+                    roles.retain(|&role| legs[role as usize]);
+                    for &role in &roles {
+                        self.submit(name(role, 0), room, [keeps, asks], &order);
                     }
                     let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
                     if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
-                        let role = self.dice.pick(roles);
-                        let (host, copy) = (pair[role as usize], name(role, 1));
-                        let call = Call::standing(host, self.hosts[host].life, Some(room));
+                        let role = self.dice.pick(&roles);
+                        let (host, copy) = (self.flights.pair(flight)[role as usize], name(role, 1));
+                        // Who keeps KV draws its room, each time another one.
+                        let room = if keeps || asks { Room(self.dice.draw() >> 1) } else { room };
+                        let call = Call::standing([ROUTER, host], self.hosts[host].life, Some(room));
                         self.calls.insert(CallName::Leg(copy), call);
-                        self.submit(copy, pair, &order);
+                        self.submit(copy, room, [keeps, asks], &order);
                         self.ends.doubled(flight);
                     }
                 }
-                Wish::Ask(call) => self.post(call, Input::Ask(call)),
+                Wish::Ask(call) => match call {
+                    CallName::Notice(_, room) => self.post(call, Input::GiveUp(call, room)),
+                    CallName::Probe(_) | CallName::Leg(_) => self.post(call, Input::Ask(call)),
+                },
                 Wish::Close(call) => {
                     self.close(call);
                     // Who has sent it twice leaves twice.
@@ -84,8 +90,9 @@ impl Cluster<'_> {
                 Wish::Over(flight, how) => {
                     let leg = |attempt| LegName { flight, attempt, role: Role::Prefill, copy: 0 };
                     let tries = CallName::Leg(leg(0))..CallName::Leg(leg(u32::MAX));
-                    let is_copy = |name: &&CallName| matches!(name, CallName::Leg(leg) if leg.copy > 0);
-                    let copies = self.calls.range(tries).map(|(name, _)| name).filter(is_copy).copied();
+                    let is_copy = |name: &CallName| matches!(name, CallName::Leg(leg) if leg.copy > 0);
+                    let calls = self.calls.range(tries).filter(|(_, call)| call.from == ROUTER);
+                    let copies = calls.map(|(&name, _)| name).filter(is_copy);
                     copies.collect::<Vec<_>>().into_iter().for_each(|copy| self.close(copy));
                     let room = self.flights.room(flight);
                     let what = match how {
@@ -108,11 +115,11 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    fn submit(&mut self, leg: LegName, pair: [usize; 2], order: &Order) {
-        let (name, room) = (CallName::Leg(leg), self.flights.room(leg.flight));
+    fn submit(&mut self, leg: LegName, room: Room, [keeps, asks]: [bool; 2], order: &Order) {
+        let (name, pair) = (CallName::Leg(leg), self.flights.pair(leg.flight));
         let source =
             Some(pair[Role::Prefill as usize]).filter(|source| *source != pair[Role::Decode as usize]);
-        let job = Job { name: leg, room, source, order: order.clone() };
+        let job = Job { name: leg, room, source, keeps, streams: false, asks, order: order.clone() };
         self.post(name, Input::Submit(Box::new(job)));
     }
 }

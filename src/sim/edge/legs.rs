@@ -4,7 +4,7 @@ use super::{Edge, Job, Leg, Output, address_of};
 use crate::cause::Cause;
 use crate::cluster::router::Role;
 use crate::front::handoff::{Source, prompt_of};
-use crate::ids::RequestId;
+use crate::ids::{RequestId, Room};
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::sim::checkers::shadow::{Grant, Lease};
@@ -18,9 +18,11 @@ use std::time::{Duration, Instant};
 impl Edge {
     /// Who asked has closed a leg's connection.
     pub(super) fn cancel(&mut self, name: LegName) {
+        self.drop_asked(name);
         if let Some(leg) = self.legs.values_mut().find(|leg| leg.name == name) {
-            leg.muted = true;
-            if !leg.finished {
+            // Whose answer was that its KV is kept works for nobody, who could leave.
+            let is_kept = std::mem::replace(&mut leg.muted, true) && leg.kept.is_some();
+            if !leg.finished && !is_kept {
                 let slot = leg.slot;
                 self.handoff.worker_mut(WORKER).abort(slot, Cause::ClientGone);
             }
@@ -29,6 +31,7 @@ impl Edge {
 
     /// Somebody wants a request to end; who asked for it is told.
     pub(super) fn abort(&mut self, flight: usize) {
+        self.abort_asked(flight);
         let legs = self.legs.values_mut().filter(|leg| leg.name.flight == flight && !leg.muted);
         for leg in legs.filter(|leg| !leg.finished) {
             leg.muted = true;
@@ -36,18 +39,37 @@ impl Edge {
             let aborted = Answer::Ended(Outcome::Failed(Cause::Aborted));
             self.outbox.push(Output::Answer(CallName::Leg(leg.name), aborted));
         }
+        let asked = self.asking.keys().copied().filter(|name| name.flight == flight);
+        for name in asked.collect::<Vec<_>>() {
+            self.drop_asked(name);
+        }
+    }
+
+    /// What is kept in this room will not be claimed; who waits for that to be said is told.
+    pub(super) fn give_up_kept(&mut self, room: Room) {
+        let mut legs = self.legs.values_mut().filter(|leg| leg.kept == Some(room) && !leg.finished);
+        let Some(leg) = legs.next() else { return };
+        self.handoff.worker_mut(WORKER).abort(leg.slot, Cause::Aborted);
+        if !std::mem::replace(&mut leg.muted, true) {
+            let aborted = Answer::Ended(Outcome::Failed(Cause::Aborted));
+            self.outbox.push(Output::Answer(CallName::Leg(leg.name), aborted));
+        }
     }
 
     /// A leg's request has come, as `front::generations` places it.
     pub(super) fn submit(&mut self, job: Job, now: Instant) {
-        let Job { name, room, source, order } = job;
+        let Job { name, room, source, keeps, streams, asks, order } = job;
+        let (question, asks) = (order.clone(), asks && name.role == Role::Decode);
+        let keeps = keeps && name.role == Role::Prefill;
         if self.drain.is_begun() || self.hangs {
             let answer = if self.hangs { Answer::Hangs } else { Answer::Drains };
             return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
         }
         if order.is_whole() {
             let outcome = if order.max_new == 0 { Outcome::Length } else { Outcome::Stop };
-            return self.outbox.push(Output::Answer(CallName::Leg(name), Answer::Ended(outcome)));
+            // Nothing is kept, and it is told where all the same.
+            let answer = if keeps { Answer::Kept(room) } else { Answer::Ended(outcome) };
+            return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
         }
         let deadline = now + Duration::from_nanos(order.patience);
         let worker = self.handoff.worker_mut(WORKER);
@@ -56,7 +78,8 @@ impl Edge {
             self.outbox.push(Output::Answer(CallName::Leg(name), refused));
             return;
         };
-        let source = source.filter(|_| name.role == Role::Decode).map(address_of);
+        let to = source.filter(|_| name.role == Role::Decode);
+        let source = to.map(address_of);
         let (max_new, salt) = match (name.role, source) {
             (Role::Prefill, _) => (1, order.salt),
             // As where no key proves sources.
@@ -74,7 +97,8 @@ impl Edge {
             generation: slot.generation,
             prompt: order.prompt.clone(),
             alone: name.role == Role::Decode && source.is_none(),
-            keep: false,
+            // Who was told where claims it, and nothing is computed before.
+            keep: keeps && !streams,
             resumed: order.resumed,
             output: Vec::with_capacity(max_new as usize),
             pages: Vec::with_capacity(pages),
@@ -96,9 +120,19 @@ impl Edge {
             prompt: order.prompt,
             expected,
             held: None,
+            kept: keeps.then_some(room),
+            streams,
             finished: false,
             muted: false,
         };
+        if let Some(to) = to.filter(|_| asks) {
+            let order = question;
+            let job = Job { name, room, source: None, keeps: true, streams: true, asks: false, order };
+            return self.ask(to, Box::new(request), leg, job, now);
+        }
+        if streams {
+            self.outbox.push(Output::Answer(CallName::Leg(name), Answer::Kept(room)));
+        }
         self.legs.insert(request.id, leg);
         let source = source.map(Source::Remote);
         self.handoff.submit(Box::new(request), source.as_ref(), now);
@@ -120,6 +154,9 @@ impl Edge {
                     Role::Prefill => leg.held = Some(sampled.token),
                     Role::Decode if !leg.muted => {
                         let name = CallName::Leg(leg.name);
+                        if let Some(asking) = self.asking.get_mut(&leg.name) {
+                            asking.begun = true;
+                        }
                         self.outbox.push(Output::Answer(name, Answer::Token(sampled.token)));
                     }
                     Role::Decode => {}
@@ -150,8 +187,17 @@ impl Edge {
                 self.grants.insert(slot, grant);
                 self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
             }
-            Event::Computed { worker, slot, generation, .. } => {
+            Event::Computed { worker, slot, generation, request, .. } => {
                 self.handoff.computed(worker, Slot { id: slot, generation }, now);
+                let leg = self.legs.get_mut(&request);
+                // Where it is kept the leg works for nobody from now on, until decode claims it.
+                if let Some((leg, room)) = leg.and_then(|leg| leg.kept.map(|room| (leg, room)))
+                    && !std::mem::replace(&mut leg.muted, true)
+                {
+                    let answer =
+                        if leg.streams { Answer::Ended(Outcome::Length) } else { Answer::Kept(room) };
+                    self.outbox.push(Output::Answer(CallName::Leg(leg.name), answer));
+                }
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
@@ -162,16 +208,22 @@ impl Edge {
                 if std::mem::replace(&mut leg.finished, true) {
                     return wrong(leg, "a leg ended twice");
                 }
-                let (slot, name, muted) = (leg.slot, CallName::Leg(leg.name), leg.muted);
+                let (slot, of, muted, held) = (leg.slot, leg.name, leg.muted, leg.held);
                 let failure = match outcome {
                     Outcome::Failed(cause) => Some(cause),
                     _ => None,
                 };
-                if !muted {
-                    if let (Some(token), None) = (leg.held, failure) {
+                if !muted && !failure.is_some_and(|cause| self.awaits_word(of, cause, now)) {
+                    let name = CallName::Leg(of);
+                    if let (Some(token), None) = (held, failure) {
                         self.outbox.push(Output::Answer(name, Answer::Token(token)));
                     }
                     self.outbox.push(Output::Answer(name, Answer::Ended(outcome)));
+                    match failure {
+                        Some(_) => drop(self.drop_asked(of)),
+                        // What prefill says still is of no interest.
+                        None => drop(self.asking.remove(&of)),
+                    }
                 }
                 self.handoff.finished(WORKER, slot, failure, now);
             }

@@ -5,10 +5,12 @@
 //! a worker is beyond that it answers (introductions).
 
 use super::{Answer, LegName, Wish};
+use crate::cause::Cause;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::{Booking, Router};
 use crate::front::router::call::Lost;
-use crate::limits::{ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME};
+use crate::ids::Room;
+use crate::limits::{ROUTER_ABORT_TIME, ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME};
 use crate::sched::mailbox::Outcome;
 use crate::sim::agenda::Nanos;
 use std::collections::{BTreeMap, VecDeque};
@@ -21,6 +23,8 @@ pub enum CallName {
     Leg(LegName),
     /// The probe of this number.
     Probe(u64),
+    /// The notice of this number: the KV that is kept in this room will not be claimed.
+    Notice(u64, Room),
 }
 
 /// What becomes of a leg.
@@ -32,8 +36,12 @@ pub enum What {
     Refused,
     /// A token of the answer.
     Token(u32),
+    /// The prompt is read, and its KV kept in this room.
+    Kept(Room),
     /// The answer is whole.
     Ended(Outcome),
+    /// The worker that decode has asked has failed.
+    SourceFailed(Cause),
     /// The worker takes nothing new.
     TurnedAway,
     /// No further answer will come.
@@ -77,7 +85,8 @@ pub struct Fleet {
     calls: BTreeMap<CallName, Call>,
     /// By worker; the one used last is the last.
     kept: Vec<Vec<Kept>>,
-    probes: u64,
+    /// Probes and notices so far.
+    asked: u64,
     news: VecDeque<(LegName, What)>,
     /// What is to be done.
     pub wishes: Vec<Wish>,
@@ -88,7 +97,7 @@ impl Fleet {
     pub fn new(router: Router, base: Instant) -> Fleet {
         let kept = router.workers().map(|_| Vec::new()).collect();
         let (calls, news) = (BTreeMap::new(), VecDeque::new());
-        Fleet { router, base, calls, kept, probes: 0, news, wishes: Vec::new() }
+        Fleet { router, base, calls, kept, asked: 0, news, wishes: Vec::new() }
     }
 
     /// The decisions.
@@ -168,16 +177,24 @@ impl Fleet {
                 match name {
                     CallName::Leg(leg) if !begun => self.news.push_back((leg, What::Ready)),
                     CallName::Leg(_) => {}
-                    CallName::Probe(_) => self.wishes.push(Wish::Ask(name)),
+                    CallName::Probe(_) | CallName::Notice(..) => self.wishes.push(Wish::Ask(name)),
                 }
             }
             Answer::Token(token) => self.tell(name, What::Token(token)),
+            Answer::Kept(room) => {
+                self.end(name, now);
+                self.tell(name, What::Kept(room));
+            }
             Answer::Ended(outcome) => {
                 self.end(name, now);
                 self.tell(name, What::Ended(outcome));
             }
+            Answer::SourceFailed(cause) => {
+                self.end(name, now);
+                self.tell(name, What::SourceFailed(cause));
+            }
             Answer::Well => {
-                if let Some(worker) = self.end(name, now) {
+                if let (Some(worker), CallName::Probe(_)) = (self.end(name, now), name) {
                     self.router.probed(worker, true, self.instant(now));
                 }
             }
@@ -191,6 +208,7 @@ impl Fleet {
                     CallName::Probe(_) => {
                         self.router.declined(worker, self.instant(now));
                     }
+                    CallName::Notice(..) => {}
                 }
             }
             Answer::Hangs => {
@@ -198,6 +216,7 @@ impl Fleet {
                 match name {
                     CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
                     CallName::Probe(_) => self.unwell(worker, now),
+                    CallName::Notice(..) => {}
                 }
             }
             Answer::Lost => self.closed(name, now),
@@ -223,14 +242,29 @@ impl Fleet {
             kept.retain(|kept| kept.since + nanos(ROUTER_IDLE_TIME) > now);
         }
         while let Some(worker) = self.router.begin_probe(self.instant(now)) {
-            self.probes += 1;
-            let (name, booking) = (CallName::Probe(self.probes), self.router.visit(worker));
-            let stands = self.open(name, booking, now + nanos(ROUTER_PROBE_TIME), now);
-            self.begin(name);
-            if stands {
-                self.wishes.push(Wish::Ask(name));
-            }
+            self.asked += 1;
+            self.ask(CallName::Probe(self.asked), worker, ROUTER_PROBE_TIME, now);
         }
+    }
+
+    /// Tells a worker that the KV which it keeps in this room will not be claimed, if it can be reached within a moment.
+    pub fn give_up_kept(&mut self, worker: WorkerNumber, room: Room, now: Nanos) {
+        self.asked += 1;
+        self.ask(CallName::Notice(self.asked, room), worker, ROUTER_ABORT_TIME, now);
+    }
+
+    fn ask(&mut self, name: CallName, worker: WorkerNumber, patience: Duration, now: Nanos) {
+        let booking = self.router.visit(worker);
+        let stands = self.open(name, booking, now + nanos(patience), now);
+        self.begin(name);
+        if stands {
+            self.wishes.push(Wish::Ask(name));
+        }
+    }
+
+    /// Nothing will be asked of a worker that was booked.
+    pub fn release(&mut self, booking: Booking, now: Nanos) {
+        self.router.release(booking, self.instant(now));
     }
 
     fn tell(&mut self, name: CallName, what: What) {
@@ -261,6 +295,7 @@ impl Fleet {
                 self.news.push_back((leg, if begun { What::Lost(lost) } else { What::Refused }));
             }
             CallName::Probe(_) => self.unwell(worker, now),
+            CallName::Notice(..) => {}
         }
     }
 

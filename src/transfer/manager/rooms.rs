@@ -80,6 +80,12 @@ impl<L: PartialEq> Wanted<L> {
             && names(self) == names(interest)
     }
 
+    /// What it is told when its request has not come: that time is up only where it was, since nobody tries that again. A
+    /// prefill worker that died behind its answer, in which it said that it keeps the KV, knows nothing of the room.
+    pub fn unclaimed(&self) -> Cause {
+        if self.left <= EARLY_DESTINATION_LIFE { Cause::Deadline } else { Cause::OtherLeg }
+    }
+
     /// Whether the source writes into its pages.
     fn is_written(&self) -> bool {
         self.place.as_ref().is_some_and(|place| !place.pages.is_empty())

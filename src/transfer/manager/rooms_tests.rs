@@ -119,6 +119,18 @@ fn a_destination_is_kept_for_no_longer_than_its_request_waits() {
 }
 
 #[test]
+fn whoever_has_time_left_is_told_that_the_other_leg_is_missing() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let hasty = Wanted { left: EARLY_DESTINATION_LIFE, ..wanted(5) };
+    assert_eq!(rooms.arrive(ROOM, hasty, now), Arrived::Kept);
+    assert_eq!(rooms.arrive(Room(1), wanted(5), now), Arrived::Kept);
+    let mut told = Vec::new();
+    rooms.expire(now + EARLY_DESTINATION_LIFE, |room, wanted| told.push((room, wanted.unclaimed())));
+    assert_eq!(told, [(ROOM, Cause::Deadline), (Room(1), Cause::OtherLeg)]);
+}
+
+#[test]
 fn a_dead_link_takes_its_rooms_along() {
     let now = Instant::now();
     let mut rooms = Rooms::default();

@@ -251,7 +251,7 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let mut unclaimed = Vec::new();
         self.rooms.expire(now, |_, wanted| unclaimed.push(wanted));
         for wanted in unclaimed {
-            self.turn_down(&wanted, Cause::Deadline, effects);
+            self.turn_down(&wanted, wanted.unclaimed(), effects);
         }
     }
 

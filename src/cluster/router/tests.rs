@@ -348,11 +348,8 @@ fn what_a_worker_has_is_forgotten_with_it() {
     let now = Instant::now();
     let mut router = router(Policy::Slo, 1, 1);
     let work = Work { sequences: 1, samples: 1, tokens: 200, block: 100, blocks: Box::new([1, 2]) };
-    let cached = |router: &Router| {
-        let mut most = 0;
-        router.prefixes[Role::Prefill as usize].matches(&work.blocks, |_, blocks| most = most.max(blocks));
-        most
-    };
+    let cached =
+        |router: &Router| router.prefixes[Role::Prefill as usize].depth(WorkerNumber(0), &work.blocks);
     let serve = |router: &mut Router| {
         let pair = router.choose(&work, &Avoid::default(), now).unwrap();
         [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));

@@ -234,6 +234,9 @@ pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);
 pub const HTTP_REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
 /// Between two looks at files of certificates and keys: a change is used after two of them.
 pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
+/// From a change of the cluster's keys at a router until all workers will have read theirs: some looks, and time for who
+/// copies the files from host to host.
+pub const KEYS_CHANGE_TIME: Duration = Duration::from_secs(30);
 /// Client connections at a time; beyond it new ones are closed at once. A stream is one, and a router costs it two more
 /// to workers.
 pub const HTTP_CONNECTIONS_MAX: usize = 16 << 10;

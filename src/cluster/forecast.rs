@@ -22,9 +22,12 @@ impl Cost {
 
     /// Of a step that generates a token for each of `batch` sequences of `context` tokens in all.
     pub fn decode_ms(&self, context: u64, batch: usize) -> f64 {
+        self.step_ms(context as f64, batch as f64)
+    }
+
+    fn step_ms(&self, context: f64, batch: f64) -> f64 {
         let [a, b, c, d] = self.decode;
-        let context = context as f64;
-        a + b * context + c * batch as f64 + d * context * context
+        a + b * context + c * batch + d * context * context
     }
 }
 
@@ -54,13 +57,14 @@ impl Forecast {
 
     /// A step of so many sequences with prompts of so many tokens in all, halfway through their answers.
     pub fn step(&self, context: u64, sequences: u32) -> Duration {
-        millis(self.step_ms(context, sequences))
+        millis(self.step_ms(context as f64, f64::from(sequences)))
     }
 
-    /// The same in milliseconds.
-    pub fn step_ms(&self, context: u64, sequences: u32) -> f64 {
-        let context = context + u64::from(sequences) * u64::from(self.output / 2);
-        self.cost.decode_ms(context, sequences as usize).max(0.0)
+    /// The same in milliseconds. A router asks it of a thousand workers for each request, and whole numbers of 64 bits take
+    /// longer to become others than what is made of them.
+    pub fn step_ms(&self, context: f64, sequences: f64) -> f64 {
+        let context = context + sequences * f64::from(self.output / 2);
+        self.cost.step_ms(context, sequences).max(0.0)
     }
 }
 

@@ -239,6 +239,7 @@ impl Prefixes {
         }
         if self.runs[place].holders.iter().all(|holder| holder.has as usize <= behind) {
             self.runs[place].blocks.truncate(behind);
+            self.runs[place].blocks.shrink_to_fit();
             return run;
         }
         self.split(run, behind)
@@ -250,7 +251,8 @@ impl Prefixes {
         let mut rest = std::mem::take(&mut self.runs[run as usize]);
         let mut begin = std::mem::take(&mut self.runs[first as usize]);
         begin.blocks.extend_from_slice(&rest.blocks[..behind]);
-        rest.blocks.drain(..behind);
+        // No longer than it is, as blocks are what is bounded.
+        rest.blocks = rest.blocks[behind..].to_vec();
         (begin.before, begin.behind) = (rest.before.replace(first), 1);
         let behind = behind as u32;
         rest.holders.retain_mut(|holder| {

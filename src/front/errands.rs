@@ -131,12 +131,13 @@ impl<E: Errand> Errands<E> {
             Some(Err(why)) => self.lose(reactor, &why, now),
             Some(Ok(address)) => {
                 let (WorkerUrl { host, tls, .. }, until) = (&self.hosts[self.at], now + REGISTRY_ANSWER_TIME);
-                let dialled = match &self.authorities {
-                    Some(authorities) if *tls => {
+                let dialled = match (&self.authorities, *tls) {
+                    (Some(authorities), true) => {
                         reactor.connect_secured(&address.into(), (authorities, host), until)
                     }
+                    (_, false) => reactor.connect(&address.into(), until),
                     // The configuration has no such host without them.
-                    _ => reactor.connect(&address.into(), until),
+                    (None, true) => return self.lose(reactor, "nobody vouches for it", now),
                 };
                 match dialled {
                     Ok(conn) => self.conn = Some(conn),

@@ -169,7 +169,7 @@ impl RouterService {
             if let Some(end) = self.turn(Instant::now()) {
                 return Ok(end);
             }
-            let (passed, served) = (self.flights.take_passed(), self.flights.count());
+            let (passed, served) = (self.flights.take_passed(), self.flights.served());
             if let Some(time) = self.pace.rest(passed, served, Instant::now()) {
                 self.reactor.rest(time);
             }

@@ -87,6 +87,12 @@ pub enum Distrust {
 }
 
 impl Distrust {
+    /// Whether somebody is there, and shows a certificate.
+    pub fn is_of_certificate(self) -> bool {
+        use Distrust::{Certificate, Early, Expired, Name, Stranger};
+        matches!(self, Stranger | Name | Expired | Early | Certificate)
+    }
+
     fn of(error: &rustls::Error) -> Distrust {
         use rustls::Error;
         match error {

@@ -12,7 +12,7 @@ use std::time::Duration;
 /// Who stands behind a prompt where it is read, at a worker that generates beside: found by trying (docs/figures.md).
 const BEHIND: f64 = 4.0;
 
-const NANOS_PER_MS: f64 = 1e6;
+const MS_PER_NANO: f64 = 1e-6;
 
 /// What a choice comes to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -69,7 +69,7 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
         Duration::from_nanos(question.queue(worker)).saturating_add(own)
     };
     let context = u64::from(worker.stands_on) + work.context();
-    let step = || forecast.step(context, worker.sequences + sequences);
+    let step = || forecast.step(context, worker.sequences.saturating_add(sequences));
     match question.leg {
         Leg::Prefill => Foretold { ttft: reading(), tpot: Duration::ZERO },
         Leg::Decode => {
@@ -95,11 +95,11 @@ fn cost(question: &Question<'_>, worker: &Candidate, known: &Readings) -> f64 {
     let Question { work, forecast, .. } = *question;
     let sequences = worker.sequences;
     let step = || {
-        let context = u64::from(worker.stands_on) + work.context();
-        forecast.step_ms(context, sequences.saturating_add(work.sequences.max(1)))
+        let context = f64::from(worker.stands_on) + work.context() as f64;
+        forecast.step_ms(context, f64::from(sequences) + f64::from(work.sequences.max(1)))
     };
     let own = || known.ms(question, worker);
-    let queue = || question.queue(worker) as f64 / NANOS_PER_MS;
+    let queue = || question.queue(worker).cast_signed().max(0) as f64 * MS_PER_NANO;
     match question.leg {
         Leg::Prefill => queue() + 2.0 * own(),
         Leg::Decode => step(),

@@ -429,7 +429,7 @@ fn soonest(router: &Router, work: &Work, now: Instant) -> Option<WorkerNumber> {
     let ends = usable.into_iter().map(|(number, _, load)| {
         let missing = work.missing(prefixes.depth(number, &work.blocks));
         let reading = router.forecast.reading_ms(missing, work.tokens - missing);
-        (load.queue(now).as_nanos() as f64 / 1e6 + 2.0 * reading, number)
+        (load.queue(now).as_nanos() as f64 * 1e-6 + 2.0 * reading, number)
     });
     let first = ends.reduce(|best, other| if other.0 < best.0 { other } else { best });
     first.map(|(_, number)| number)

@@ -62,18 +62,19 @@ impl Routed {
     /// # Errors
     /// It is not a JSON object, or one with too many fields.
     pub fn parse(body: &[u8]) -> Result<Routed, ApiError> {
-        Routed::read(body, false)
+        Routed::read(body, None)
     }
 
-    /// As [`Routed::parse`], and names the blocks of the prompt, which take time, for a router that asks who has them.
+    /// As [`Routed::parse`], and names the blocks of the prompt, which takes time, for a router that asks who has them.
+    /// Nobody who does not know `secret` can write a prompt whose blocks have the names of another one's.
     ///
     /// # Errors
     /// As there.
-    pub fn parse_with_blocks(body: &[u8]) -> Result<Routed, ApiError> {
-        Routed::read(body, true)
+    pub fn parse_with_blocks(body: &[u8], secret: u64) -> Result<Routed, ApiError> {
+        Routed::read(body, Some(secret))
     }
 
-    fn read(body: &[u8], with_blocks: bool) -> Result<Routed, ApiError> {
+    fn read(body: &[u8], secret: Option<u64>) -> Result<Routed, ApiError> {
         let text = std::str::from_utf8(body).map_err(ApiError::invalid_json)?;
         let Entries(entries) = serde_json::from_str(text).map_err(ApiError::invalid_json)?;
         let mut open = Vec::with_capacity(body.len() + 256);
@@ -88,7 +89,7 @@ impl Routed {
         let (prompts, samples) = choices(&entries);
         let choices = prompts.saturating_mul(samples).clamp(1, CHOICES_MAX) as u32;
         let samples = samples.clamp(1, CHOICES_MAX) as u32;
-        let work = Work { samples, ..work(&entries, choices, with_blocks) };
+        let work = Work { samples, ..work(&entries, choices, secret) };
         Ok(Routed { open, form, choices, stream, rids: rids(&entries), work })
     }
 
@@ -207,15 +208,15 @@ fn rids(entries: &[(String, &RawValue)]) -> Vec<String> {
 
 /// The prompt as it stands in the body: texts that begin alike have prompts that do, under one salt. Escapes and the names
 /// of fields count as text; so about four bytes are a token.
-fn work(entries: &[(String, &RawValue)], choices: u32, with_blocks: bool) -> Work {
+fn work(entries: &[(String, &RawValue)], choices: u32, secret: Option<u64>) -> Work {
     let field =
         |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get().as_bytes());
     let Some(text) = ["messages", "prompt", "text", "input_ids"].into_iter().find_map(field) else {
         return Work::of(choices);
     };
     let salt = ["model", "cache_salt", "tools"].into_iter().filter_map(field);
-    let salt = salt.fold(0, chained);
-    let most = if with_blocks { PROMPT_BLOCKS_MAX } else { 0 };
+    let salt = salt.fold(secret.unwrap_or(0), chained);
+    let most = if secret.is_some() { PROMPT_BLOCKS_MAX } else { 0 };
     let blocks = text.chunks_exact(PROMPT_BLOCK_BYTES).take(most);
     let blocks = blocks.scan(salt, |before, block| {
         *before = chained(*before, block);
@@ -269,7 +270,7 @@ mod tests {
         let turn = |text: &str| format!(r#"{{"role":"user","content":"{}"}}"#, text.repeat(100));
         let work = |turns: &[String], more: &str| {
             let body = format!(r#"{{"messages":[{}]{more}}}"#, turns.join(","));
-            Routed::parse_with_blocks(body.as_bytes()).unwrap().work().clone()
+            Routed::parse_with_blocks(body.as_bytes(), 1).unwrap().work().clone()
         };
         let [a, b, c] = ["alpha ", "beta ", "gamma "].map(turn);
         let (one, two) = (work(std::slice::from_ref(&a), ""), work(&[a.clone(), b.clone()], ""));

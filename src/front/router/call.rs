@@ -4,6 +4,7 @@
 //! without a trace. Not here: which connection (`fleet`), what the answer is for (`flights`, `fanout`).
 
 use crate::cause::Cause;
+use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::Booking;
 use crate::front::connections::{Answer, JSON};
 use crate::front::http::client::{Event, RequestLine, ResponseDecoder, ResponseHead, write_request};
@@ -292,6 +293,12 @@ impl Call {
             outgoing: None,
             decoder,
         }
+    }
+
+    /// Whether it is a part of a client's request, and this worker's.
+    pub fn is_leg_of(&self, worker: WorkerNumber) -> bool {
+        matches!(self.owner, Owner::Lead(_) | Owner::Prefill(_) | Owner::Reader(_))
+            && self.booking.worker() == worker
     }
 
     /// Whether anything of the request may have reached the worker.

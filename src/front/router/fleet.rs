@@ -75,6 +75,8 @@ pub struct Fleet {
     health: (String, Duration),
     /// Those that have told that their role is another one now.
     turned: VecDeque<Turned>,
+    /// Until then others may not have read their new keys.
+    keys_change: Option<Instant>,
 }
 
 impl Fleet {
@@ -91,6 +93,7 @@ impl Fleet {
             authorities: None,
             health: ("/health".into(), ROUTER_PROBE_TIME),
             turned: VecDeque::new(),
+            keys_change: None,
         }
     }
 
@@ -386,7 +389,8 @@ impl Fleet {
 
     fn closed(&mut self, reactor: &mut Reactor, conn: ConnId, reason: CloseReason, now: Instant) {
         let Some(call) = self.calls.get(&conn) else { return };
-        let (connected, begun, worker) = (call.connected, call.is_begun(), call.booking.worker());
+        let (owner, worker) = (call.owner, call.booking.worker());
+        let (connected, begun) = (call.connected, call.is_begun());
         if !connected {
             let change = self.router.refused(worker);
             self.ails(
@@ -403,6 +407,10 @@ impl Fleet {
             self.tell(worker, change, &reason);
             self.is_gone(worker);
             self.look_up_again(worker, now);
+            let is_shown = matches!(reason, CloseReason::Tls(why) if why.is_of_certificate());
+            if matches!(owner, Owner::Introduction | Owner::Probe) && is_shown && self.serves(worker) {
+                return self.distrusted(reactor, conn, now);
+            }
         }
         if begun {
             self.lose(reactor, conn, Lost::Closed, now);
@@ -424,13 +432,13 @@ impl Fleet {
             self.drains(reactor, worker);
         }
         match owner {
-            Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
             Owner::Probe if drains => self.declined(worker, answer.is_of_role(), now),
-            Owner::Probe if is_outdated && answer.is_success() => {
+            Owner::Introduction | Owner::Probe if is_outdated && answer.is_success() => {
                 // What was well before it was to drain is not well again for that. How it is now is asked at once.
                 self.router.declined(worker, now);
                 self.router.hasten_probe(worker, now);
             }
+            Owner::Introduction => self.introduced(reactor, worker, Ok(answer), now),
             Owner::Probe if answer.is_success() => {
                 self.probed(worker, true, now);
                 self.ask_report(reactor, worker, now);
@@ -485,12 +493,24 @@ impl Fleet {
         }
     }
 
+    /// A probe has met a certificate that is not believed. Who shows it is there, and may be whom it was believed to be
+    /// until now: what it was asked then goes on, over connections that stood then.
+    fn distrusted(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
+        let Some(call) = self.calls.remove(&conn) else { return };
+        let worker = call.booking.worker();
+        self.settle(reactor, conn, call, false, now);
+        self.router.declined(worker, now);
+        self.tell_why_not(worker);
+    }
+
+    /// Whether it has requests of clients.
+    fn serves(&self, worker: WorkerNumber) -> bool {
+        self.calls.values().any(|call| call.is_leg_of(worker))
+    }
+
     /// What waits for a worker waits for nothing.
     fn give_up(&mut self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) {
-        let is_waiting = |call: &Call| {
-            let is_leg = matches!(call.owner, Owner::Lead(_) | Owner::Prefill(_) | Owner::Reader(_));
-            is_leg && call.booking.worker() == worker
-        };
+        let is_waiting = |call: &Call| call.is_leg_of(worker);
         let waiting = self.calls.iter().filter(|(_, call)| is_waiting(call));
         for conn in waiting.map(|(&conn, _)| conn).collect::<Vec<_>>() {
             self.lose(reactor, conn, Lost::Silent, now);

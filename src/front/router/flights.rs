@@ -110,7 +110,12 @@ impl Flights {
         self.open.is_empty() && self.line.is_empty()
     }
 
-    /// How many requests are being served.
+    /// How many requests are with workers, or between two tries.
+    pub fn served(&self) -> usize {
+        self.open.len()
+    }
+
+    /// How many requests there are.
     pub fn count(&self) -> usize {
         self.open.len() + self.line.len()
     }

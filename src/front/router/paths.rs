@@ -116,6 +116,8 @@ pub struct Paths {
     /// else's.
     mark: u64,
     next_id: u64,
+    /// Of names of blocks of prompts.
+    secret: u64,
 }
 
 impl Paths {
@@ -130,6 +132,7 @@ impl Paths {
             draining: false,
             mark: u64::from_le_bytes(random()),
             next_id: 0,
+            secret: u64::from_le_bytes(random()),
         }
     }
 
@@ -181,7 +184,7 @@ impl Paths {
         }
         let load = match course {
             Course::Pair if way.fleet.router().reads_prompts() => {
-                Routed::parse_with_blocks(&request.body).map(flights::Load::Routed)
+                Routed::parse_with_blocks(&request.body, self.secret).map(flights::Load::Routed)
             }
             Course::Pair => Routed::parse(&request.body).map(flights::Load::Routed),
             Course::Trial => Routed::parse(TRIAL).map(flights::Load::Routed),

@@ -4,6 +4,7 @@ use super::Fleet;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::Role;
 use crate::front::router::target::Target;
+use crate::limits::KEYS_CHANGE_TIME;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use std::fmt;
@@ -44,8 +45,10 @@ impl Fleet {
         }
     }
 
-    /// All are asked who they are with the next look at them, which is due: who fits whom may have changed.
+    /// Cluster keys have changed here: all are asked who they are with the next looks at them, the first of which is due,
+    /// until each will have read its own.
     pub fn ask_anew(&mut self, now: Instant) {
+        self.keys_change = Some(now + KEYS_CHANGE_TIME);
         for (&worker, target) in &mut self.targets {
             target.introduced = false;
             self.router.hasten_probe(worker, now);

@@ -128,7 +128,9 @@ impl Fleet {
         // Who does not tell now is what it told before.
         let misfit = words.as_ref().and_then(|words| self.router.introduced(worker, words.kind.clone()));
         let is_mixed = words.as_ref().is_some_and(Words::is_mixed);
-        if let Some((other, why)) = misfit.filter(|_| !is_mixed) {
+        // Who has not read its new keys yet says something else soon.
+        let is_settled = self.keys_change.is_none_or(|until| until <= now);
+        if let Some((other, why)) = misfit.filter(|_| !is_mixed && is_settled) {
             let (worker, other) = (self.url(worker), self.url(other));
             event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
         }
@@ -154,7 +156,7 @@ impl Fleet {
                 (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false)
             }
         };
-        (target.introduced, target.reports) = (asked, true);
+        (target.introduced, target.reports) = (asked && is_settled, true);
         let is_news = target.verdict != verdict;
         match &verdict {
             Verdict::Unfit(why) if is_news => {
@@ -197,7 +199,15 @@ impl Fleet {
         target.introduced &= is_well || is_usable;
         if is_well {
             target.told_down = false;
-        } else if !is_usable && !std::mem::replace(&mut target.told_down, true) {
+        } else if !is_usable {
+            self.tell_why_not(worker);
+        }
+    }
+
+    /// Tells once why a worker is not used.
+    pub(super) fn tell_why_not(&mut self, worker: WorkerNumber) {
+        let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
+        if !std::mem::replace(&mut target.told_down, true) {
             let address = target.address.map_or("unknown".into(), |address| address.to_string());
             let why = target.fault.as_deref().unwrap_or("it is not known why");
             event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);

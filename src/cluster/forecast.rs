@@ -57,14 +57,13 @@ impl Forecast {
 
     /// A step of so many sequences with prompts of so many tokens in all, halfway through their answers.
     pub fn step(&self, context: u64, sequences: u32) -> Duration {
-        millis(self.step_ms(context as f64, f64::from(sequences)))
+        millis(self.steps()(context as f64, f64::from(sequences)))
     }
 
-    /// The same in milliseconds. A router asks it of a thousand workers for each request, and whole numbers of 64 bits take
-    /// longer to become others than what is made of them.
-    pub fn step_ms(&self, context: f64, sequences: f64) -> f64 {
-        let context = context + sequences * f64::from(self.output / 2);
-        self.cost.step_ms(context, sequences).max(0.0)
+    /// The same in milliseconds, and to be asked of many.
+    pub fn steps(&self) -> impl Fn(f64, f64) -> f64 + use<> {
+        let (cost, answered) = (self.cost, f64::from(self.output / 2));
+        move |context, sequences| cost.step_ms(context + sequences * answered, sequences).max(0.0)
     }
 }
 

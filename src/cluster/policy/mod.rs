@@ -110,7 +110,17 @@ impl Question<'_> {
 
     /// The usable one of the least cost, the first of equals after the last.
     fn cheapest<K: PartialOrd>(&self, cost: impl Fn(&Candidate) -> K) -> Option<usize> {
-        self.cheapest_of(self.usable(), cost)
+        let after = (self.last + 1).min(self.workers.len());
+        let mut best: Option<(usize, K)> = None;
+        // Two plain loops: in a chain of iterators with a filter each row is a call.
+        for (begin, end) in [(after, self.workers.len()), (0, after)] {
+            for (place, worker) in self.workers[begin..end].iter().enumerate() {
+                if worker.usable {
+                    better(&mut best, begin + place, cost(worker));
+                }
+            }
+        }
+        best.map(|(place, _)| place)
     }
 
     /// The one of the least cost of these, the first of equals.
@@ -120,13 +130,7 @@ impl Question<'_> {
         cost: impl Fn(&Candidate) -> K,
     ) -> Option<usize> {
         let mut best: Option<(usize, K)> = None;
-        // In two runs, without a look at what is next in between.
-        places.for_each(|place| {
-            let cost = cost(&self.workers[place]);
-            if best.as_ref().is_none_or(|(_, least)| cost < *least) {
-                best = Some((place, cost));
-            }
-        });
+        places.for_each(|place| better(&mut best, place, cost(&self.workers[place])));
         best.map(|(place, _)| place)
     }
 
@@ -143,6 +147,13 @@ impl Question<'_> {
     /// Tokens of the prompt that it would have to compute.
     pub fn missing(&self, worker: &Candidate) -> u32 {
         self.work.missing(self.cached(worker))
+    }
+}
+
+/// Keeps the place of less cost, the first of equals.
+fn better<K: PartialOrd>(best: &mut Option<(usize, K)>, place: usize, cost: K) {
+    if best.as_ref().is_none_or(|(_, least)| cost < *least) {
+        *best = Some((place, cost));
     }
 }
 

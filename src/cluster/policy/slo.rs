@@ -23,40 +23,84 @@ pub struct Foretold {
     pub tpot: Duration,
 }
 
-/// The usable worker of the least cost, which is not that of the shortest time: see `cost`.
+/// The usable worker of the least cost, in milliseconds: what is foretold to pass, and what the others there lose by it. Behind
+/// a prompt others will stand in line, so that its own reading counts twice.
 pub fn pick(question: &Question<'_>) -> Option<usize> {
-    let known = Readings::default();
-    question.cheapest(|worker| cost(question, worker, &known))
-}
-
-/// The one of these places of the least cost.
-pub fn pick_of(question: &Question<'_>, places: impl Iterator<Item = usize>) -> Option<usize> {
-    let known = Readings::default();
-    question.cheapest_of(places, |worker| cost(question, worker, &known))
-}
-
-/// How long the prompt takes, by blocks of it that a worker has: most workers have as many as another.
-struct Readings([Cell<(u32, f64)>; 8]);
-
-impl Default for Readings {
-    fn default() -> Readings {
-        Readings(std::array::from_fn(|_| Cell::new((u32::MAX, 0.0))))
+    let known = Readings::of(question);
+    match question.leg {
+        Leg::Prefill => {
+            question.cheapest(|worker| queue_ms(question, worker) + 2.0 * known.ms(question, worker))
+        }
+        Leg::Decode => question.cheapest(step_ms(question)),
+        Leg::Whole => question.cheapest(whole_ms(question, &known)),
     }
 }
 
+/// The one of these places of the least cost, to do both.
+pub fn pick_whole(question: &Question<'_>, places: impl Iterator<Item = usize>) -> Option<usize> {
+    question.cheapest_of(places, whole_ms(question, &Readings::of(question)))
+}
+
+/// The cost where sequences are generated beside: each of them waits for what is read.
+fn whole_ms<'a>(question: &'a Question<'_>, known: &'a Readings) -> impl Fn(&Candidate) -> f64 + 'a {
+    let (step, output) = (step_ms(question), f64::from(question.forecast.output.max(1)));
+    move |worker| {
+        let own = known.ms(question, worker);
+        let unread = worker.to_read.saturating_add(question.missing(worker));
+        let passes = f64::from(unread / question.forecast.chunk) + 1.0;
+        let beside = BEHIND + f64::from(worker.sequences);
+        queue_ms(question, worker) + own + step(worker) * (passes + output) + own * beside
+    }
+}
+
+/// A step of what a worker has with the request.
+fn step_ms(question: &Question<'_>) -> impl Fn(&Candidate) -> f64 + use<> {
+    let Question { work, forecast, .. } = *question;
+    let (context, sequences) = (work.context() as f64, f64::from(work.sequences.max(1)));
+    let step = forecast.steps();
+    move |worker| step(f64::from(worker.stands_on) + context, f64::from(worker.sequences) + sequences)
+}
+
+fn queue_ms(question: &Question<'_>, worker: &Candidate) -> f64 {
+    question.queue(worker).cast_signed().max(0) as f64 * MS_PER_NANO
+}
+
+/// How long the prompt takes, by blocks of it that a worker has: most workers have as many as all have.
+struct Readings {
+    common: f64,
+    more: [Cell<(u32, f64)>; 8],
+}
+
 impl Readings {
+    fn of(question: &Question<'_>) -> Readings {
+        let common = reading_ms(question, question.common);
+        Readings { common, more: std::array::from_fn(|_| Cell::new((u32::MAX, 0.0))) }
+    }
+
     fn ms(&self, question: &Question<'_>, worker: &Candidate) -> f64 {
-        let has = question.cached(worker);
-        let known = &self.0[has as usize % self.0.len()];
+        match worker.cached <= question.common {
+            true => self.common,
+            false => self.ms_of_more(question, worker.cached),
+        }
+    }
+
+    #[cold]
+    fn ms_of_more(&self, question: &Question<'_>, has: u32) -> f64 {
+        let known = &self.more[has as usize % self.more.len()];
         let (cached, ms) = known.get();
         if cached == has {
             return ms;
         }
-        let missing = question.missing(worker);
-        let ms = question.forecast.reading_ms(missing, question.work.tokens.saturating_sub(missing));
+        let ms = reading_ms(question, has);
         known.set((has, ms));
         ms
     }
+}
+
+/// Milliseconds for what is missing where so many blocks are cached.
+fn reading_ms(question: &Question<'_>, cached: u32) -> f64 {
+    let missing = question.work.missing(cached);
+    question.forecast.reading_ms(missing, question.work.tokens.saturating_sub(missing))
 }
 
 /// What the leg comes to at this worker.
@@ -85,30 +129,6 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
                 ttft: reading.saturating_add(step.saturating_mul(passes)),
                 tpot: step.saturating_add(shared),
             }
-        }
-    }
-}
-
-/// Milliseconds: what is foretold to pass, and what the others there lose by it. Behind a prompt others will stand in line,
-/// so that its own reading counts twice; where sequences are generated beside it, each of them waits for it.
-fn cost(question: &Question<'_>, worker: &Candidate, known: &Readings) -> f64 {
-    let Question { work, forecast, .. } = *question;
-    let sequences = worker.sequences;
-    let step = || {
-        let context = f64::from(worker.stands_on) + work.context() as f64;
-        forecast.step_ms(context, f64::from(sequences) + f64::from(work.sequences.max(1)))
-    };
-    let own = || known.ms(question, worker);
-    let queue = || question.queue(worker).cast_signed().max(0) as f64 * MS_PER_NANO;
-    match question.leg {
-        Leg::Prefill => queue() + 2.0 * own(),
-        Leg::Decode => step(),
-        Leg::Whole => {
-            let (own, step) = (own(), step());
-            let unread = worker.to_read.saturating_add(question.missing(worker));
-            let passes = f64::from(unread / forecast.chunk) + 1.0;
-            let output = f64::from(forecast.output.max(1));
-            queue() + own + step * (passes + output) + own * (BEHIND + f64::from(sequences))
         }
     }
 }

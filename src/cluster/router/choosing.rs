@@ -289,8 +289,8 @@ impl Router {
             against(&seats[row], &loads[row], avoid, now, &reads_alone) == Some(Against::Nothing)
         };
         let row = match conditional::is_short(work, common) {
-            true => slo::pick_of(&question, (0..workers.len()).filter(may)),
-            false => slo::pick_of(&question, table.marked().iter().copied().filter(may)),
+            true => slo::pick_whole(&question, (0..workers.len()).filter(may)),
+            false => slo::pick_whole(&question, table.marked().iter().copied().filter(may)),
         };
         let alone = row
             .filter(|&row| conditional::is_alone(&question, &workers[row], pair))

@@ -5,149 +5,24 @@
 //! its number never becomes another's. Not here: choices (`router/choosing.rs`), the rows they go through
 //! (`router/table.rs`).
 
+mod booking;
 mod choosing;
+mod hearing;
 mod table;
 
 use super::breaker::Breaker;
 use super::flight::Avoid;
 use super::forecast::Forecast;
-use super::health::{Change, Health};
+use super::health::Health;
 use super::kinds::{Difference, Kind, KindDigest, Kinds};
-use super::loads::{Booked, Load, Others, Report, WorkerNumber};
+use super::loads::{Booked, Load, WorkerNumber};
 use super::prefixes::Prefixes;
 use crate::config::resolved::{BreakerTerms, HealthTerms, Policies};
 use crate::limits::ROUTER_PREFIX_BLOCKS_MAX;
-use crate::stdx::planted::is_planted;
+pub use booking::{Booking, NoWorker, Pair, Role};
 use choosing::Scratch;
-use std::fmt;
 use std::time::{Duration, Instant};
 use table::{Seat, Table};
-
-/// What a worker does.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub enum Role {
-    /// Reads prompts.
-    Prefill,
-    /// Generates.
-    Decode,
-}
-
-impl Role {
-    /// The role of this name.
-    pub fn named(name: &str) -> Option<Role> {
-        [Role::Prefill, Role::Decode].into_iter().find(|role| role.to_string() == name)
-    }
-
-    /// That of the worker at the other end of a hand-off.
-    pub fn other(self) -> Role {
-        match self {
-            Role::Prefill => Role::Decode,
-            Role::Decode => Role::Prefill,
-        }
-    }
-}
-
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Role::Prefill => "prefill",
-            Role::Decode => "decode",
-        })
-    }
-}
-
-/// Work that is charged to a worker until it is given back to [`Router::release`].
-#[must_use = "it stays charged until it is released"]
-#[derive(PartialEq, Eq, Debug)]
-pub struct Booking {
-    worker: WorkerNumber,
-    weight: u32,
-    /// Tokens it is to read, and how long that takes; nothing once it has.
-    unread: u32,
-    reading: Duration,
-    /// Tokens of the prompts that it generates behind.
-    context: u64,
-}
-
-impl Booking {
-    /// The worker.
-    pub fn worker(&self) -> WorkerNumber {
-        self.worker
-    }
-}
-
-/// The workers that serve a request.
-#[derive(PartialEq, Eq, Debug)]
-pub struct Pair {
-    /// Reads its prompt.
-    pub prefill: Booking,
-    /// Generates its answer.
-    pub decode: Booking,
-}
-
-/// Why nobody is chosen.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum NoWorker {
-    /// No worker of this role can be used.
-    Of {
-        /// Which.
-        role: Role,
-        /// Whether one that cannot be reached now would do.
-        may_come: bool,
-    },
-    /// Whoever can be used is foretold to take longer than is allowed.
-    Late {
-        /// Up to what: as a message says it.
-        until: &'static str,
-        /// The soonest.
-        foretold: Duration,
-        /// What is allowed, and by which flag.
-        allowed: (&'static str, Duration),
-    },
-    /// No two that can be used fit each other.
-    Fitting {
-        /// Whether one that cannot be reached now would do.
-        may_come: bool,
-    },
-}
-
-impl NoWorker {
-    /// Whether somebody may do who cannot be reached now.
-    pub fn may_come(self) -> bool {
-        match self {
-            NoWorker::Of { may_come, .. } | NoWorker::Fitting { may_come } => may_come,
-            NoWorker::Late { .. } => false,
-        }
-    }
-}
-
-impl NoWorker {
-    /// The same, where somebody else may come.
-    fn or_may_come(self, other: bool) -> NoWorker {
-        match self {
-            NoWorker::Of { role, may_come } => NoWorker::Of { role, may_come: may_come || other },
-            NoWorker::Fitting { may_come } => NoWorker::Fitting { may_come: may_come || other },
-            late @ NoWorker::Late { .. } => late,
-        }
-    }
-}
-
-impl fmt::Display for NoWorker {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
-            NoWorker::Late { until, foretold, allowed: (flag, most) } => {
-                let [foretold, most] = [foretold, most].map(|time| time.as_secs_f64() * 1e3);
-                write!(f, "the soonest is foretold to take {foretold:.1} ms {until}, and {flag} is {most}")
-            }
-            NoWorker::Fitting { .. } => {
-                f.write_str("no decode worker that can be reached fits a prefill worker that can be reached")
-            }
-        }
-    }
-}
-
-impl std::error::Error for NoWorker {}
 
 /// A worker that there is, or that still has bookings.
 #[derive(Debug)]
@@ -403,96 +278,6 @@ impl Router {
         self.remove_if_over(place);
     }
 
-    /// The next worker that is to be probed now; what comes of it is told by [`Router::probed`].
-    pub fn begin_probe(&mut self, now: Instant) -> Option<WorkerNumber> {
-        // Clients wait for some of those that leave.
-        let tables = &self.tables;
-        let is_loaded = |member: &Member| {
-            tables[member.role as usize].load(member.number).is_some_and(|load| load.booked > 0)
-        };
-        let mut asked = self.members.iter_mut().filter(|member| !member.is_leaving || is_loaded(member));
-        asked.find_map(|member| member.health.begin_probe(now).then_some(member.number))
-    }
-
-    /// A worker's next probe is due now: there is reason to think that it has changed.
-    pub fn hasten_probe(&mut self, worker: WorkerNumber, now: Instant) {
-        if let Some(place) = self.place(worker) {
-            self.members[place].health.hasten(now);
-        }
-    }
-
-    /// A probe has ended.
-    pub fn probed(&mut self, worker: WorkerNumber, is_well: bool, now: Instant) -> Option<Change> {
-        self.turn(worker, |health| health.probed(is_well, now))
-    }
-
-    /// A probe has ended: the worker is there, and takes nothing new.
-    pub fn declined(&mut self, worker: WorkerNumber, now: Instant) -> Option<Change> {
-        self.turn(worker, |health| health.declined(now))
-    }
-
-    /// Whether a choice asks how much work workers have.
-    pub fn compares_loads(&self) -> bool {
-        self.policies.prefill.compares_loads() || self.policies.decode.compares_loads()
-    }
-
-    /// A worker is asked now what it has; what it says is told by [`Router::reported`].
-    pub fn ask_report(&mut self, worker: WorkerNumber) {
-        let booked = self.load(worker).map(|load| load.booked());
-        if let Some(place) = self.place(worker) {
-            self.members[place].asked = booked;
-        }
-    }
-
-    /// A worker has said what it has, or nothing: what it has of others is that much from now on, until the next report.
-    pub fn reported(&mut self, worker: WorkerNumber, report: Option<Report>, now: Instant) {
-        let Some(place) = self.place(worker) else { return };
-        let before = self.members[place].asked.take();
-        let role = self.members[place].role;
-        self.tables[role as usize].change(worker, |load| {
-            let others =
-                report.zip(before).map(|(report, before)| report.beyond(before, load)).unwrap_or_default();
-            let tokens = u32::try_from(others.unread).unwrap_or(u32::MAX);
-            load.set_others(Others { reading: self.forecast.reading(tokens, 0), ..others }, now);
-        });
-    }
-
-    /// Whether a worker has failed as many probes in a row as make it down.
-    pub fn is_silent(&self, worker: WorkerNumber) -> bool {
-        !is_planted("silent worker is waited for")
-            && self.member(worker).is_some_and(|member| member.health.is_silent())
-    }
-
-    /// A worker did not take a connection.
-    pub fn refused(&mut self, worker: WorkerNumber) -> Option<Change> {
-        self.turn(worker, Health::refused)
-    }
-
-    /// The next worker that is given up now: it was never well for as long as it may take.
-    pub fn give_up(&mut self, now: Instant) -> Option<WorkerNumber> {
-        let late =
-            self.members.iter_mut().find_map(|member| member.health.give_up(now).then_some(member.number));
-        late.filter(|&worker| self.has(worker))
-    }
-
-    /// A request failed at this worker, or because of it.
-    pub fn accuse(&mut self, worker: WorkerNumber, now: Instant) {
-        let Some(place) = self.place(worker) else { return };
-        let member = &mut self.members[place];
-        if let Some(until) = member.breaker.failed(now) {
-            self.tables[member.role as usize].suspect(worker, until);
-        }
-    }
-
-    /// A request went well there.
-    pub fn acquit(&mut self, worker: WorkerNumber) {
-        let Some(place) = self.place(worker) else { return };
-        let member = &mut self.members[place];
-        if member.breaker.answered() {
-            self.change(worker, |load| load.suspect = None);
-        }
-    }
-
     /// Whether there is a usable pair, or a usable worker that does without.
     pub fn is_ready(&self) -> bool {
         self.has_pair() || self.usable(Role::Decode).any(|decode| decode.reads_alone)
@@ -549,34 +334,6 @@ impl Router {
     /// A number is in one table.
     fn change(&mut self, worker: WorkerNumber, change: impl Fn(&mut Load)) {
         self.tables.iter_mut().find_map(|table| table.change(worker, &change));
-    }
-
-    fn turn(
-        &mut self,
-        worker: WorkerNumber,
-        step: impl FnOnce(&mut Health) -> Option<Change>,
-    ) -> Option<Change> {
-        let place = self.place(worker)?;
-        let member = &mut self.members[place];
-        let change = step(&mut member.health);
-        if member.is_leaving {
-            return None;
-        }
-        let (role, is_usable) = (member.role as usize, member.health.is_up());
-        let has_gone = self.tables[role].change(worker, |load| {
-            let was_usable = std::mem::replace(&mut load.usable, is_usable);
-            let has_gone = was_usable && !is_usable;
-            if has_gone {
-                // Who comes back may be another process, which knows nothing.
-                load.others = Others::default();
-            }
-            has_gone
-        });
-        if has_gone? {
-            self.prefixes[role].empty(worker);
-            self.tables[role].set_held(worker, 0);
-        }
-        change
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::cluster::flight::Avoid;
+use crate::cluster::health::Change;
 use crate::cluster::loads::{Load, Report};
 use crate::cluster::work::{Work, mix};
 use crate::config::resolved::Policy;

@@ -158,38 +158,6 @@ impl Plan {
         (prefill, decode): (usize, usize),
         requests: Option<u32>,
     ) -> Result<Plan, ConfigError> {
-        let traffic = match &load.trace_file {
-            Some(path) => {
-                let drawn = [
-                    ("--rate", load.rate.is_some()),
-                    ("--input-len", load.input_len.is_some()),
-                    ("--output-len", load.output_len.is_some()),
-                ];
-                if let Some((flag, _)) = drawn.into_iter().find(|(_, given)| *given) {
-                    let why = "lengths and times are the trace's; --speed makes it faster";
-                    return Err(ConfigError::Conflict { flag, other: "--trace-file", why });
-                }
-                Traffic::File(File {
-                    path: path.clone(),
-                    most: requests.map(|most| most as usize),
-                    speed: positive("--speed", load.speed.unwrap_or(1.0))?,
-                    jitter: time("--jitter-ms", load.jitter_ms.unwrap_or(0.0), MILLI)?,
-                })
-            }
-            None => {
-                let of_trace = [("--speed", load.speed.is_some()), ("--jitter-ms", load.jitter_ms.is_some())];
-                if let Some((flag, _)) = of_trace.into_iter().find(|(_, given)| *given) {
-                    let why = format!("{flag} is about its requests; those that are drawn have --rate");
-                    return Err(ConfigError::Missing { flag: "--trace-file", why });
-                }
-                Traffic::Drawn(Drawn {
-                    requests: requests.unwrap_or(REQUESTS) as usize,
-                    rate: positive("--rate", load.rate.unwrap_or(100.0))?,
-                    input: load.input_len.unwrap_or(64),
-                    output: load.output_len.unwrap_or(16),
-                })
-            }
-        };
         let page_size = load.page_size.unwrap_or(16);
         if !page_size.is_power_of_two() {
             return Err(value("--page-size", page_size, "a power of two".into()));
@@ -207,7 +175,7 @@ impl Plan {
             local_prefill: load.local_prefill || prefill == 0,
             allocation: load.decode_allocation.unwrap_or_default(),
             retries: RETRIES_DEFAULT,
-            traffic,
+            traffic: traffic(load, requests)?,
             cost: Cost {
                 prefill: coefficients("--prefill-ms", &load.prefill_ms, cost::DEFAULT.prefill, chunk)?,
                 decode: coefficients("--decode-ms", &load.decode_ms, cost::DEFAULT.decode, kv_tokens)?,
@@ -294,6 +262,42 @@ impl Plan {
             config: SchedConfig { context, ..self.config },
             pages: self.kv_tokens / self.config.page_size,
             slots: self.config.slots(),
+        }
+    }
+}
+
+/// What comes: a trace, or what is drawn.
+fn traffic(load: &WorkloadFlags, requests: Option<u32>) -> Result<Traffic, ConfigError> {
+    match &load.trace_file {
+        Some(path) => {
+            let drawn = [
+                ("--rate", load.rate.is_some()),
+                ("--input-len", load.input_len.is_some()),
+                ("--output-len", load.output_len.is_some()),
+            ];
+            if let Some((flag, _)) = drawn.into_iter().find(|(_, given)| *given) {
+                let why = "lengths and times are the trace's; --speed makes it faster";
+                return Err(ConfigError::Conflict { flag, other: "--trace-file", why });
+            }
+            Ok(Traffic::File(File {
+                path: path.clone(),
+                most: requests.map(|most| most as usize),
+                speed: positive("--speed", load.speed.unwrap_or(1.0))?,
+                jitter: time("--jitter-ms", load.jitter_ms.unwrap_or(0.0), MILLI)?,
+            }))
+        }
+        None => {
+            let of_trace = [("--speed", load.speed.is_some()), ("--jitter-ms", load.jitter_ms.is_some())];
+            if let Some((flag, _)) = of_trace.into_iter().find(|(_, given)| *given) {
+                let why = format!("{flag} is about its requests; those that are drawn have --rate");
+                return Err(ConfigError::Missing { flag: "--trace-file", why });
+            }
+            Ok(Traffic::Drawn(Drawn {
+                requests: requests.unwrap_or(REQUESTS) as usize,
+                rate: positive("--rate", load.rate.unwrap_or(100.0))?,
+                input: load.input_len.unwrap_or(64),
+                output: load.output_len.unwrap_or(16),
+            }))
         }
     }
 }

@@ -77,6 +77,16 @@ fn whatever_else_goes_wrong_they_do_too() {
     go_wrong(151..=300);
 }
 
+/// A connection between two workers that was cut and brought what was written to it all the same; a clock that jumped while
+/// a lane had not proven itself.
+#[test]
+fn seeds_that_once_failed_go_well() {
+    quiet();
+    for (flow, seed) in [(SimFlow::DecodeFirst, 530), (SimFlow::DecodeFirst, 1844)] {
+        well(seed, Scale { faults: true, flow, ..SCALE });
+    }
+}
+
 #[test]
 fn clusters_of_any_shape_serve() {
     quiet();

@@ -215,9 +215,10 @@ impl Reasons {
         let mut concerned = pairs.iter().filter(|&&pair| reason.place.concerns(pair));
         let breaks = match reason.effect {
             Effect::Breaks => true,
-            // A lane on which nothing comes for so long does not prove itself.
+            // A lane on which nothing comes for so long does not prove itself, also where so long was but a moment.
             Effect::Holds => reason.time.1 - reason.time.0 >= LOST_AFTER,
-            Effect::Silences | Effect::Delays | Effect::Skips(_) => false,
+            Effect::Skips(by) => by >= LOST_AFTER,
+            Effect::Silences | Effect::Delays => false,
         };
         breaks && concerned.any(|&[one, other]| self.machines.may_stream(one, other))
     }

@@ -25,6 +25,8 @@ pub(super) struct Call {
     pub(super) host: usize,
     /// Which of the host's processes it leads to; `None` while it does not stand.
     pub(super) life: Option<u32>,
+    /// It has broken, and not every end knows: what is written to it comes nowhere.
+    is_cut: bool,
     /// Of the request that is served by it.
     room: Option<Room>,
     pub(super) to_worker: Stream<Input>,
@@ -39,7 +41,7 @@ impl Call {
     pub(super) fn standing([from, host]: [usize; 2], life: u32, room: Option<Room>) -> Call {
         let (to_worker, to_router) = Default::default();
         let life = Some(life);
-        Call { from, from_life: 0, host, life, room, to_worker, to_router, until: Nanos::MAX }
+        Call { from, from_life: 0, host, life, is_cut: false, room, to_worker, to_router, until: Nanos::MAX }
     }
 
     /// Whether a worker's process of this life asks.
@@ -114,7 +116,7 @@ impl Cluster<'_> {
     /// Something leaves the router for a worker.
     pub(super) fn post(&mut self, name: CallName, input: Input) {
         let at = self.agenda.now() + self.delay();
-        let Some(call) = self.calls.get_mut(&name) else { return };
+        let Some(call) = self.calls.get_mut(&name).filter(|call| !call.is_cut) else { return };
         let at = call.to_worker.put(at, input);
         self.agenda.put(at, Happening::ToWorker(name));
     }
@@ -156,6 +158,7 @@ impl Cluster<'_> {
         let (CallName::Leg(leg), Some(life)) = (name, call.life) else { return };
         let host = call.host;
         self.story.tell(now, "call", host, "is cut", call.room, leg.role as u64);
+        call.is_cut = true;
         call.to_worker.clear();
         call.to_router.clear();
         let told = call.to_router.put(at[0], Answer::Lost);

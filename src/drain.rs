@@ -16,7 +16,8 @@ use std::net::{TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A process answers from its control thread, at once; somebody waits at a terminal, or a script.
+/// For one question and its answer, the connection and TLS over it included: a process answers from its control thread, at
+/// once; somebody waits at a terminal, or a script.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -99,13 +100,13 @@ struct At<'a> {
 impl At<'_> {
     /// One request on a connection of its own: the answer's status and body.
     fn ask(&self, method: Method, target: &str, key: Option<&Secret>) -> std::io::Result<(u16, Vec<u8>)> {
-        let stream = self.connect()?;
+        let mut stream = self.connect()?;
         match self.authorities {
             Some(authorities) if self.url.tls => {
                 self.exchange(&mut authorities.secure(stream, &self.url.host)?, method, target, key)
             }
             // The configuration has no such URL without them.
-            _ => self.exchange(&mut &stream, method, target, key),
+            _ => self.exchange(&mut stream, method, target, key),
         }
     }
 
@@ -127,28 +128,56 @@ impl At<'_> {
         answer(stream, method)
     }
 
-    fn connect(&self) -> std::io::Result<TcpStream> {
+    fn connect(&self) -> std::io::Result<Timed> {
+        let until = Instant::now() + PATIENCE;
         let mut connected = Err(ErrorKind::AddrNotAvailable.into());
         for address in (self.url.host.as_str(), self.url.port).to_socket_addrs()? {
-            connected = TcpStream::connect_timeout(&address, PATIENCE);
+            connected = TcpStream::connect_timeout(&address, left(until)?);
             if connected.is_ok() {
                 break;
             }
         }
         let stream = connected?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(stream)
+        Ok(Timed { stream, until })
     }
 }
 
+/// A connection that is over at a time, whatever comes until then.
+struct Timed {
+    stream: TcpStream,
+    until: Instant,
+}
+
+impl Read for Timed {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.stream.set_read_timeout(Some(left(self.until)?))?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.set_write_timeout(Some(left(self.until)?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// The time that is left, if any is.
+fn left(until: Instant) -> std::io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
 fn answer(stream: &mut impl Read, method: Method) -> std::io::Result<(u16, Vec<u8>)> {
-    let until = Instant::now() + PATIENCE;
     let mut decoder = ResponseDecoder::new(method, Limits { body: DRAIN_ANSWER_MAX, ..Limits::default() });
     let (mut status, mut body, mut input) = (0, Vec::new(), Vec::new());
     let mut part = [0; 4096];
-    while Instant::now() < until {
+    loop {
         let count = stream.read(&mut part)?;
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -169,5 +198,4 @@ fn answer(stream: &mut impl Read, method: Method) -> std::io::Result<(u16, Vec<u
             }
         }
     }
-    Err(ErrorKind::TimedOut.into())
 }

@@ -4,8 +4,8 @@ use crate::process::{PATIENCE, Process, get, post_with};
 use crate::{MODEL, body, choices, dual, prefill, start, with_room};
 use baton::limits::{NET_HANDSHAKE_TIME, NET_HANDSHAKES_MAX};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
@@ -39,6 +39,18 @@ fn session() -> ClientConnection {
         .with_no_client_auth();
     let name = ServerName::try_from("localhost").unwrap();
     ClientConnection::new(Arc::new(config), name).unwrap()
+}
+
+/// A server's session that shows this certificate.
+pub fn server_session(name: &str) -> ServerConnection {
+    let key = PrivateKeyDer::from_pem_file(fixture(&format!("{name}.key"))).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate(&format!("{name}.pem"))], key)
+        .unwrap();
+    ServerConnection::new(Arc::new(config)).unwrap()
 }
 
 pub fn connect(address: SocketAddr) -> Secured {

@@ -1,6 +1,7 @@
 //! `baton drain`: tells a process over HTTP to drain, and waits for its end where that is asked.
 //!
-//! Thread: main, which blocks; it has nothing else to do. Not here: the drain itself (`front::drain`).
+//! Thread: main, which blocks; it has nothing else to do. Invariants: one deadline bounds all that is asked over a connection,
+//! however little comes at a time; only who takes no connection has ended. Not here: the drain itself (`front::drain`).
 
 use crate::config::resolved::DrainConfig;
 use crate::config::secret::Secret;
@@ -9,7 +10,7 @@ use crate::front::http::client::{Event, RequestLine, ResponseDecoder, write_requ
 use crate::front::http::{Limits, Method};
 use crate::front::openai::info::DRAINING;
 use crate::limits::{DRAIN_ANSWER_MAX, DRAIN_FLUSH_TIME, DRAIN_TIME_MAX};
-use crate::net::Authorities;
+use crate::net::{Authorities, Distrust};
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -29,6 +30,8 @@ pub enum DrainError {
     Unreachable(String),
     /// It answers, but does not drain: status, and what it says.
     Refused(u16, String),
+    /// It was told, and whether it has ended cannot be told.
+    Unseen(String),
     /// It drains for longer than requests may take.
     Stuck,
 }
@@ -38,6 +41,7 @@ impl fmt::Display for DrainError {
         match self {
             DrainError::Unreachable(why) => write!(f, "cannot be reached: {why}"),
             DrainError::Refused(status, said) => write!(f, "answers with status {status}: {said}"),
+            DrainError::Unseen(why) => write!(f, "drains, but its end is not seen: {why}"),
             DrainError::Stuck => f.write_str("it still drains, though all requests should be over"),
         }
     }
@@ -75,19 +79,23 @@ fn await_end(at: &At<'_>) -> Result<(), DrainError> {
         match at.ask(Method::Get, "/health", None) {
             Ok((200, body)) if body != DRAINING.as_bytes() => return Ok(()),
             Ok(_) => {}
-            // It may end while it answers, and be busy ending.
-            Err(error) if is_end(error.kind()) => return Ok(()),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            Err(error) => return Err(DrainError::Unreachable(error.to_string())),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
+            Err(error) if may_be_there(&error) => {}
+            Err(error) => return Err(DrainError::Unseen(error.to_string())),
         }
         thread::sleep(LOOK_EVERY);
     }
     Err(DrainError::Stuck)
 }
 
-fn is_end(kind: ErrorKind) -> bool {
-    use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, UnexpectedEof};
-    matches!(kind, ConnectionRefused | ConnectionReset | UnexpectedEof | BrokenPipe)
+/// It may end while it answers, and be busy ending; and one that has as many connections as it may have cuts others off. Who
+/// shows another certificate may be it, or somebody else: no further look tells.
+fn may_be_there(error: &std::io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    let is_cut_off = matches!(error.kind(), ConnectionReset | UnexpectedEof | BrokenPipe);
+    is_cut_off
+        || matches!(error.kind(), WouldBlock | TimedOut)
+        || Distrust::named(error) == Some(Distrust::Refused)
 }
 
 /// The process, as it is reached.

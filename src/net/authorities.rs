@@ -90,6 +90,11 @@ pub enum Distrust {
 }
 
 impl Distrust {
+    /// Whom an error names as one that is not believed.
+    pub fn named(error: &io::Error) -> Option<Distrust> {
+        error.get_ref().and_then(|inner| inner.downcast_ref()).copied()
+    }
+
     /// Whether somebody is there, and shows a certificate.
     pub fn is_of_certificate(self) -> bool {
         use Distrust::{Certificate, Early, Expired, Name, Stranger};

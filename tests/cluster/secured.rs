@@ -12,7 +12,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Flags of a process that shows this certificate.
-fn shows(name: &str) -> [String; 4] {
+pub fn shows(name: &str) -> [String; 4] {
     let file = |kind: &str| fixture(&format!("{name}.{kind}")).to_str().unwrap().to_owned();
     ["--tls-cert-file".into(), file("pem"), "--tls-key-file".into(), file("key")]
 }

@@ -370,12 +370,12 @@ impl Generations {
     }
 
     /// The client of a connection has gone: everything done for it ends.
-    pub fn gone(&mut self, conn: ConnId) {
+    pub fn gone(&mut self, conn: ConnId, now: Instant) {
         self.flushes.gone(conn);
         if let Some(exchange) = self.by_conn.get(&conn).copied()
             && self.converted(exchange).is_none()
         {
-            self.drop_exchange(exchange, Cause::ClientGone);
+            self.drop_exchange(exchange, Cause::ClientGone, now);
         }
     }
 
@@ -814,13 +814,13 @@ impl Generations {
             }
             None => way.refuse(conn, error),
         }
-        self.drop_exchange(id, cause);
+        self.drop_exchange(id, cause, way.now);
     }
 
     /// Forgets an exchange and ends its legs.
-    fn drop_exchange(&mut self, id: u64, cause: Cause) {
+    fn drop_exchange(&mut self, id: u64, cause: Cause, now: Instant) {
         let Some(mut live) = self.forget(id) else { return };
-        self.drop_asked(id, &mut live);
+        self.drop_asked(id, &mut live, now);
         for request in live.legs {
             if let Some(leg) = self.legs.get(&request).copied().filter(|leg| !leg.finished) {
                 self.handoff.worker_mut(leg.worker).abort(leg.slot, cause);

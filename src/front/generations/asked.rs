@@ -100,7 +100,7 @@ impl Generations {
             (Next::Refuse, Word::Refused(Refusal { media, body })) => {
                 let (conn, status) = (live.conn, Cause::Refused.http_status());
                 way.answer(conn, &Answer { status, media: &media, body: &body, retry_after: None });
-                self.drop_exchange(id, Cause::Refused);
+                self.drop_exchange(id, Cause::Refused, way.now);
             }
             (Next::FailAsPartners(cause), _) => self.fail(id, &told_of_source(cause), cause, way),
             (Next::Fail(cause), _) => self.fail(id, &error_of(cause), cause, way),
@@ -162,7 +162,7 @@ impl Generations {
     }
 
     /// A request has ended before its time: prefill does not go on with it, nor keeps anything for it.
-    pub(super) fn drop_asked(&mut self, id: u64, live: &mut Live) {
+    pub(super) fn drop_asked(&mut self, id: u64, live: &mut Live, now: Instant) {
         let Some(asked) = live.asked.take() else { return };
         self.handoff.unask(id);
         for (_, request) in asked.waiting {
@@ -174,7 +174,7 @@ impl Generations {
             ask.exchange = NOBODY;
             ask.order.target = "/abort_request".into();
             ask.body = Arc::new(Abort::body_of(room));
-            ask.until = Instant::now() + ROUTER_ABORT_TIME;
+            ask.until = now + ROUTER_ABORT_TIME;
             self.handoff.ask(ask);
         }
     }

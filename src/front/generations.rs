@@ -68,7 +68,7 @@ struct Live {
     asked: Option<Box<Asked>>,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
-    /// Of each choice whose prefill leg is here, too: its first token, and who has told it.
+    /// Of each choice its first token, and who has told it.
     first: Vec<First>,
 }
 
@@ -85,6 +85,13 @@ enum First {
 }
 
 impl Live {
+    /// Whether each of its choices has told something, or its client had all of it.
+    fn have_all_begun(&self) -> bool {
+        let Some(exchange) = &self.exchange else { return false };
+        let mut choices = self.first.iter().enumerate();
+        choices.all(|(choice, first)| *first != First::Due || exchange.has_ended(choice))
+    }
+
     /// Sends what there is of an answer that is a stream, which begins with the first of it.
     fn stream(&mut self, out: &[u8], way: &mut Way<'_>) {
         let is_first = !std::mem::replace(&mut self.begun, true);

@@ -65,6 +65,14 @@ pub fn ask(stream: &mut Secured, fields: &str, body: &str) {
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
 }
 
+pub fn fetch(address: SocketAddr, path: &str) -> String {
+    let mut stream = connect(address);
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").as_bytes())
+        .unwrap();
+    rest(stream)
+}
+
 pub fn rest(mut stream: Secured) -> String {
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();

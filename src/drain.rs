@@ -1,6 +1,7 @@
 //! `baton drain`: tells a process over HTTP to drain, and waits for its end where that is asked.
 //!
-//! Thread: main, which blocks; it has nothing else to do. Not here: the drain itself (`front::drain`).
+//! Thread: main, which blocks; it has nothing else to do. Invariants: one deadline bounds all that is asked over a connection,
+//! however little comes at a time; only who takes no connection has ended. Not here: the drain itself (`front::drain`).
 
 use crate::config::resolved::DrainConfig;
 use crate::config::secret::Secret;
@@ -9,14 +10,15 @@ use crate::front::http::client::{Event, RequestLine, ResponseDecoder, write_requ
 use crate::front::http::{Limits, Method};
 use crate::front::openai::info::DRAINING;
 use crate::limits::{DRAIN_ANSWER_MAX, DRAIN_FLUSH_TIME, DRAIN_TIME_MAX};
-use crate::net::Authorities;
+use crate::net::{Authorities, Distrust};
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A process answers from its control thread, at once; somebody waits at a terminal, or a script.
+/// For one question and its answer, the connection and TLS over it included: a process answers from its control thread, at
+/// once; somebody waits at a terminal, or a script.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Between two looks whether it has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
@@ -28,6 +30,8 @@ pub enum DrainError {
     Unreachable(String),
     /// It answers, but does not drain: status, and what it says.
     Refused(u16, String),
+    /// It was told, and whether it has ended cannot be told.
+    Unseen(String),
     /// It drains for longer than requests may take.
     Stuck,
 }
@@ -37,6 +41,7 @@ impl fmt::Display for DrainError {
         match self {
             DrainError::Unreachable(why) => write!(f, "cannot be reached: {why}"),
             DrainError::Refused(status, said) => write!(f, "answers with status {status}: {said}"),
+            DrainError::Unseen(why) => write!(f, "drains, but its end is not seen: {why}"),
             DrainError::Stuck => f.write_str("it still drains, though all requests should be over"),
         }
     }
@@ -74,19 +79,23 @@ fn await_end(at: &At<'_>) -> Result<(), DrainError> {
         match at.ask(Method::Get, "/health", None) {
             Ok((200, body)) if body != DRAINING.as_bytes() => return Ok(()),
             Ok(_) => {}
-            // It may end while it answers, and be busy ending.
-            Err(error) if is_end(error.kind()) => return Ok(()),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-            Err(error) => return Err(DrainError::Unreachable(error.to_string())),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
+            Err(error) if may_be_there(&error) => {}
+            Err(error) => return Err(DrainError::Unseen(error.to_string())),
         }
         thread::sleep(LOOK_EVERY);
     }
     Err(DrainError::Stuck)
 }
 
-fn is_end(kind: ErrorKind) -> bool {
-    use ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset, UnexpectedEof};
-    matches!(kind, ConnectionRefused | ConnectionReset | UnexpectedEof | BrokenPipe)
+/// It may end while it answers, and be busy ending; and one that has as many connections as it may have cuts others off. Who
+/// shows another certificate may be it, or somebody else: no further look tells.
+fn may_be_there(error: &std::io::Error) -> bool {
+    use ErrorKind::{BrokenPipe, ConnectionReset, TimedOut, UnexpectedEof, WouldBlock};
+    let is_cut_off = matches!(error.kind(), ConnectionReset | UnexpectedEof | BrokenPipe);
+    is_cut_off
+        || matches!(error.kind(), WouldBlock | TimedOut)
+        || Distrust::named(error) == Some(Distrust::Refused)
 }
 
 /// The process, as it is reached.
@@ -99,13 +108,13 @@ struct At<'a> {
 impl At<'_> {
     /// One request on a connection of its own: the answer's status and body.
     fn ask(&self, method: Method, target: &str, key: Option<&Secret>) -> std::io::Result<(u16, Vec<u8>)> {
-        let stream = self.connect()?;
+        let mut stream = self.connect()?;
         match self.authorities {
             Some(authorities) if self.url.tls => {
                 self.exchange(&mut authorities.secure(stream, &self.url.host)?, method, target, key)
             }
             // The configuration has no such URL without them.
-            _ => self.exchange(&mut &stream, method, target, key),
+            _ => self.exchange(&mut stream, method, target, key),
         }
     }
 
@@ -127,28 +136,56 @@ impl At<'_> {
         answer(stream, method)
     }
 
-    fn connect(&self) -> std::io::Result<TcpStream> {
+    fn connect(&self) -> std::io::Result<Timed> {
+        let until = Instant::now() + PATIENCE;
         let mut connected = Err(ErrorKind::AddrNotAvailable.into());
         for address in (self.url.host.as_str(), self.url.port).to_socket_addrs()? {
-            connected = TcpStream::connect_timeout(&address, PATIENCE);
+            connected = TcpStream::connect_timeout(&address, left(until)?);
             if connected.is_ok() {
                 break;
             }
         }
         let stream = connected?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
-        Ok(stream)
+        Ok(Timed { stream, until })
     }
 }
 
+/// A connection that is over at a time, whatever comes until then.
+struct Timed {
+    stream: TcpStream,
+    until: Instant,
+}
+
+impl Read for Timed {
+    fn read(&mut self, bytes: &mut [u8]) -> std::io::Result<usize> {
+        self.stream.set_read_timeout(Some(left(self.until)?))?;
+        self.stream.read(bytes)
+    }
+}
+
+impl Write for Timed {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.stream.set_write_timeout(Some(left(self.until)?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.stream.flush()
+    }
+}
+
+/// The time that is left, if any is.
+fn left(until: Instant) -> std::io::Result<Duration> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}
+
 fn answer(stream: &mut impl Read, method: Method) -> std::io::Result<(u16, Vec<u8>)> {
-    let until = Instant::now() + PATIENCE;
     let mut decoder = ResponseDecoder::new(method, Limits { body: DRAIN_ANSWER_MAX, ..Limits::default() });
     let (mut status, mut body, mut input) = (0, Vec::new(), Vec::new());
     let mut part = [0; 4096];
-    while Instant::now() < until {
+    loop {
         let count = stream.read(&mut part)?;
         if count == 0 {
             return Err(ErrorKind::UnexpectedEof.into());
@@ -169,5 +206,4 @@ fn answer(stream: &mut impl Read, method: Method) -> std::io::Result<(u16, Vec<u
             }
         }
     }
-    Err(ErrorKind::TimedOut.into())
 }

@@ -33,7 +33,7 @@ pub enum Said {
 /// How far the request is here.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Own {
-    /// Its client has some of the answer.
+    /// Its client has some of the answer; of one that has lost prefill ([`Said::Lost`]), of each of its choices.
     pub begun: bool,
     /// All its choices have rooms.
     pub entered: bool,

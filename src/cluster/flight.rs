@@ -319,6 +319,19 @@ impl Flight {
                 self.refusals += 1;
                 Next::Rejoin
             }
+            // It was not asked yet, and is not to blame for that it is going.
+            (Stage::Joining, News::Failed(Role::Decode, Cause::Draining))
+                if self.refusals < ROUTER_PAIRS_MAX =>
+            {
+                self.avoid.unwilling.extend(self.worker(Role::Decode));
+                self.refusals += 1;
+                Next::Rejoin
+            }
+            // There is no other one, behind what was said of this one.
+            (Stage::Joining, News::Lost(Role::Decode, cause)) if !self.avoid.is_empty() => {
+                self.accused = [None; 2];
+                self.again(cause, terms)
+            }
             (_, News::Lost(role, cause) | News::Failed(role, cause)) => self.failed_alone(role, cause, terms),
             (_, News::Refused(role)) => self.failed_alone(role, Cause::PeerLost, terms),
             _ => Next::On,
@@ -661,6 +674,33 @@ mod tests {
         assert_eq!(rig.flight.avoid().failed.len(), ROUTER_PAIRS_MAX as usize);
         assert_eq!(rig.flight.worker(Role::Prefill), Some(PREFILL), "it has read the prompt");
         assert!(matches!(rig.take(News::Refused(Role::Decode)), Next::Again(_)), "there is an end to that");
+    }
+
+    #[test]
+    fn a_decode_worker_that_drains_is_gone_round_and_accused_of_nothing() {
+        let mut rig = Rig::new(RETRIES_DEFAULT);
+        reading(&mut rig);
+        assert_eq!(rig.take(News::Read), Next::Join);
+        let drains = News::Failed(Role::Decode, Cause::Draining);
+        assert_eq!(rig.take(drains), Next::Rejoin, "what is kept is for another one");
+        assert_eq!(
+            (rig.flight.avoid().unwilling.as_slice(), rig.flight.accused().count()),
+            (&[DECODE][..], 0)
+        );
+        // There is no other.
+        assert!(matches!(rig.take(News::Lost(Role::Decode, Cause::PeerLost)), Next::Again(_)));
+        assert_eq!((rig.flight.avoid().failed.len(), rig.flight.accused().count()), (0, 0));
+    }
+
+    #[test]
+    fn a_decode_worker_that_takes_no_connection_is_accused_of_it_once() {
+        let mut rig = Rig::new(RETRIES_DEFAULT);
+        reading(&mut rig);
+        assert_eq!(rig.take(News::Read), Next::Join);
+        assert_eq!(rig.take(News::Refused(Role::Decode)), Next::Rejoin);
+        assert_eq!((&rig.flight.avoid().failed[..], rig.flight.accused().count()), (&[DECODE][..], 1));
+        assert!(matches!(rig.take(News::Lost(Role::Decode, Cause::PeerLost)), Next::Again(_)));
+        assert_eq!((rig.flight.avoid().failed.len(), rig.flight.accused().count()), (1, 0), "the same one");
     }
 
     #[test]

@@ -58,6 +58,8 @@ pub enum Why {
     Replaced,
     /// It has another role.
     Turned,
+    /// It is elsewhere by now, and cannot be spoken to there.
+    Unspoken,
 }
 
 impl fmt::Display for Why {
@@ -69,6 +71,7 @@ impl fmt::Display for Why {
             Why::Dropped => "etcd has dropped its entry",
             Why::Replaced => "another incarnation has taken its place",
             Why::Turned => "it has another role",
+            Why::Unspoken => "it is to be spoken to otherwise, which this router cannot",
         })
     }
 }
@@ -203,6 +206,11 @@ impl Membership {
         }
         self.join(seat);
         Ok(())
+    }
+
+    /// A worker has entered itself where it cannot be spoken to: it is no longer where it was.
+    pub fn refuse(&mut self, entry: &Entry) {
+        self.elsewhere(entry).iter().for_each(|past| self.drop_entry(past, Why::Unspoken));
     }
 
     /// A worker takes its entry back, or a registry elsewhere has dropped it. Only this very incarnation's is

@@ -44,6 +44,22 @@ fn an_entry_that_is_renewed_stays_and_one_that_is_not_is_dropped() {
 }
 
 #[test]
+fn who_cannot_be_spoken_to_where_it_is_now_is_not_where_it_was() {
+    let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
+    members.renew(entry(1, 1, 7), until).unwrap();
+    members.renew(entry(2, 1, 8), None).unwrap();
+    let secured = |id, port| {
+        let seat = Seat { role: Role::Prefill, url: format!("https://10.0.0.1:{port}").parse().unwrap() };
+        Entry { seat, ..entry(id, 2, port) }
+    };
+    assert_eq!(done(&mut members), ["+7", "+8"]);
+    members.refuse(&secured(1, 7));
+    members.refuse(&secured(3, 8));
+    assert_eq!(done(&mut members), ["-7 Unspoken"], "of nobody else anything is known");
+    assert_eq!(members.entries(), 1);
+}
+
+#[test]
 fn another_incarnation_is_another_worker() {
     let (mut members, until) = (Membership::default(), Some(Instant::now() + LIFE));
     members.renew(entry(1, 1, 7), until).unwrap();

@@ -68,7 +68,7 @@ struct Live {
     asked: Option<Box<Asked>>,
     legs: Vec<RequestId>,
     timings: Vec<ChoiceTimes>,
-    /// Of each choice whose prefill leg is here, too: its first token, and who has told it.
+    /// Of each choice its first token, and who has told it.
     first: Vec<First>,
 }
 
@@ -85,6 +85,13 @@ enum First {
 }
 
 impl Live {
+    /// Whether each of its choices has told something, or its client had all of it.
+    fn have_all_begun(&self) -> bool {
+        let Some(exchange) = &self.exchange else { return false };
+        let mut choices = self.first.iter().enumerate();
+        choices.all(|(choice, first)| *first != First::Due || exchange.has_ended(choice))
+    }
+
     /// Sends what there is of an answer that is a stream, which begins with the first of it.
     fn stream(&mut self, out: &[u8], way: &mut Way<'_>) {
         let is_first = !std::mem::replace(&mut self.begun, true);
@@ -370,12 +377,12 @@ impl Generations {
     }
 
     /// The client of a connection has gone: everything done for it ends.
-    pub fn gone(&mut self, conn: ConnId) {
+    pub fn gone(&mut self, conn: ConnId, now: Instant) {
         self.flushes.gone(conn);
         if let Some(exchange) = self.by_conn.get(&conn).copied()
             && self.converted(exchange).is_none()
         {
-            self.drop_exchange(exchange, Cause::ClientGone);
+            self.drop_exchange(exchange, Cause::ClientGone, now);
         }
     }
 
@@ -814,13 +821,13 @@ impl Generations {
             }
             None => way.refuse(conn, error),
         }
-        self.drop_exchange(id, cause);
+        self.drop_exchange(id, cause, way.now);
     }
 
     /// Forgets an exchange and ends its legs.
-    fn drop_exchange(&mut self, id: u64, cause: Cause) {
+    fn drop_exchange(&mut self, id: u64, cause: Cause, now: Instant) {
         let Some(mut live) = self.forget(id) else { return };
-        self.drop_asked(id, &mut live);
+        self.drop_asked(id, &mut live, now);
         for request in live.legs {
             if let Some(leg) = self.legs.get(&request).copied().filter(|leg| !leg.finished) {
                 self.handoff.worker_mut(leg.worker).abort(leg.slot, cause);

@@ -366,7 +366,7 @@ impl Service {
                         self.withdraw(now);
                     }
                 }
-                Incoming::Gone(conn) => self.generations.gone(conn),
+                Incoming::Gone(conn) => self.generations.gone(conn, now),
             }
         }
     }

@@ -12,7 +12,6 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -50,16 +49,20 @@ impl Authorities {
         Ok(session)
     }
 
-    /// A stream to a server at this host, for a thread that waits for it.
+    /// TLS over a stream to a server at this host, for a thread that waits for it; how long, is the stream's to say.
     ///
     /// # Errors
     /// The handshake fails; a [`Distrust`] where that is the server's.
-    pub fn secure(&self, mut tcp: TcpStream, host: &str) -> io::Result<impl Read + Write + use<>> {
+    pub fn secure<S: Read + Write>(
+        &self,
+        mut stream: S,
+        host: &str,
+    ) -> io::Result<impl Read + Write + use<S>> {
         let mut session = self.session(host)?;
         while session.is_handshaking() {
-            session.complete_io(&mut tcp).map_err(told)?;
+            session.complete_io(&mut stream).map_err(told)?;
         }
-        Ok(StreamOwned::new(session, tcp))
+        Ok(StreamOwned::new(session, stream))
     }
 }
 
@@ -87,6 +90,11 @@ pub enum Distrust {
 }
 
 impl Distrust {
+    /// Whom an error names as one that is not believed.
+    pub fn named(error: &io::Error) -> Option<Distrust> {
+        error.get_ref().and_then(|inner| inner.downcast_ref()).copied()
+    }
+
     /// Whether somebody is there, and shows a certificate.
     pub fn is_of_certificate(self) -> bool {
         use Distrust::{Certificate, Early, Expired, Name, Stranger};

@@ -4,7 +4,7 @@ use super::authorities::Distrust;
 use super::buffer::Buffer;
 use super::stream::Stream;
 use super::timer::TimerId;
-use crate::limits::{DESCRIPTORS_MAX, NET_RECEIVED_MAX};
+use crate::limits::{DESCRIPTORS_MAX, NET_EMPTY_READS_MAX, NET_RECEIVED_MAX};
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -109,6 +109,8 @@ pub(super) struct Connection {
     pub(super) eof: bool,
     /// Reading stopped at a full buffer; the kernel will not tell again.
     pub(super) paused: bool,
+    /// It is in line to be read, whatever the kernel tells.
+    pub(super) lined_up: bool,
 }
 
 /// How a turn of reading ended.
@@ -118,6 +120,8 @@ pub(super) enum ReadEnd {
     Empty,
     /// The buffer is full.
     Full,
+    /// Too much came that was nothing to its owner: it is others' turn.
+    More,
     /// The peer closed its end.
     Eof,
     /// The connection is dead.
@@ -138,6 +142,7 @@ impl Connection {
             timer: None,
             eof: false,
             paused: false,
+            lined_up: false,
         }
     }
 
@@ -151,12 +156,12 @@ impl Connection {
         self.queued.is_empty() && !self.stream.as_ref().is_some_and(Stream::is_pending)
     }
 
-    /// Reads until the socket is empty or the buffer full, which bounds a turn; also says how many
-    /// bytes came. `to_the_end` where a short read does not prove
+    /// Reads until the socket is empty, the buffer full or enough read that was nothing, which bounds a turn; also says how
+    /// many bytes came. `to_the_end` where a short read does not prove
     /// that the socket is empty: the peer's end may already have been told of, once.
     pub(super) fn read_turn(&mut self, to_the_end: bool) -> (usize, ReadEnd) {
         let Some(stream) = &mut self.stream else { return (0, ReadEnd::Empty) };
-        let mut total = 0;
+        let (mut total, mut empty) = (0, 0);
         loop {
             let space = self.received.space(NET_RECEIVED_MAX);
             let room = space.len();
@@ -176,7 +181,12 @@ impl Connection {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return (total, ReadEnd::Empty),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {
+                    empty += 1;
+                    if empty == NET_EMPTY_READS_MAX {
+                        return (total, ReadEnd::More);
+                    }
+                }
                 Err(error) => return (total, ReadEnd::Failed(error.into())),
             }
         }

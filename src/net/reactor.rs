@@ -234,6 +234,9 @@ impl Reactor {
         }
         for _ in 0..self.turns.len() {
             let Some(id) = self.turns.pop_front() else { break };
+            if let Some(connection) = self.table.get_mut(id) {
+                connection.lined_up = false;
+            }
             self.read(id, true);
         }
         self.copy_readiness();
@@ -285,7 +288,7 @@ impl Reactor {
         connection.received.consume(count);
         self.spare.take_back(&mut connection.received);
         if count > 0 && std::mem::take(&mut connection.paused) {
-            self.turns.push_back(id);
+            self.line_up(id);
         }
     }
 
@@ -383,6 +386,7 @@ impl Reactor {
     fn read(&mut self, id: ConnId, to_the_end: bool) {
         let Some(connection) = self.table.get_mut(id) else { return };
         if connection.eof
+            || connection.lined_up
             || matches!(
                 connection.state,
                 State::Connecting | State::Greeting | State::Shaking | State::Failed
@@ -402,7 +406,7 @@ impl Reactor {
         match end {
             ReadEnd::Empty => {}
             ReadEnd::Full if connection.is_owned() => connection.paused = true,
-            ReadEnd::Full => self.turns.push_back(id),
+            ReadEnd::Full | ReadEnd::More => self.line_up(id),
             ReadEnd::Eof => {
                 connection.eof = true;
                 match connection.state {
@@ -412,6 +416,14 @@ impl Reactor {
                 }
             }
             ReadEnd::Failed(reason) => self.fail(id, reason),
+        }
+    }
+
+    /// A connection is read with the next poll, once, and not before.
+    fn line_up(&mut self, id: ConnId) {
+        let Some(connection) = self.table.get_mut(id) else { return };
+        if !std::mem::replace(&mut connection.lined_up, true) {
+            self.turns.push_back(id);
         }
     }
 

@@ -133,16 +133,24 @@ impl Secured {
         Err(io::Error::new(ErrorKind::InvalidData, "HTTP in the clear, where HTTPS is spoken"))
     }
 
+    /// Reads what was opened. Where there is nothing it reads from the socket, once. What came then may be part of a record,
+    /// or hold nothing for who reads: it says that it was interrupted, and how much of that is enough is the caller's to say.
     pub(super) fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        loop {
-            match self.session.reader().read(bytes) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // An end that was not announced may have been cut off. HTTP knows how long requests are; an answer may end
-                // with its connection.
-                Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.is_client() => return Ok(0),
-                other => return other,
-            }
-            self.take_in()?;
+        if let Some(opened) = self.opened(bytes) {
+            return opened;
+        }
+        self.take_in()?;
+        self.opened(bytes).unwrap_or_else(|| Err(ErrorKind::Interrupted.into()))
+    }
+
+    /// What was opened, if there is something, or its end.
+    fn opened(&mut self, bytes: &mut [u8]) -> Option<io::Result<usize>> {
+        match self.session.reader().read(bytes) {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            // An end that was not announced may have been cut off. HTTP knows how long requests are; an answer may end
+            // with its connection.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.is_client() => Some(Ok(0)),
+            other => Some(other),
         }
     }
 

@@ -3,9 +3,10 @@
 
 use crate::etcd_server::EtcdServer;
 use crate::keys::KeyFile;
-use crate::members::{await_workers, listed, router, serves};
+use crate::members::{await_workers, free_port, listed, router, serves};
 use crate::process::{PATIENCE, Process};
-use crate::{prefill, start};
+use crate::secured::shows;
+use crate::{MODEL, prefill, start};
 use baton::limits::{REGISTRY_ENTRY_LIFE, REGISTRY_RENEWAL, REGISTRY_RETRY};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -100,6 +101,27 @@ fn routers_over_one_etcd_see_the_same_and_any_of_them_may_die() {
     second.await_said("etcd has dropped its entry");
     let third = router(0, &flags);
     await_workers(&third, 1);
+}
+
+/// The router's own fault, which costs that worker: it is not asked in the clear as what it was.
+#[test]
+fn a_worker_that_enters_itself_anew_over_tls_is_not_asked_as_before() {
+    let Some(etcd) = EtcdServer::alone() else { return };
+    let registry = etcd.url();
+    let router = router(0, &["--registry", &registry]);
+    let port = free_port().to_string();
+    let flags =
+        ["decode", MODEL, "--registry", &registry, "--port", &port, "--kv-memory", "8MiB", "--threads", "1"];
+    let plain = Process::start(&flags);
+    await_workers(&router, 1);
+    drop(plain);
+    let shows = shows("one");
+    let flags: Vec<&str> = flags.into_iter().chain(shows.iter().map(String::as_str)).collect();
+    let secured = Process::start(&flags);
+    await_count(&router, 0);
+    let url = format!("worker=https://{}", secured.address);
+    router.await_said("is not taken");
+    assert!(router.has_said(&url) && router.has_said("--tls-ca-file"));
 }
 
 #[test]

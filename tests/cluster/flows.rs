@@ -9,7 +9,8 @@ use crate::process::{PATIENCE, Process, post};
 use crate::{body, prefill, start};
 use baton::limits::KEPT_KV_LIFE;
 use serde_json::{Value, json};
-use std::net::SocketAddr;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
 use std::thread;
 use std::time::Instant;
 
@@ -266,6 +267,34 @@ fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
             let (status, answer) = fleet.router.post("/v1/completions", &body(salt, 40, 4).to_string());
             assert_eq!(status, 200, "{flow:?} {answer}");
         }
+    }
+}
+
+/// That one choice has begun says nothing of the others, which may be with a process that knows nothing of them by now.
+#[test]
+fn a_choice_that_has_not_begun_does_not_wait_for_a_prefill_worker_that_is_lost() {
+    let (reader, decode) = (prefill(&[]), start("decode", &[]));
+    // Of the first choice alone; nobody knows of the room behind it.
+    let mut keep = body(1, 40, 1);
+    keep["kv_transfer_params"] = json!({"do_remote_decode": true});
+    let (status, kept) = reader.post("/v1/completions", &keep.to_string());
+    assert_eq!(status, 200, "{kept}");
+    let kept: Value = serde_json::from_str(&kept).unwrap();
+    let event = json!({ "kv_transfer_params": kept["kv_transfer_params"] });
+    let front = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut asked = body(1, 40, 8);
+    (asked["n"], asked["stream"]) = (json!(2), json!(true));
+    asked["baton_prefill"] = json!({"host": "127.0.0.1", "port": front.local_addr().unwrap().port()});
+    let mut leg = Leg::open(decode.address, "/v1/completions", "", &asked);
+    let (mut prefill, _) = front.accept().unwrap();
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
+    prefill.write_all(format!("{head}data: {event}\n\n").as_bytes()).unwrap();
+    leg.await_words("\"index\":0");
+    drop(prefill);
+    let answer = leg.end();
+    assert!(answer.contains("\"code\":\"peer_lost\"") && !answer.contains("\"index\":1"), "{answer}");
+    for worker in [&reader, &decode] {
+        worker.await_idle();
     }
 }
 

@@ -8,6 +8,7 @@ mod attacks;
 mod deaths;
 mod drain;
 mod dummy;
+mod ending;
 mod etcd;
 mod etcd_server;
 mod fleet;

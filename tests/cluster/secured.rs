@@ -1,9 +1,11 @@
 //! Workers that speak HTTPS: a router, their registries and whoever drains them reach them over TLS, and take nobody else
 //! for them.
 
+use crate::dummy::Dummy;
 use crate::members::{await_workers, listed, router, serves};
+use crate::moves::{check_same, events, open};
 use crate::process::{PATIENCE, Process, post};
-use crate::tls::{Files, ask, connect, fixture, hang_up, rest};
+use crate::tls::{Files, ask, connect, fetch, fixture, hang_up, rest};
 use crate::{body, choices, prefill, start};
 use serde_json::{Value, json};
 use std::net::TcpListener;
@@ -12,7 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Flags of a process that shows this certificate.
-fn shows(name: &str) -> [String; 4] {
+pub fn shows(name: &str) -> [String; 4] {
     let file = |kind: &str| fixture(&format!("{name}.{kind}")).to_str().unwrap().to_owned();
     ["--tls-cert-file".into(), file("pem"), "--tls-key-file".into(), file("key")]
 }
@@ -115,6 +117,62 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     await_state(&router, good, "ready", "");
     router.await_said("worker is up role=prefill");
     serves(&router, 4);
+}
+
+#[track_caller]
+fn await_reading(reader: &Process) {
+    let begun = Instant::now();
+    let is_busy = |line: &str| line.starts_with("sglang:num_running_reqs{") && !line.ends_with(" 0");
+    while !fetch(reader.address, "/metrics").lines().any(is_busy) {
+        assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
+    }
+}
+
+/// Whom nobody vouches for any more gets nothing new, and finishes what it has: at a router, and at a decode worker that
+/// asks prefill itself.
+#[test]
+fn authorities_that_change_end_no_stream() {
+    let files = Files::new("changing");
+    let [ca, other] = ["ca.pem", "other-ca.pem"].map(|name| std::fs::read(fixture(name)).unwrap());
+    let path = files.put("ca.pem", &ca);
+    let dummy = Dummy::slow();
+    let worker = |role: &str, name: &str, more: &[&str]| {
+        let shows = shows(name);
+        let flags: Vec<&str> = shows.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        dummy.start(role, &flags)
+    };
+    let reader = worker("prefill", "one", &["--bootstrap-port", "0", "--chunked-prefill-size", "16"]);
+    let writer = worker("decode", "two", &["--tls-ca-file", &path]);
+    let url = format!("https://localhost:{}", writer.address.port());
+    let ids: Vec<u32> = (0..600).map(|i| 3 + (i * 7) % 380).collect();
+    let asked = json!({"prompt": ids, "max_tokens": 300, "temperature": 0, "ignore_eos": true});
+    let case = ("/v1/completions", asked);
+    for flow in ["dual", "decode-first"] {
+        let router = over(&reader, std::slice::from_ref(&url), &path, &["--flow", flow]);
+        await_workers(&router, 2);
+        let expected = events(&open(router.address, &case).end());
+        for at_decode in [false, true] {
+            router.post("/flush_cache", "");
+            let mut stream = open(router.address, &case);
+            if at_decode {
+                stream.await_events(5);
+            } else {
+                await_reading(&reader);
+            }
+            files.put("ca.pem", &other);
+            let read = [&router, &writer].map(|process| process.times_said("read again"));
+            [&router, &writer].into_iter().for_each(hang_up);
+            for (process, times) in [&router, &writer].into_iter().zip(read) {
+                process.await_times("read again", times + 1);
+            }
+            check_same(&stream.end(), &expected, &case.1);
+            await_state(&router, &url, "down", "nobody who is believed here");
+            files.put("ca.pem", &ca);
+            [&router, &writer].into_iter().for_each(hang_up);
+            await_workers(&router, 2);
+        }
+        assert_eq!(router.metric("baton_router_retries_total{", ""), 0.0, "{flow}");
+    }
 }
 
 /// Told so through its router, which follows it.

@@ -4,8 +4,8 @@ use crate::process::{PATIENCE, Process, get, post_with};
 use crate::{MODEL, body, choices, dual, prefill, start, with_room};
 use baton::limits::{NET_HANDSHAKE_TIME, NET_HANDSHAKES_MAX};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
@@ -41,6 +41,18 @@ fn session() -> ClientConnection {
     ClientConnection::new(Arc::new(config), name).unwrap()
 }
 
+/// A server's session that shows this certificate.
+pub fn server_session(name: &str) -> ServerConnection {
+    let key = PrivateKeyDer::from_pem_file(fixture(&format!("{name}.key"))).unwrap();
+    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate(&format!("{name}.pem"))], key)
+        .unwrap();
+    ServerConnection::new(Arc::new(config)).unwrap()
+}
+
 pub fn connect(address: SocketAddr) -> Secured {
     let tcp = TcpStream::connect(address).unwrap();
     tcp.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -51,6 +63,14 @@ pub fn ask(stream: &mut Secured, fields: &str, body: &str) {
     let head =
         format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\n{fields}content-length: {}\r\n\r\n", body.len());
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
+}
+
+pub fn fetch(address: SocketAddr, path: &str) -> String {
+    let mut stream = connect(address);
+    stream
+        .write_all(format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").as_bytes())
+        .unwrap();
+    rest(stream)
 }
 
 pub fn rest(mut stream: Secured) -> String {

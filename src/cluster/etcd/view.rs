@@ -163,9 +163,13 @@ impl View {
                 self.known.insert(key, (entry.seat.clone(), entry.peer.incarnation));
                 self.changes.push_back(Change::Entered(entry));
             }
-            Err(_) if self.odd.len() >= ETCD_ODD_MAX || self.odd.contains(&key) => {}
             Err(why) => {
-                self.odd.insert(key.clone());
+                // What it was before is no longer there.
+                let gone = self.known.remove(&key).map(|(seat, incarnation)| Change::Gone(seat, incarnation));
+                self.changes.extend(gone);
+                if self.odd.len() >= ETCD_ODD_MAX || !self.odd.insert(key.clone()) {
+                    return Ok(());
+                }
                 self.changes.push_back(Change::Odd(key, why));
                 if self.odd.len() == ETCD_ODD_MAX {
                     self.changes.push_back(Change::Odder);
@@ -364,6 +368,27 @@ mod tests {
         assert_eq!([read(&mut view, 2), read(&mut view, 2), read(&mut view, 3)], [2, 0, 1]);
         assert_eq!(read(&mut view, 10 * ETCD_ODD_MAX), ETCD_ODD_MAX - 3 + 1, "and that there are more");
         assert_eq!((read(&mut view, 20 * ETCD_ODD_MAX), view.odd.len()), (0, ETCD_ODD_MAX));
+    }
+
+    #[test]
+    fn an_entry_that_becomes_something_else_is_gone() {
+        let (mut view, now) = (View::new(Vec::new(), Instant::now()), Instant::now());
+        let a = entry(1, 1);
+        view.poll(now).unwrap();
+        view.answered(
+            200,
+            format!(r#"{{"header":{{"revision":"1"}},"kvs":[{}]}}"#, pair(&a)).as_bytes(),
+            now,
+        )
+        .unwrap();
+        view.poll(now).unwrap();
+        changes(&mut view);
+        let odd = format!(r#"{{"key":"{}","value":"{}"}}"#, encode(key_of(&a)), encode("?"));
+        let line = format!("{{\"result\":{{\"events\":[{{\"kv\":{odd}}}]}}}}\n");
+        view.piece(line.as_bytes(), now).unwrap();
+        let told = changes(&mut view);
+        assert_eq!(told[0], Change::Gone(a.seat.clone(), a.peer.incarnation));
+        assert!(matches!(&told[1], Change::Odd(key, _) if *key == key_of(&a)), "{told:?}");
     }
 
     #[test]

@@ -81,8 +81,11 @@ impl Generations {
     /// Prefill has said something of a request, which may be over.
     pub(super) fn hear(&mut self, id: u64, word: Word, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&id) else { return };
+        let all_begun = live.have_all_begun();
         let Some(asked) = live.asked.as_mut() else { return };
-        let own = Own { begun: live.begun, entered: asked.waiting.is_empty() };
+        // Who is lost hands nothing over any more, to any of the choices.
+        let begun = if word == Word::Lost { all_begun } else { live.begun };
+        let own = Own { begun, entered: asked.waiting.is_empty() };
         let said = match &word {
             Word::Kept(told) => Said::Kept(told.room),
             Word::Failed(cause) => Said::Failed(*cause),
@@ -100,7 +103,7 @@ impl Generations {
             (Next::Refuse, Word::Refused(Refusal { media, body })) => {
                 let (conn, status) = (live.conn, Cause::Refused.http_status());
                 way.answer(conn, &Answer { status, media: &media, body: &body, retry_after: None });
-                self.drop_exchange(id, Cause::Refused);
+                self.drop_exchange(id, Cause::Refused, way.now);
             }
             (Next::FailAsPartners(cause), _) => self.fail(id, &told_of_source(cause), cause, way),
             (Next::Fail(cause), _) => self.fail(id, &error_of(cause), cause, way),
@@ -153,8 +156,8 @@ impl Generations {
             }
         }
         while let Some((_, id)) = self.hurried.pop_front_if(|(until, _)| *until <= way.now) {
-            let next =
-                self.live.get(&id).and_then(|live| Some(live.asked.as_ref()?.core.hurried(live.begun)));
+            let hurried = |live: &Live| Some(live.asked.as_ref()?.core.hurried(live.have_all_begun()));
+            let next = self.live.get(&id).and_then(hurried);
             if let Some(Next::FailAsPartners(cause)) = next {
                 self.fail(id, &told_of_source(cause), cause, way);
             }
@@ -162,7 +165,7 @@ impl Generations {
     }
 
     /// A request has ended before its time: prefill does not go on with it, nor keeps anything for it.
-    pub(super) fn drop_asked(&mut self, id: u64, live: &mut Live) {
+    pub(super) fn drop_asked(&mut self, id: u64, live: &mut Live, now: Instant) {
         let Some(asked) = live.asked.take() else { return };
         self.handoff.unask(id);
         for (_, request) in asked.waiting {
@@ -174,7 +177,7 @@ impl Generations {
             ask.exchange = NOBODY;
             ask.order.target = "/abort_request".into();
             ask.body = Arc::new(Abort::body_of(room));
-            ask.until = Instant::now() + ROUTER_ABORT_TIME;
+            ask.until = now + ROUTER_ABORT_TIME;
             self.handoff.ask(ask);
         }
     }

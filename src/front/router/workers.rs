@@ -28,12 +28,12 @@ use crate::front::router::fleet::{Fleet, Turned};
 use crate::front::router::flights::Way;
 use crate::front::router::target::Target;
 use crate::front::turning::{NOT_POSSIBLE, Wanted};
-use crate::limits::REGISTRY_ENTRY_LIFE;
+use crate::limits::{ETCD_ODD_MAX, REGISTRY_ENTRY_LIFE};
 use crate::net::Reactor;
 use crate::obs::log::event;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -57,8 +57,8 @@ pub struct Workers {
     numbers: HashMap<Seat, WorkerNumber>,
     /// It was said that there is no room for what etcd has, since there was.
     is_full: bool,
-    /// It was said that etcd has workers that are reached over TLS.
-    told_unspoken: bool,
+    /// Of those that are reached over TLS, which this router does not speak, the ones of which that was said.
+    unspoken: HashSet<Seat>,
 }
 
 /// Why a worker at an https:// address is not taken.
@@ -77,7 +77,7 @@ impl Workers {
             members: Membership::default(),
             numbers: HashMap::new(),
             is_full: false,
-            told_unspoken: false,
+            unspoken: HashSet::new(),
         }
     }
 
@@ -156,17 +156,7 @@ impl Workers {
     pub fn follow(&mut self, view: &mut View, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
         while let Some(change) = view.change() {
             match change {
-                Change::Entered(entry) if !is_spoken_to(&entry.seat, fleet) => {
-                    if !std::mem::replace(&mut self.told_unspoken, true) {
-                        event!(
-                            Warn,
-                            "router",
-                            "a worker is not taken",
-                            worker = entry.seat.url,
-                            why = UNSPOKEN
-                        );
-                    }
-                }
+                Change::Entered(entry) if !is_spoken_to(&entry.seat, fleet) => self.refuse(entry),
                 Change::Entered(entry) => match self.members.renew(entry, None) {
                     Ok(()) => {}
                     // Of those for whom there is no room, one stands for all.
@@ -244,10 +234,19 @@ impl Workers {
     fn enter(&mut self, body: &[u8], way: &mut Way<'_>) -> Result<Told, ApiError> {
         let entry = Entry::parse(body).map_err(|why| ApiError::new(400, "invalid_entry", why))?;
         if !is_spoken_to(&entry.seat, way.fleet) {
+            self.refuse(entry);
             return Err(ApiError::new(400, "invalid_entry", UNSPOKEN));
         }
         self.members.renew(entry, Some(way.now + REGISTRY_ENTRY_LIFE)).map_err(full)?;
         Ok(json_of(&json!({ "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64 })))
+    }
+
+    /// A worker has entered itself that this router cannot speak to.
+    fn refuse(&mut self, entry: Entry) {
+        self.members.refuse(&entry);
+        if self.unspoken.len() < ETCD_ODD_MAX && self.unspoken.insert(entry.seat.clone()) {
+            event!(Error, "router", "a worker is not taken", worker = entry.seat.url, why = UNSPOKEN);
+        }
     }
 
     fn withdraw(&mut self, body: &[u8]) -> Result<Told, ApiError> {

@@ -61,7 +61,7 @@ impl Reactor {
                 self.events.push_back(Event::Connected(id));
                 if is_secured {
                     // The kernel does not tell again of what came with the end of the handshake.
-                    self.turns.push_back(id);
+                    self.line_up(id);
                 }
             }
             Err(error) => self.fail(id, error.into()),

@@ -1,9 +1,13 @@
 //! Dialled connections over TLS, against blocking servers over loopback.
 
 use super::*;
+use rustls::crypto::cipher::{MessageEncrypter, OutboundChunks, OutboundPlainMessage};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::{ServerConfig, ServerConnection, StreamOwned};
+use rustls::{
+    ConnectionTrafficSecrets, ContentType, ProtocolVersion, ServerConfig, ServerConnection, StreamOwned,
+    SupportedCipherSuite,
+};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -36,12 +40,13 @@ fn server<T: Send + 'static>(
 fn accept(tcp: TcpStream) -> StreamOwned<ServerConnection, TcpStream> {
     let chain = vec![CertificateDer::from_pem_file(fixture("one.pem")).unwrap()];
     let key = PrivateKeyDer::from_pem_file(fixture("one.key")).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_no_client_auth()
         .with_single_cert(chain, key)
         .unwrap();
+    config.enable_secret_extraction = true;
     StreamOwned::new(ServerConnection::new(Arc::new(config)).unwrap(), tcp)
 }
 
@@ -94,6 +99,76 @@ fn what_was_queued_follows_the_handshake_and_an_end_that_is_not_announced_is_non
         assert_eq!(end, expected);
         assert_eq!(&serves.join().unwrap(), b"secret");
     }
+}
+
+/// Records under the keys of a session, as its server sends them.
+struct Records {
+    tcp: TcpStream,
+    encrypter: Box<dyn MessageEncrypter>,
+    count: u64,
+}
+
+impl Records {
+    /// From here on, of a session whose handshake is done.
+    fn of(stream: StreamOwned<ServerConnection, TcpStream>) -> Records {
+        let StreamOwned { conn, sock } = stream;
+        let Some(SupportedCipherSuite::Tls13(suite)) = conn.negotiated_cipher_suite() else { panic!() };
+        let (count, secrets) = conn.dangerous_extract_secrets().unwrap().tx;
+        let (ConnectionTrafficSecrets::Aes256Gcm { key, iv }
+        | ConnectionTrafficSecrets::Aes128Gcm { key, iv }
+        | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv }) = secrets
+        else {
+            panic!()
+        };
+        Records { tcp: sock, encrypter: suite.aead_alg.encrypter(key, iv), count }
+    }
+
+    fn send(&mut self, typ: ContentType, bytes: &[u8]) {
+        let payload = OutboundChunks::Single(bytes);
+        let record = OutboundPlainMessage { typ, version: ProtocolVersion::TLSv1_3, payload };
+        let sealed = self.encrypter.encrypt(record, self.count).unwrap();
+        self.count += 1;
+        self.tcp.write_all(&sealed.encode()).unwrap();
+    }
+}
+
+/// Who is vouched for may say a lot that is nothing to anybody; it gets its turns, as others do.
+#[test]
+fn what_holds_no_data_is_read_turn_by_turn() {
+    const RECORDS: usize = 64;
+    // Eight reads of a record each.
+    const TURN: usize = 8 * (18 << 10);
+    // NewSessionTicket: a lifetime, a mask of its age, no nonce, one byte of ticket, no extensions.
+    let ticket = [4, 0, 0, 14, 0, 0, 14, 16, 0, 0, 0, 0, 0, 0, 1, 7, 0, 0];
+    let record = ticket.repeat(800);
+    let length = record.len();
+    let (address, serves) = server(move |tcp| {
+        let mut stream = accept(tcp);
+        let mut got = [0; 6];
+        stream.read_exact(&mut got).unwrap();
+        let mut records = Records::of(stream);
+        (0..RECORDS).for_each(|_| records.send(ContentType::Handshake, &record));
+        records.send(ContentType::ApplicationData, b"done");
+        // Until it was read.
+        let _ = records.tcp.read(&mut got);
+    });
+    let mut reactor = Reactor::new().unwrap();
+    let conn = dial(&mut reactor, address, "localhost", PATIENCE);
+    let deadline = Instant::now() + PATIENCE;
+    let (mut polls, mut bytes) = (0, Vec::new());
+    while bytes != b"done" {
+        assert!(Instant::now() < deadline, "it is never read");
+        reactor.poll(Some(deadline)).unwrap();
+        polls += 1;
+        while let Some(event) = reactor.next_event() {
+            assert!(!matches!(event, Event::Closed { .. }), "{event:?}");
+            bytes.extend_from_slice(reactor.received(conn));
+            reactor.consume(conn, reactor.received(conn).len());
+        }
+    }
+    assert!(polls * TURN >= RECORDS * length, "{polls} turns were enough");
+    drop(reactor);
+    serves.join().unwrap();
 }
 
 #[test]

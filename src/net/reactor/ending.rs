@@ -27,7 +27,7 @@ impl Reactor {
                 connection.state = State::Flushing;
                 connection.discard();
                 // It may have been paused, and the peer's end is still to be seen.
-                self.turns.push_back(id);
+                self.line_up(id);
                 let linger = Instant::now() + limits::NET_LINGER;
                 self.set_deadline(id, self.flush_until.map_or(linger, |until| until.max(linger)));
                 self.linger_if_flushed(id);

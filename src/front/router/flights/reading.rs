@@ -8,7 +8,7 @@ use super::flight::Flight;
 use super::{Flights, Load, Way, unavailable};
 use crate::cause::Cause;
 use crate::cluster::flight::News;
-use crate::cluster::router::Role;
+use crate::cluster::router::{Booking, Role};
 use crate::front::connections::JSON;
 use crate::front::http::Method;
 use crate::front::openai::ToldKv;
@@ -62,11 +62,19 @@ impl Flights {
 
     /// Prefill has answered: it is decode's turn.
     pub(super) fn join(&mut self, client: ConnId, mut flight: Flight, way: &mut Way<'_>) {
-        let chosen = flight.held.as_ref().and_then(|lead| way.fleet.router().load(lead.worker()));
-        if !chosen.is_some_and(|load| load.usable) {
-            // It has left, or is down, since it was chosen.
+        let chosen = flight.held.as_ref().map(Booking::worker);
+        let load = chosen.and_then(|worker| way.fleet.router().load(worker));
+        if !load.is_some_and(|load| load.usable) {
+            // It drains, has left, or is down, since it was chosen.
+            let is_going = chosen.is_none_or(|worker| {
+                let drains = way.fleet.target(worker).is_none_or(|target| target.drains);
+                drains || !way.fleet.router().has(worker)
+            });
             flight.release(way);
-            return self.refused(client, flight, Role::Decode, way);
+            return match is_going {
+                true => self.take(client, flight, News::Failed(Role::Decode, Cause::Draining), way),
+                false => self.refused(client, flight, Role::Decode, way),
+            };
         }
         let lead = flight.held.take().map(|lead| (Owner::Lead(client), lead));
         match flight.open(lead, way) {

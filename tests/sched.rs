@@ -288,6 +288,36 @@ fn a_prompt_that_begins_the_same_is_computed_and_sent_from_where_it_differs() {
     }
 }
 
+/// What prompts of one pass begin with is computed for one of them; the others begin behind it.
+#[test]
+fn prompts_that_come_together_have_what_they_begin_with_computed_once() {
+    let like = |last: u32, salt| {
+        let mut wanted = Wanted { salt, ..Wanted::new(40, 4) };
+        wanted.prompt[38] = last;
+        wanted
+    };
+    let ours = Some(Salt::default());
+    for split in [true, false] {
+        for (salts, computed) in [
+            ([ours; 4], 40 + 3 * 4),
+            ([ours, Some(Salt(1)), ours, Some(Salt(1))], 2 * (40 + 4)),
+            ([None; 4], 160),
+        ] {
+            let mut setup = Setup::new();
+            (setup.config.max_running, setup.config.max_prefill_tokens) = (8, 256);
+            setup.config.chunked_prefill_size = 256;
+            let mut rig = if split { Rig::split(&setup) } else { Rig::mixed(&setup) };
+            let wanted: Vec<_> = (0..4).zip(salts).map(|(last, salt)| like(last, salt)).collect();
+            let legs: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted)).collect();
+            rig.finish();
+            assert_eq!(rig.stats(FIRST).prompt_tokens_total.load(Relaxed), computed, "split {split}");
+            for (legs, wanted) in legs.iter().zip(&wanted) {
+                assert_eq!(rig.told[&legs.decode], alone(wanted));
+            }
+        }
+    }
+}
+
 /// A cache that is emptied under those who use it: they go on, and leave nothing behind.
 #[test]
 fn a_cache_may_be_emptied_at_any_turn() {

@@ -8,7 +8,10 @@
 
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
-use crate::limits::{PACE_TOKENS, PREFIX_LOOKUPS_PER_TURN, UNMEASURED_CHUNK_TOKENS};
+use crate::limits::{
+    PACE_TOKENS, PREFIX_LOOKUPS_PER_TURN, SHARED_LOOKUPS_PER_TURN, SHARED_PART_OF_PASS,
+    UNMEASURED_CHUNK_TOKENS,
+};
 use crate::model::forward::batch::{Batch, Logits};
 use crate::model::forward::{KvPool, StepEnd};
 use crate::sched::admission::Room;
@@ -137,7 +140,8 @@ impl Chunks {
     ) {
         self.picked.clear();
         turn.batch.clear();
-        let mut left = self.tokens_in_time().min(self.config.chunk_tokens()).max(self.config.page_size);
+        let whole = self.tokens_in_time().min(self.config.chunk_tokens()).max(self.config.page_size);
+        let mut left = whole;
         let mut at = 0;
         while let Some(&slot) = self.begun.get(at)
             && self.has_place(left)
@@ -147,9 +151,17 @@ impl Chunks {
         }
         let Allowance { mut room, mut prompts } = allowance;
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
+        let mut compared = if self.config.prefix_cache { SHARED_LOOKUPS_PER_TURN } else { 0 };
         while at == self.begun.len() && prompts > 0 && self.has_place(left) {
-            let fits = |slot| slots[slot].fits(&self.config, &room, pool, &mut lookups);
-            let Some(slot) = self.line.next(fits) else { break };
+            let begins = |slot| {
+                let held = &slots[slot];
+                held.fits(&self.config, &room, pool, &mut lookups)
+                    && !self.picked.iter().take_while(|_| take_one(&mut compared)).any(|chunk| {
+                        let shared = slots[chunk.slot].shares(&chunk.tokens, held, self.config.page_size);
+                        shared > 0 && shared >= whole / SHARED_PART_OF_PASS
+                    })
+            };
+            let Some(slot) = self.line.next(begins) else { break };
             prompts -= 1;
             let held = &mut slots[slot];
             let (tokens, taken) = held.take_pages(&self.config, pool);
@@ -254,4 +266,9 @@ impl Chunks {
         self.picked.push(Chunk { slot, tokens, last });
         taken
     }
+}
+
+/// Takes one of what is left, if there is one.
+fn take_one(left: &mut u32) -> bool {
+    left.checked_sub(1).inspect(|less| *left = *less).is_some()
 }

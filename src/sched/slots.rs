@@ -13,7 +13,7 @@ use crate::sched::request::Request;
 use crate::sched::retraction::Kept;
 use crate::sched::worker::Activity;
 use std::mem;
-use std::ops::{Index, IndexMut};
+use std::ops::{Index, IndexMut, Range};
 
 /// A request and how far it is.
 #[derive(Debug)]
@@ -92,6 +92,27 @@ impl<S> Held<S> {
     /// It waits for its turn: looks once how much of its prompt need not be computed.
     pub fn foresee(&mut self, pool: &PagePool, page_size: u32) {
         self.foreseen = self.reusable(pool).pages * page_size;
+    }
+
+    /// Tokens of whole pages that both begin with and that are computed for this one now, at these positions: what the other
+    /// would have from the prefix cache a pass later.
+    pub fn shares(&self, computed: &Range<u32>, other: &Held<S>, page_size: u32) -> u32 {
+        let (Some(ours), Some(theirs)) = (self.request.sequence(), other.request.sequence()) else {
+            return 0;
+        };
+        let start = computed.start as usize;
+        let end = (computed.end as usize).min(ours.prompt.len()).min(other.reusable_tokens() as usize);
+        if ours.salt != theirs.salt || start >= end.min(theirs.prompt.len()) {
+            return 0;
+        }
+        let pairs = ours.prompt[start..end].iter().zip(&theirs.prompt[start..]);
+        let alike = start + pairs.take_while(|(one, another)| one == another).count();
+        let shared = alike - alike % page_size as usize;
+        // As a rule they part here already.
+        match shared > start && ours.prompt[..start] == theirs.prompt[..start] {
+            true => (shared - start) as u32,
+            false => 0,
+        }
     }
 
     /// Takes the pages of what is to be in place, since there is room: those that the prefix cache has, and new ones

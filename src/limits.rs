@@ -473,6 +473,9 @@ pub const REGISTRY_STREAM_LIFE: Duration = Duration::from_secs(10);
 pub const REGISTRY_HOSTS_MAX: usize = 16;
 /// Entries of a registry: as many workers of both roles as a router takes.
 pub const REGISTRY_ENTRIES_MAX: usize = 2 * ROUTER_WORKERS_MAX;
+/// Workers that have left of which a router knows what has become of them: as many as may change their roles in an hour, and
+/// more.
+pub const PAST_WORKERS_MAX: usize = 256;
 /// How long a nonce may be used: a registration follows within milliseconds.
 pub const REGISTRY_NONCE_LIFE: Duration = Duration::from_secs(10);
 /// Nonces that were used and could be used again: renewals of all entries within their life, with room for workers

@@ -14,6 +14,7 @@ mod pace;
 pub mod paths;
 mod relay;
 mod report;
+mod succession;
 pub mod target;
 pub mod turns;
 pub mod workers;

@@ -329,6 +329,10 @@ impl Service {
     /// A hung engine makes the worker look dead, to routers and to peers.
     fn watch(&mut self, now: Instant) {
         let hangs = self.progress.stands_still(now);
+        if let Some(time) = self.progress.take_pause() {
+            let seconds = format!("{:.1}", time.as_secs_f64());
+            event!(Warn, "ctl", "this process, or its host, was paused", seconds = seconds);
+        }
         self.routes.set_hanging(hangs);
         if let Some(peers) = &mut self.peers {
             peers.answer_pings(!hangs);

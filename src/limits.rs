@@ -345,6 +345,8 @@ pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
 pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
 /// How long an engine's progress counter may stand still: many times the longest layer of a forward pass.
 pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);
+/// Between two looks at it, which are ten in a second: more, and the process, or its host, was paused.
+pub const LOOK_GAP_MAX: Duration = Duration::from_secs(1);
 
 // transfer::plan
 /// Pieces of a tile (a head's K or V of a token in a layer, for one rank), of which a session's plan is made: what a
@@ -478,6 +480,9 @@ pub const REGISTRY_STREAM_LIFE: Duration = Duration::from_secs(10);
 pub const REGISTRY_HOSTS_MAX: usize = 16;
 /// Entries of a registry: as many workers of both roles as a router takes.
 pub const REGISTRY_ENTRIES_MAX: usize = 2 * ROUTER_WORKERS_MAX;
+/// Workers that have left of which a router knows what has become of them: as many as may change their roles in an hour, and
+/// more.
+pub const PAST_WORKERS_MAX: usize = 256;
 /// How long a nonce may be used: a registration follows within milliseconds.
 pub const REGISTRY_NONCE_LIFE: Duration = Duration::from_secs(10);
 /// Nonces that were used and could be used again: renewals of all entries within their life, with room for workers

@@ -114,7 +114,7 @@ pub struct SimFlags {
     #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
     pub transfer: SimTransfer,
     /// In which order the workers of a pair are asked
-    #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
+    #[arg(long, value_enum, default_value_t)]
     pub flow: SimFlow,
     /// Tell the story of one room as well, as a failure names it
     #[arg(long, value_name = "ROOM", conflicts_with = "load")]
@@ -271,7 +271,9 @@ pub struct PlaceFlags {
     /// Percentage of requests that must keep both limits at a rate that counts as sustained
     #[arg(long, value_name = "PERCENT", default_value_t = 90.0)]
     pub goodput: f64,
-    /// Requests of the trace that a rate is tried with in the end, the first [default: 500 for each worker, 2000 to 16384]
+    /// Requests of the trace that a rate is tried with in the end, the first; of drawn ones all that come, whatever the rate,
+    /// in the time in which the best fleet is thought to serve so many, ten times --slo-ttft-ms at least [default: 500 for
+    /// each worker, 2000 to 16384]
     #[arg(long, value_name = "R", value_parser = value_parser!(u32).range(1..=LOAD_REQUESTS_MAX as i64))]
     pub requests: Option<u32>,
     /// Everything follows from it
@@ -328,7 +330,7 @@ impl WorkloadFlags {
             ("--nic-gigabytes", self.nic_gigabytes.is_some()),
             ("--latency-us", self.latency_us.is_some()),
             ("--slo-ttft-ms", self.slo_ttft_ms.is_some()),
-            ("--slo-itl-ms", self.slo_itl_ms.is_some()),
+            ("--slo-itl-ms (--slo-tpot-ms)", self.slo_itl_ms.is_some()),
         ];
         typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag)
     }

@@ -26,9 +26,10 @@ use crate::front::http::{Method, Request};
 use crate::front::openai::ApiError;
 use crate::front::router::fleet::{Fleet, Turned};
 use crate::front::router::flights::Way;
+use crate::front::router::succession::Succession;
 use crate::front::router::target::Target;
 use crate::front::turning::{NOT_POSSIBLE, Wanted};
-use crate::limits::{ETCD_ODD_MAX, REGISTRY_ENTRY_LIFE};
+use crate::limits::{DRAIN_DONE_TIME, ETCD_ODD_MAX, REGISTRY_ENTRY_LIFE};
 use crate::net::Reactor;
 use crate::obs::log::event;
 use serde::{Deserialize, Serialize};
@@ -59,6 +60,7 @@ pub struct Workers {
     is_full: bool,
     /// Of those that are reached over TLS, which this router does not speak, the ones of which that was said.
     unspoken: HashSet<Seat>,
+    succession: Succession,
 }
 
 /// Why a worker at an https:// address is not taken.
@@ -78,6 +80,7 @@ impl Workers {
             numbers: HashMap::new(),
             is_full: false,
             unspoken: HashSet::new(),
+            succession: Succession::default(),
         }
     }
 
@@ -143,6 +146,9 @@ impl Workers {
                 "without this worker no pair of workers would be left that serves meanwhile",
             ));
         }
+        // Its entry is gone from when it is asked until it serves again.
+        let until = way.now + wanted.patience + DRAIN_DONE_TIME + REGISTRY_ENTRY_LIFE;
+        self.succession.told(worker, until, way.now);
         Ok((worker, wanted))
     }
 
@@ -334,13 +340,22 @@ impl Workers {
         self.numbers.iter().find(|(_, number)| **number == worker).map(|(seat, _)| seat)
     }
 
-    /// The worker of this ID.
+    /// The worker of this ID, or the one that it has become.
     ///
     /// # Errors
-    /// There is none.
+    /// There is none, or not now.
     pub fn find(&self, id: &str, way: &mut Way<'_>) -> Result<WorkerNumber, ApiError> {
-        let worker = id.parse().ok().map(WorkerNumber).filter(|&worker| way.fleet.router().has(worker));
-        worker.ok_or_else(|| ApiError::new(404, "worker_not_found", format!("there is no worker {id}")))
+        let none = || ApiError::new(404, "worker_not_found", format!("there is no worker {id}"));
+        let worker = id.parse().map(WorkerNumber).map_err(|_| none())?;
+        let here = Some(worker).filter(|&worker| way.fleet.router().has(worker));
+        match here.or_else(|| self.succession.of(worker, &self.numbers)) {
+            Some(found) => Ok(found),
+            None if self.succession.may_come_back(worker, way.now) => {
+                let why = format!("worker {id} changes its role: it is here again once it serves");
+                Err(ApiError { retry_after: Some(1), ..ApiError::new(503, "role_changes", why) })
+            }
+            None => Err(none()),
+        }
     }
 
     /// Does what the membership wants done.
@@ -360,6 +375,9 @@ impl Workers {
                     self.is_full = false;
                     if let Some(worker) = self.numbers.remove(&seat) {
                         fleet.part_with(reactor, worker, &why);
+                        if why != Why::Removed {
+                            self.succession.left(worker, seat);
+                        }
                     }
                 }
             }

@@ -6,18 +6,22 @@
 //! the best ones next, the best with more requests in the end. Owns: the search, its table. Everything follows from the
 //! seed: fleets are tried side by side on all CPUs, and what is tried next does not depend on who is done first.
 
+mod sample;
+
 use super::super::agenda::SECOND;
 use super::arrivals::Arrivals;
 use super::cluster::{Cluster, Failure};
-use super::plan::Plan;
+use super::plan::{Plan, Traffic};
 use super::report::{Spread, Summary};
 use crate::config::error::ConfigError;
 use crate::config::flags::PlaceFlags;
 use crate::config::quantities::value;
 use crate::say;
+use sample::Sample;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -26,6 +30,9 @@ use std::thread;
 const FEW: (usize, usize, usize) = (100, 500, 4000);
 /// The same, of the best ones in the end.
 const MANY: (usize, usize, usize) = (500, 2000, 16_384);
+/// Drawn requests come for so many times the limit to the first token, at least: at a rate that is not sustained the last ones
+/// have waited for as long by then, less what is served meanwhile.
+const SPAN: f64 = 10.0;
 /// How far apart, as a ratio, are the highest rate that is sustained and the lowest that is not: first and in the end.
 const COARSE: f64 = 1.1;
 const FINE: f64 = 1.02;
@@ -134,17 +141,37 @@ impl Search {
     /// # Errors
     /// The trace cannot be used, or a run came to no end as it must.
     pub fn run(&self) -> Result<Result<Vec<Standing>, Failure>, ConfigError> {
+        self.run_telling(&|_| {})
+    }
+
+    /// The same, telling what is under way: a word for each fleet.
+    ///
+    /// # Errors
+    /// As [`Search::run`].
+    pub fn run_telling(
+        &self,
+        tell: &(dyn Fn(&str) + Sync),
+    ) -> Result<Result<Vec<Standing>, Failure>, ConfigError> {
         let all = self.plan.arrivals()?;
         if all.span() == 0 {
             let limit = "a rate needs two requests that come one after the other".into();
             return Err(value("--requests", all.list().len(), limit));
         }
-        Ok(self.search(&all))
+        if let Traffic::Drawn(drawn) = &self.plan.traffic {
+            // More of them may come than were drawn just now.
+            let longest = 2 * (drawn.input + drawn.output) - 2;
+            if longest > self.plan.kv_tokens {
+                let limit =
+                    format!("a request may have {longest} tokens, and each worker must be able to hold it");
+                return Err(value("--kv-tokens", self.plan.kv_tokens, limit));
+            }
+        }
+        Ok(self.search(&all, tell))
     }
 
-    fn search(&self, all: &Arrivals) -> Result<Vec<Standing>, Failure> {
-        let few = all.first(self.count(FEW).min(self.most.unwrap_or(usize::MAX)));
-        let many = all.first(self.most.unwrap_or(self.count(MANY)));
+    fn search(&self, all: &Arrivals, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Standing>, Failure> {
+        let few = self.sample(all, self.count(FEW).min(self.most.unwrap_or(usize::MAX)));
+        let many = self.sample(all, self.most.unwrap_or(self.count(MANY)));
         let mut coarse: BTreeMap<Fleet, Standing> = BTreeMap::new();
         let mut step = self.workers.div_ceil(GRID).max(1);
         let mut next: Vec<Fleet> = (1..self.workers)
@@ -153,8 +180,9 @@ impl Search {
             .chain([self.fleet(0)])
             .collect();
         loop {
-            let asked = next.iter().map(|&fleet| (fleet, self.guess(fleet, &few))).collect();
-            coarse.extend(self.stand(asked, &few, COARSE)?.into_iter().map(|one| (one.fleet, one)));
+            let near = |fleet| self.capacity(fleet, all) / few.rate();
+            let asked = next.iter().map(|&fleet| (fleet, near(fleet))).collect();
+            coarse.extend(self.stand(asked, &few, COARSE, tell)?.into_iter().map(|one| (one.fleet, one)));
             if step == 1 {
                 break;
             }
@@ -173,9 +201,22 @@ impl Search {
         let finalists = ranked.iter().take(FINALISTS).filter(|one| one.factor > 0.0);
         let asked: Vec<_> = finalists.map(|one| (one.fleet, one.factor)).collect();
         let count = asked.len();
-        let mut best = sorted(self.stand(asked, &many, FINE)?);
+        let mut best = sorted(self.stand(asked, &many, FINE, tell)?);
         best.extend(ranked.into_iter().skip(count));
         Ok(best)
+    }
+
+    /// So many requests of a trace; of drawn ones those that come while the best fleet is thought to serve so many.
+    fn sample(&self, all: &Arrivals, count: usize) -> Sample {
+        match &self.plan.traffic {
+            Traffic::File(_) => Sample::Same(all.first(count)),
+            Traffic::Drawn(drawn) => {
+                let most = (0..self.workers).map(|prefill| self.capacity(self.fleet(prefill), all));
+                let served = count as f64 / most.fold(f64::MIN_POSITIVE, f64::max);
+                let least = SPAN * self.plan.objective.ttft as f64 / SECOND as f64;
+                Sample::Span { drawn: drawn.clone(), seconds: served.max(least), seed: self.plan.seed }
+            }
+        }
     }
 
     fn fleet(&self, prefill: usize) -> Fleet {
@@ -190,14 +231,23 @@ impl Search {
     fn stand(
         &self,
         asked: Vec<(Fleet, f64)>,
-        arrivals: &Arrivals,
+        sample: &Sample,
         within: f64,
+        tell: &(dyn Fn(&str) + Sync),
     ) -> Result<Vec<Standing>, Failure> {
         let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
         let work = || {
             while let Some(&(fleet, near)) = asked.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let found = self.sustained(fleet, arrivals, near, within);
-                done.lock().expect("nobody panics with it").insert(fleet, found);
+                let found = self.sustained(fleet, sample, near, within);
+                let mut done = done.lock().expect("nobody panics with it");
+                if let Ok(found) = &found {
+                    let (count, rate, requests) = (done.len() + 1, found.requests_per_s, found.requests);
+                    tell(&format!(
+                        "{count} of {}: {fleet}: {rate:.2} requests/s, by {requests} requests",
+                        asked.len()
+                    ));
+                }
+                done.insert(fleet, found);
             }
         };
         thread::scope(|scope| {
@@ -209,19 +259,18 @@ impl Search {
     }
 
     /// The highest rate that a fleet sustains.
-    fn sustained(
-        &self,
-        fleet: Fleet,
-        arrivals: &Arrivals,
-        near: f64,
-        within: f64,
-    ) -> Result<Standing, Failure> {
+    fn sustained(&self, fleet: Fleet, sample: &Sample, near: f64, within: f64) -> Result<Standing, Failure> {
         let (mut best, mut above, mut factor) = (None::<(f64, Summary)>, None::<f64>, near);
+        let mut requests = 0;
         for _ in 0..PROBES {
-            let summary = self.probe(fleet, arrivals, factor)?;
+            let arrivals = sample.at(factor);
+            let summary = self.probe(fleet, &arrivals)?;
             match summary.goodput >= self.share {
-                true => best = Some((factor, summary)),
+                true => (best, requests) = (Some((factor, summary)), arrivals.list().len()),
                 false => above = Some(factor),
+            }
+            if best.is_none() {
+                requests = arrivals.list().len();
             }
             factor = match (&best, above) {
                 (Some((good, _)), Some(bad)) if bad / good <= within => break,
@@ -233,7 +282,7 @@ impl Search {
         }
         let is_bounded = above.is_some();
         let (factor, summary) = best.map_or((0.0, None), |(factor, summary)| (factor, Some(summary)));
-        let rate = factor * arrivals.rate();
+        let rate = factor * sample.rate();
         let gpus = self.workers as f64 * f64::from(self.gpus_per_worker);
         Ok(Standing {
             fleet,
@@ -241,7 +290,7 @@ impl Search {
             requests_per_s_per_gpu: rate / gpus,
             factor,
             is_bounded,
-            requests: arrivals.list().len(),
+            requests,
             goodput: summary.as_ref().map_or(0.0, |summary| summary.goodput),
             ttft_ms: summary.as_ref().map(|summary| summary.ttft_ms).unwrap_or_default(),
             tpot_ms: summary.as_ref().map(|summary| summary.tpot_ms).unwrap_or_default(),
@@ -249,7 +298,7 @@ impl Search {
         })
     }
 
-    fn probe(&self, fleet: Fleet, arrivals: &Arrivals, factor: f64) -> Result<Summary, Failure> {
+    fn probe(&self, fleet: Fleet, arrivals: &Arrivals) -> Result<Summary, Failure> {
         let Fleet { prefill, decode } = fleet;
         let plan = Plan {
             prefill,
@@ -258,12 +307,12 @@ impl Search {
             least_good: Some(self.share),
             ..self.plan.clone()
         };
-        Cluster::new(&plan, &arrivals.faster(factor)).run()
+        Cluster::new(&plan, arrivals).run()
     }
 
-    /// What the cost model alone says: the rate at which the busier role is busy all the time, decode with as many
+    /// What the cost model alone says, in requests a second: the rate at which the busier role is busy all the time, decode with as many
     /// sequences as keep the limit; nothing waits, and no prefix is known.
-    fn guess(&self, fleet: Fleet, arrivals: &Arrivals) -> f64 {
+    fn capacity(&self, fleet: Fleet, arrivals: &Arrivals) -> f64 {
         let (forecast, limit) = (self.plan.forecast(), self.plan.objective.itl as f64 / 1e6);
         let list = arrivals.list();
         let mean = |of: &dyn Fn(&super::arrivals::Arrival) -> f64| {
@@ -277,11 +326,10 @@ impl Search {
         let batch = batch.unwrap_or(1);
         let generating = output * step(batch) / 1e3 / batch as f64;
         let (prefill, decode) = (fleet.prefill as f64, fleet.decode as f64);
-        let rate = match fleet.prefill {
+        match fleet.prefill {
             0 => decode / (reading + generating),
             _ => (prefill / reading).min(decode / generating),
-        };
-        rate / arrivals.rate()
+        }
     }
 }
 
@@ -298,7 +346,10 @@ fn sorted(mut standings: Vec<Standing>) -> Vec<Standing> {
 /// # Errors
 /// The trace cannot be used.
 pub fn run(search: &Search) -> Result<bool, ConfigError> {
-    let standings = match search.run()? {
+    let shown = Shown { is_terminal: io::stderr().is_terminal() };
+    let found = search.run_telling(&|words| shown.show(words));
+    shown.end();
+    let standings = match found? {
         Ok(standings) => standings,
         Err(failure) => {
             say!("{failure}");
@@ -315,6 +366,25 @@ pub fn run(search: &Search) -> Result<bool, ConfigError> {
     standings.iter().for_each(|standing| say!("{}", line(standing)));
     say!("{}", search.verdict(&standings[0]));
     Ok(true)
+}
+
+/// What is under way, on a terminal.
+struct Shown {
+    is_terminal: bool,
+}
+
+impl Shown {
+    fn show(&self, words: &str) {
+        if self.is_terminal {
+            eprint!("\r{words}\x1b[K");
+            // Shown or not, it changes nothing.
+            let _ = io::stderr().flush();
+        }
+    }
+
+    fn end(&self) {
+        self.show("");
+    }
 }
 
 fn heads() -> String {
@@ -382,17 +452,5 @@ impl Search {
             best.factor,
             best.goodput * PERCENT
         )
-    }
-}
-
-impl Arrivals {
-    /// From the first arrival to the last.
-    fn span(&self) -> u64 {
-        self.list().last().map_or(0, |last| last.at - self.list()[0].at)
-    }
-
-    /// Requests a second.
-    fn rate(&self) -> f64 {
-        (self.list().len() - 1) as f64 * SECOND as f64 / self.span().max(1) as f64
     }
 }

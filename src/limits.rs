@@ -287,8 +287,8 @@ pub const PASSES_MAX: u32 = 32;
 /// A prompt waits for the pass that reads what it begins with, where that is so large a part of a pass (one in so many) or
 /// more: about what a pass takes by itself, whatever it reads (16.5 of 137 ms, in the fit under `benches/data`).
 pub const SHARED_PART_OF_PASS: u32 = 8;
-/// Pairs of prompts that are compared for it in one turn: some microseconds each, where they begin alike.
-pub const SHARED_LOOKUPS_PER_TURN: u32 = 64;
+/// Tokens that are compared for it in one turn, some milliseconds at most; who comes behind them begins at once.
+pub const SHARED_TOKENS_PER_TURN: u32 = 1 << 20;
 /// Tokens ahead of what it has that a running request is promised pages for: as many as SGLang's
 /// `--num-reserved-decode-tokens`, longer than most answers.
 pub const RESERVED_TOKENS: u32 = 512;

@@ -9,7 +9,7 @@
 use crate::ids::SlotId;
 use crate::kv::pool::PagePool;
 use crate::limits::{
-    PACE_TOKENS, PREFIX_LOOKUPS_PER_TURN, SHARED_LOOKUPS_PER_TURN, SHARED_PART_OF_PASS,
+    PACE_TOKENS, PREFIX_LOOKUPS_PER_TURN, SHARED_PART_OF_PASS, SHARED_TOKENS_PER_TURN,
     UNMEASURED_CHUNK_TOKENS,
 };
 use crate::model::forward::batch::{Batch, Logits};
@@ -151,17 +151,22 @@ impl Chunks {
         }
         let Allowance { mut room, mut prompts } = allowance;
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
-        let mut compared = if self.config.prefix_cache { SHARED_LOOKUPS_PER_TURN } else { 0 };
+        let (mut from, mut compared) = (0, if self.config.prefix_cache { SHARED_TOKENS_PER_TURN } else { 0 });
         while at == self.begun.len() && prompts > 0 && self.has_place(left) {
+            let least = (whole / SHARED_PART_OF_PASS).max(1);
             let begins = |slot| {
                 let held = &slots[slot];
-                held.fits(&self.config, &room, pool, &mut lookups)
-                    && !self.picked.iter().take_while(|_| take_one(&mut compared)).any(|chunk| {
-                        let shared = slots[chunk.slot].shares(&chunk.tokens, held, self.config.page_size);
-                        shared > 0 && shared >= whole / SHARED_PART_OF_PASS
-                    })
+                let is_read_now = |chunk: &Chunk| {
+                    if compared == 0 {
+                        return false;
+                    }
+                    let shared = slots[chunk.slot].shares(&chunk.tokens, held, self.config.page_size);
+                    compared = compared.saturating_sub(1 + shared);
+                    shared >= least
+                };
+                held.fits(&self.config, &room, pool, &mut lookups) && !self.picked.iter().any(is_read_now)
             };
-            let Some(slot) = self.line.next(begins) else { break };
+            let Some(slot) = self.line.next_from(&mut from, begins) else { break };
             prompts -= 1;
             let held = &mut slots[slot];
             let (tokens, taken) = held.take_pages(&self.config, pool);
@@ -266,9 +271,4 @@ impl Chunks {
         self.picked.push(Chunk { slot, tokens, last });
         taken
     }
-}
-
-/// Takes one of what is left, if there is one.
-fn take_one(left: &mut u32) -> bool {
-    left.checked_sub(1).inspect(|less| *left = *less).is_some()
 }

@@ -36,10 +36,16 @@ impl Line {
     }
 
     /// Takes out the first that fits, unless somebody before it has been passed often enough.
-    pub fn next(&mut self, mut fits: impl FnMut(SlotId) -> bool) -> Option<SlotId> {
+    pub fn next(&mut self, fits: impl FnMut(SlotId) -> bool) -> Option<SlotId> {
+        self.next_from(&mut 0, fits)
+    }
+
+    /// The same where those before this place did not fit when they were asked, and still do not: they are not asked again.
+    /// The place is then that behind whom was taken.
+    pub fn next_from(&mut self, from: &mut usize, mut fits: impl FnMut(SlotId) -> bool) -> Option<SlotId> {
         let mut at = None;
         for (index, waiting) in self.waiting.iter().enumerate() {
-            if fits(waiting.slot) {
+            if index >= *from && fits(waiting.slot) {
                 at = Some(index);
                 break;
             }
@@ -48,6 +54,7 @@ impl Line {
             }
         }
         let at = at?;
+        *from = at;
         self.waiting.iter_mut().take(at).for_each(|waiting| waiting.passed += 1);
         self.waiting.remove(at).map(|waiting| waiting.slot)
     }
@@ -82,6 +89,22 @@ mod tests {
         assert_eq!(passed, PASSES_MAX as usize);
         assert_eq!(line.next(|_| true), Some(big));
         assert_eq!(line.next(|_| true), Some(SlotId(PASSES_MAX)));
+    }
+
+    #[test]
+    fn who_did_not_fit_is_not_asked_again_and_still_passed() {
+        let mut line = Line::new(200);
+        (0..100).for_each(|slot| line.join(SlotId(slot)));
+        let (mut from, mut asked) = (0, 0);
+        let mut odd = |slot: SlotId| {
+            asked += 1;
+            slot.0 % 2 == 1
+        };
+        let taken: Vec<u32> =
+            std::iter::from_fn(|| line.next_from(&mut from, &mut odd)).map(|slot| slot.0).collect();
+        assert_eq!(taken, (0..PASSES_MAX).map(|at| 2 * at + 1).collect::<Vec<u32>>());
+        assert_eq!(asked, 2 * PASSES_MAX);
+        assert_eq!(line.next(|slot| slot.0 > 0), None, "the first has been passed often enough");
     }
 
     #[test]

@@ -340,6 +340,8 @@ pub const REGISTRY_ROOMS_MAX: usize = 1 << 16;
 pub const REGISTRY_ROOM_LIFE: Duration = Duration::from_secs(120);
 /// How long an engine's progress counter may stand still: many times the longest layer of a forward pass.
 pub const ENGINE_STILL_MAX: Duration = Duration::from_secs(10);
+/// Between two looks at it, which are ten in a second: more, and the process, or its host, was paused.
+pub const LOOK_GAP_MAX: Duration = Duration::from_secs(1);
 
 // transfer::plan
 /// Pieces of a tile (a head's K or V of a token in a layer, for one rank), of which a session's plan is made: what a

@@ -153,10 +153,11 @@ impl Routes {
 
     /// Whether the engine hangs.
     pub fn set_hanging(&mut self, hanging: bool) {
-        if hanging != self.hanging {
-            event!(Error, "ctl", "the engine hangs, or moves again", hangs = hanging);
+        match (std::mem::replace(&mut self.hanging, hanging), hanging) {
+            (false, true) => event!(Error, "ctl", "the engine hangs"),
+            (true, false) => event!(Info, "ctl", "the engine moves again"),
+            _ => {}
         }
-        self.hanging = hanging;
     }
 
     /// Answers a request, or begins to.

@@ -257,6 +257,8 @@ impl Service {
 
     /// Turns until a drain has ended, or the workers' role changes.
     pub fn run(&mut self) -> io::Result<Outcome> {
+        // Nobody has looked at the engine while all was made.
+        self.progress.begin(Instant::now());
         loop {
             self.bell.announce();
             let deadline = if self.has_news() { Instant::now() } else { self.next_tick };
@@ -329,6 +331,10 @@ impl Service {
     /// A hung engine makes the worker look dead, to routers and to peers.
     fn watch(&mut self, now: Instant) {
         let hangs = self.progress.stands_still(now);
+        if let Some(time) = self.progress.take_pause() {
+            let seconds = format!("{:.1}", time.as_secs_f64());
+            event!(Warn, "ctl", "this process, or its host, was paused", seconds = seconds);
+        }
         self.routes.set_hanging(hangs);
         if let Some(peers) = &mut self.peers {
             peers.answer_pings(!hangs);

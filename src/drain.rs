@@ -26,6 +26,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// Why a process could not be told to drain, or was not seen to end.
 #[derive(Debug)]
 pub enum DrainError {
+    /// The file of those who vouch for it cannot be used.
+    File(String),
     /// Nobody answers there.
     Unreachable(String),
     /// It answers, but does not drain: status, and what it says.
@@ -39,6 +41,7 @@ pub enum DrainError {
 impl fmt::Display for DrainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            DrainError::File(why) => write!(f, "--tls-ca-file: {why}"),
             DrainError::Unreachable(why) => write!(f, "cannot be reached: {why}"),
             DrainError::Refused(status, said) => write!(f, "answers with status {status}: {said}"),
             DrainError::Unseen(why) => write!(f, "drains, but its end is not seen: {why}"),
@@ -49,13 +52,20 @@ impl fmt::Display for DrainError {
 
 impl std::error::Error for DrainError {}
 
+impl DrainError {
+    /// Whether nothing was asked, since what was typed cannot be used.
+    pub fn is_of_usage(&self) -> bool {
+        matches!(self, DrainError::File(_))
+    }
+}
+
 /// Tells it, says on `out` how many requests are left, and waits where that is asked.
 ///
 /// # Errors
 /// It cannot be told, or does not end.
 pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError> {
     let authorities = config.tls_ca.as_deref().map(Authorities::read).transpose();
-    let authorities = authorities.map_err(|why| DrainError::Unreachable(format!("--tls-ca-file: {why}")))?;
+    let authorities = authorities.map_err(DrainError::File)?;
     let at = At { url: &config.url, authorities: authorities.as_ref() };
     let told = at.ask(Method::Post, "/drain", config.api_key.as_ref());
     let (status, body) = told.map_err(|error| DrainError::Unreachable(error.to_string()))?;

@@ -1,6 +1,6 @@
 //! The `baton` binary: reads the command line and starts what it asks for.
 //!
-//! Exit status: 0 after a drain, 2 for wrong usage, 1 for the rest.
+//! Exit status: 0 after a drain, 2 where what was typed, or a file that it names, cannot be used, 1 for the rest.
 
 use baton::bench::{self, transfer::Plan, transfer::Survey};
 use baton::config::flags::{DoctorFlags, SimCommand, SimFlags};
@@ -68,9 +68,14 @@ fn run(command: &Command) -> ExitCode {
         }
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::FAILURE
+            failed(error.is_of_usage())
         }
     }
+}
+
+/// The status of what could not be done, as it was typed or at all.
+fn failed(is_of_usage: bool) -> ExitCode {
+    if is_of_usage { ExitCode::from(2) } else { ExitCode::FAILURE }
 }
 
 fn run_drain(config: &DrainConfig) -> ExitCode {
@@ -78,7 +83,7 @@ fn run_drain(config: &DrainConfig) -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {}: {error}", config.url);
-            ExitCode::FAILURE
+            failed(error.is_of_usage())
         }
     }
 }

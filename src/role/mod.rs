@@ -53,8 +53,17 @@ pub enum RoleError {
         /// Why.
         error: io::Error,
     },
-    /// A value that only the model shows to be wrong: flag and reason.
+    /// What was typed is wrong, as the model, or the file that it names, shows: flag and reason.
     Config(&'static str, String),
+    /// What a flag asks for is not there now: flag and reason.
+    Absent(&'static str, String),
+}
+
+impl RoleError {
+    /// Whether it would be the same whenever it is tried: what was typed, or a file that it names, cannot be used.
+    pub fn is_of_usage(&self) -> bool {
+        matches!(self, RoleError::Model(_) | RoleError::Config(..))
+    }
 }
 
 impl fmt::Display for RoleError {
@@ -65,7 +74,9 @@ impl fmt::Display for RoleError {
             RoleError::Listen { flag, address, error } => {
                 write!(f, "{flag}: cannot listen on {address}: {error}")
             }
-            RoleError::Config(flag, reason) => write!(f, "{flag}: {reason}"),
+            RoleError::Config(flag, reason) | RoleError::Absent(flag, reason) => {
+                write!(f, "{flag}: {reason}")
+            }
         }
     }
 }

@@ -308,8 +308,8 @@ fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleE
             event!(Info, "ctl", "RDMA can be used", nics = Nic::list(&nics));
             Ok(nics)
         }
-        Err(why) if !config.rdma_devices.is_empty() => Err(RoleError::Config("--rdma-devices", why)),
-        Err(why) if asked == Transfer::Rdma => Err(RoleError::Config("--transfer", format!("rdma: {why}"))),
+        Err(why) if !config.rdma_devices.is_empty() => Err(RoleError::Absent("--rdma-devices", why)),
+        Err(why) if asked == Transfer::Rdma => Err(RoleError::Absent("--transfer", format!("rdma: {why}"))),
         Err(why) => {
             event!(Info, "ctl", "RDMA is not used", why = why);
             Ok(Vec::new())

@@ -108,7 +108,7 @@ fn targets(config: &RouterConfig) -> Result<Vec<(Seat, Option<u16>, SocketAddr)>
 }
 
 fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, RoleError> {
-    let nowhere = |why: String| RoleError::Config(flag, format!("{url} points nowhere: {why}"));
+    let nowhere = |why: String| RoleError::Absent(flag, format!("{url} points nowhere: {why}"));
     let mut addresses =
         (url.host.as_str(), url.port).to_socket_addrs().map_err(|error| nowhere(error.to_string()))?;
     addresses.next().ok_or_else(|| nowhere("no address".into()))

@@ -15,6 +15,7 @@ use crate::front::openai::ApiError;
 use crate::limits::{DRAIN_DONE_TIME, ROLE_CHANGE_TIME, ROLE_CHANGE_TIME_MAX};
 use crate::wire::message::Role;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::time::{Duration, Instant};
 
 /// What a router takes the worker for that it asks: its role, and behind a slash how often that has changed, if it tells.
@@ -42,23 +43,23 @@ impl Wanted {
         #[derive(Deserialize)]
         #[serde(expecting = r#"an object such as {"role": "decode", "timeout_secs": 600}"#)]
         struct Text {
-            role: Option<String>,
-            timeout_secs: Option<u64>,
+            role: Option<Value>,
+            timeout_secs: Option<Value>,
             #[serde(flatten)]
-            others: serde_json::Map<String, serde_json::Value>,
+            others: serde_json::Map<String, Value>,
         }
         let text: Text = serde_json::from_slice(body).map_err(ApiError::invalid_json)?;
         if let Some(field) = text.others.keys().next() {
             return Err(ApiError::unsupported(field));
         }
         let named = |name: &str| Role::ALL.into_iter().find(|role| role.to_string() == name);
-        let role = text.role.as_deref().and_then(named);
+        let role = text.role.as_ref().and_then(Value::as_str).and_then(named);
         let role = role.ok_or_else(|| ApiError::invalid("role", "must be prefill, decode or mixed"))?;
         let most = ROLE_CHANGE_TIME_MAX.as_secs();
-        let seconds = text.timeout_secs.unwrap_or(ROLE_CHANGE_TIME.as_secs());
-        if !(1..=most).contains(&seconds) {
-            return Err(ApiError::invalid("timeout_secs", format!("must be 1 to {most}")));
-        }
+        let seconds = text.timeout_secs.map_or(Some(ROLE_CHANGE_TIME.as_secs()), |seconds| seconds.as_u64());
+        let seconds = seconds.filter(|seconds| (1..=most).contains(seconds));
+        let seconds =
+            seconds.ok_or_else(|| ApiError::invalid("timeout_secs", format!("must be 1 to {most}")))?;
         Ok(Wanted { role, patience: Duration::from_secs(seconds) })
     }
 
@@ -239,7 +240,11 @@ mod tests {
         for (text, named) in [
             ("{}", "role"),
             (r#"{"role": "both"}"#, "role"),
+            (r#"{"role": 7}"#, "role"),
             (r#"{"role": "decode", "timeout_secs": 0}"#, "timeout_secs"),
+            (r#"{"role": "decode", "timeout_secs": -1}"#, "timeout_secs"),
+            (r#"{"role": "decode", "timeout_secs": 1.5}"#, "timeout_secs"),
+            (r#"{"role": "decode", "timeout_secs": "60"}"#, "timeout_secs"),
             (r#"{"role": "decode", "timeout_secs": 1000000}"#, "timeout_secs"),
             (r#"{"role": "decode", "other": 1}"#, "other"),
         ] {

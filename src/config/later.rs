@@ -178,21 +178,31 @@ pub fn explain(error: &clap::Error) -> Option<ConfigError> {
     }
 }
 
-/// What to say of a flag that `command` does not have and others do.
-pub fn elsewhere(error: &clap::Error, cli: &clap::Command, command: &str) -> Option<ConfigError> {
+/// What to say of a flag that the command of these words does not have and others do.
+pub fn elsewhere(error: &clap::Error, cli: &clap::Command, words: [&str; 2]) -> Option<ConfigError> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = flag.strip_prefix("--").filter(|_| error.kind() == ErrorKind::UnknownArgument)?;
     let is_it =
         |arg: &clap::Arg| arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name));
-    let has = |command: &&clap::Command| command.get_arguments().any(is_it);
-    cli.get_subcommands().find(|typed| typed.get_name() == command)?;
-    let others: Vec<&str> = cli.get_subcommands().filter(has).map(clap::Command::get_name).collect();
-    let (last, before) = others.split_last().filter(|_| !others.contains(&command))?;
+    let has = |command: &clap::Command| command.get_arguments().any(is_it);
+    let typed = cli.find_subcommand(words[0])?;
+    let inner = typed.find_subcommand(words[1]).map(|inner| format!("{} {}", words[0], inner.get_name()));
+    let typed = inner.unwrap_or_else(|| words[0].to_owned());
+    let mut others: Vec<String> =
+        cli.get_subcommands().filter(|outer| has(outer)).map(|outer| outer.get_name().to_owned()).collect();
+    if others.is_empty() {
+        let inner = |outer: &clap::Command| {
+            let inner = outer.get_subcommands().filter(|inner| has(inner));
+            inner.map(|inner| format!("{} {}", outer.get_name(), inner.get_name())).collect::<Vec<_>>()
+        };
+        others.extend(cli.get_subcommands().flat_map(inner));
+    }
+    let (last, before) = others.split_last().filter(|_| !others.contains(&typed))?;
     let others = match before {
-        [] => (*last).to_owned(),
+        [] => last.clone(),
         before => format!("{} and baton {last}", before.join(", baton ")),
     };
-    Some(ConfigError::Elsewhere { flag: flag.clone(), command: command.to_owned(), others })
+    Some(ConfigError::Elsewhere { flag: flag.clone(), command: typed, others })
 }
 
 fn by_name(name: &str) -> Option<ConfigError> {
@@ -216,6 +226,14 @@ mod tests {
         assert_eq!(
             said(&["baton", "prefill", "m", "--policy", "round_robin"]),
             "--policy is no flag of baton prefill, but of baton sim and baton router"
+        );
+        assert_eq!(
+            said(&["baton", "sim", "place", "--workers", "2", "--flow", "dual"]),
+            "--flow is no flag of baton sim place, but of baton sim and baton router"
+        );
+        assert_eq!(
+            said(&["baton", "sim", "--gpus", "2"]),
+            "--gpus is no flag of baton sim, but of baton sim place"
         );
         let misspelt = said(&["baton", "decode", "m", "--local-prefil"]);
         assert!(misspelt.contains("a similar argument exists: '--local-prefill'"), "{misspelt}");

@@ -104,9 +104,10 @@ pub fn parse(
     surroundings: &Surroundings,
 ) -> Result<Invocation, ConfigError> {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let command = arguments.get(1).and_then(|word| word.to_str()).unwrap_or_default();
+    let words =
+        [1, 2].map(|at| arguments.get(at).and_then(|word: &OsString| word.to_str()).unwrap_or_default());
     let explain = |error| {
-        let known = later::explain(&error).or_else(|| later::elsewhere(&error, &command_line(), command));
+        let known = later::explain(&error).or_else(|| later::elsewhere(&error, &command_line(), words));
         known.unwrap_or(ConfigError::Usage(error))
     };
     let matches = command_line().try_get_matches_from(&arguments).map_err(explain)?;

@@ -6,7 +6,7 @@ use super::error::ConfigError;
 use super::flags::{
     BenchFlags, ChunkFlags, Cli, CliCommand, CoreFlags, DecodeFlags, DestinationFlags, DrainFlags,
     FrontFlags, HandoffFlags, LayoutFlags, ModelFlags, PrefillFlags, ProcessFlags, RetractionFlags,
-    ServeFlags, SourceFlags, WorkerFlags,
+    ServeFlags, SimFlow, SourceFlags, WorkerFlags,
 };
 use super::registry::RegistryAddress;
 use super::resolved::{
@@ -60,7 +60,16 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
             return Ok(Invocation::Drain { config, warnings: resolver.warnings });
         }
         CliCommand::Doctor(flags) => return Ok(Invocation::Doctor(flags)),
-        CliCommand::Sim(flags) => return Ok(Invocation::Sim(Box::new(flags))),
+        CliCommand::Sim(flags) => {
+            if flags.load.is_asked_for && flags.flow != SimFlow::Auto {
+                return Err(ConfigError::Conflict {
+                    flag: "--flow",
+                    other: "--load",
+                    why: "under load both workers are asked at once, as in the flow dual",
+                });
+            }
+            return Ok(Invocation::Sim(Box::new(flags)));
+        }
         CliCommand::Bench(BenchFlags::Transfer(flags)) => {
             return Ok(Invocation::BenchTransfer(Box::new(flags)));
         }

@@ -256,6 +256,9 @@ fn what_makes_no_sense_is_refused_by_name() {
     assert!(plan("--kv-tokens 1048576 --decode-ms 5.74,5.1508e-5,0,-2.3411e-11").is_ok());
     refused("--rate -1", "--rate -1: a number above 0");
     refused("--slo-ttft-ms=-1", "--slo-ttft-ms -1");
+    refused("--slo-ttft-ms 0", "--slo-ttft-ms 0: above 0");
+    refused("--slo-itl-ms 0", "--slo-itl-ms 0: above 0");
+    refused("--flow dual", "--flow and --load: under load both workers are asked at once");
     refused("--trace-file /nowhere.jsonl", "--trace-file /nowhere.jsonl");
     refused("--seeds 3", "cannot be used with '--seeds <K>'");
     refused("--calm", "cannot be used with '--calm'");

@@ -77,7 +77,7 @@ pub(in crate::config) struct ForecastFlags {
     #[arg(long, value_name = "MS")]
     pub(in crate::config) slo_ttft_ms: Option<f64>,
     /// and one whose other tokens are foretold to take longer each [default: likewise]
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", visible_alias = "slo-itl-ms")]
     pub(in crate::config) slo_tpot_ms: Option<f64>,
     /// A step over prompts takes A + sum of (B*new + C*new*(prefix + new/2)) + D*(sum of new)^2 ms; D may be left away
     /// [default: 8.322,0.033051,1.7068e-6,0: Qwen3-32B-FP8 on two H200]

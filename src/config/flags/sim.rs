@@ -114,7 +114,7 @@ pub struct SimFlags {
     #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
     pub transfer: SimTransfer,
     /// In which order the workers of a pair are asked
-    #[arg(long, value_enum, default_value_t, conflicts_with = "load")]
+    #[arg(long, value_enum, default_value_t)]
     pub flow: SimFlow,
     /// Tell the story of one room as well, as a failure names it
     #[arg(long, value_name = "ROOM", conflicts_with = "load")]
@@ -328,7 +328,7 @@ impl WorkloadFlags {
             ("--nic-gigabytes", self.nic_gigabytes.is_some()),
             ("--latency-us", self.latency_us.is_some()),
             ("--slo-ttft-ms", self.slo_ttft_ms.is_some()),
-            ("--slo-itl-ms", self.slo_itl_ms.is_some()),
+            ("--slo-itl-ms (--slo-tpot-ms)", self.slo_itl_ms.is_some()),
         ];
         typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(flag, _)| flag)
     }

@@ -218,8 +218,8 @@ impl Plan {
                 latency: time("--latency-us", load.latency_us.unwrap_or(20.0), MICRO)?,
             },
             objective: Objective {
-                ttft: time("--slo-ttft-ms", load.slo_ttft_ms.unwrap_or(2000.0), MILLI)?,
-                itl: time("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0), MILLI)?,
+                ttft: limit("--slo-ttft-ms", load.slo_ttft_ms.unwrap_or(2000.0))?,
+                itl: limit("--slo-itl-ms", load.slo_itl_ms.unwrap_or(25.0))?,
             },
             early_reject: !load.admit_late,
             engine: Engine::Own,
@@ -295,6 +295,14 @@ impl Plan {
             pages: self.kv_tokens / self.config.page_size,
             slots: self.config.slots(),
         }
+    }
+}
+
+/// So many milliseconds, in which something can happen.
+fn limit(flag: &'static str, number: f64) -> Result<Nanos, ConfigError> {
+    match time(flag, number, MILLI) {
+        Ok(nanos @ 1..) => Ok(nanos),
+        _ => Err(value(flag, number, "above 0, and not beyond a day".into())),
     }
 }
 

@@ -138,3 +138,20 @@ fn what_a_worker_reports_is_avoided_though_nobody_here_booked_it() {
         }
     }
 }
+
+/// What all decode workers tell is added up, for who reads it as a worker's.
+#[test]
+fn the_loads_of_a_router_are_those_of_its_decode_workers() {
+    let told = r#"{"max_running_requests": 8, "max_total_tokens": 4096}"#;
+    let (prefill, decode) = (Worker::start(), [Worker::introduced(told), Worker::introduced(told)]);
+    decode.iter().zip([9, 1]).for_each(|(worker, sequences)| worker.will_report(sequences));
+    let flags = ["--health-check-interval-secs", "1"];
+    let router = Router::start(&[&prefill], &[&decode[0], &decode[1]], &flags);
+    router.wait_for_workers(3);
+    decode.iter().for_each(Worker::await_report);
+    let loads: serde_json::Value = serde_json::from_str(&router.get("/v1/loads").answer().1).unwrap();
+    let load = &loads["loads"][0];
+    let told = ["max_running_requests", "max_total_num_tokens", "num_used_tokens"].map(|field| &load[field]);
+    assert_eq!(told, [16, 8192, 1000], "{load}");
+    assert_eq!(load["token_usage"], 1000.0 / 8192.0, "{load}");
+}

@@ -110,7 +110,10 @@ impl Worker {
 
     /// Says from now on that it has so many sequences.
     pub fn will_report(&self, sequences: u32) {
-        let report = format!(r#"{{"loads":[{{"num_running_reqs":{sequences},"num_waiting_reqs":0}}]}}"#);
+        let used = 100 * sequences;
+        let report = format!(
+            r#"{{"loads":[{{"num_running_reqs":{sequences},"num_waiting_reqs":0,"num_used_tokens":{used}}}]}}"#
+        );
         *self.shared.report.lock().unwrap() = Some(report);
     }
 

@@ -224,21 +224,27 @@ pub struct RoutedLoad {
     num_total_reqs: u32,
     /// Of those who generate, added up, where all of them tell.
     #[serde(skip_serializing_if = "Option::is_none")]
+    num_used_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_total_num_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_usage: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_running_requests: Option<u32>,
     disagg_mode: &'static str,
 }
 
 impl RoutedLoad {
-    /// Of so many requests, of which so many wait; its workers have room for that.
-    pub fn new(all: usize, waiting: usize, room: Option<roles::Room>) -> RoutedLoad {
+    /// Of so many requests, of which so many wait; its workers have room for that, and so many tokens in use.
+    pub fn new(all: usize, waiting: usize, room: Option<roles::Room>, used: Option<u64>) -> RoutedLoad {
         RoutedLoad {
             dp_rank: 0,
             num_running_reqs: all.saturating_sub(waiting) as u32,
             num_waiting_reqs: waiting as u32,
             num_total_reqs: all as u32,
+            num_used_tokens: used,
             max_total_num_tokens: room.map(|room| room.tokens),
+            token_usage: room.zip(used).map(|(room, used)| used as f64 / room.tokens.max(1) as f64),
             max_running_requests: room.map(|room| room.sequences),
             disagg_mode: "null",
         }

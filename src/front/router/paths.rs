@@ -251,7 +251,8 @@ impl Paths {
             }
             Course::Metrics => self.metrics(way.fleet),
             Course::Loads => {
-                let load = RoutedLoad::new(flights.count(), flights.waiting(), way.fleet.room());
+                let load =
+                    RoutedLoad::new(flights.count(), flights.waiting(), way.fleet.room(), way.fleet.used());
                 let now = unix().map_or(0.0, |since| since.as_secs_f64());
                 Told::json(&Loads::new(load, now, VERSION))
             }

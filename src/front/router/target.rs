@@ -47,6 +47,8 @@ pub struct Target {
     pub(super) verdict: Verdict,
     /// Whether it may tell what it has to do, when asked.
     pub(super) reports: bool,
+    /// Tokens of KV that it said are in use, where it was asked for that.
+    pub(super) used: Option<u64>,
     /// Whether it has said that it takes nothing new, and not yet that it does.
     pub drains: bool,
     /// Why it is down, or was last; `None` since it is well.
@@ -77,6 +79,7 @@ impl Target {
             lost: false,
             introduced: false,
             reports: true,
+            used: None,
             verdict: Verdict::Fits,
             drains: false,
             fault: Some("it was not asked yet".into()),

@@ -76,6 +76,7 @@ impl Fleet {
         let report = if answer.is_success() { report::of(&answer.body) } else { None };
         if let Some(target) = self.targets.get_mut(&worker) {
             target.reports &= !matches!(answer.status, 401 | 403 | 404 | 405);
+            target.used = report.map(|report| report.used);
         }
         self.router.reported(worker, report, now);
     }

@@ -76,6 +76,13 @@ impl Fleet {
         all
     }
 
+    /// Tokens of KV that are in use at those, by what they said last; `None` where one does not tell, or nobody asks for that.
+    pub fn used(&self) -> Option<u64> {
+        let usable = self.router.workers().filter(|(_, role, load)| *role == Role::Decode && load.usable);
+        let used = usable.map(|(worker, ..)| self.targets.get(&worker)?.used);
+        used.reduce(|all, one| Some(all?.saturating_add(one?)))?
+    }
+
     /// A worker cannot have another role than it has: it is not asked for that again, until it is something else.
     pub fn keeps_role(&mut self, worker: WorkerNumber) {
         if let Some(target) = self.targets.get_mut(&worker) {

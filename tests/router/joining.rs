@@ -144,6 +144,23 @@ fn who_drains_is_told_from_who_is_gone() {
     router.await_said("worker is down role=prefill");
 }
 
+/// With the reason in the line.
+#[test]
+fn a_worker_that_is_gone_is_told_of_once() {
+    let (prefill, decode) = (Worker::start(), Worker::start());
+    let router = Router::ready(&[&prefill], &[&decode], &[]);
+    router.wait_for_workers(2);
+    decode.stop();
+    let gone = |role: &str, worker: &Worker| format!("worker is down role={role} worker={}", url(worker));
+    router.await_said(&gone("decode", &decode));
+    // The other is looked at behind it, again.
+    prefill.stop();
+    router.await_said(&gone("prefill", &prefill));
+    router.wait_for_workers(0);
+    let told = router.times_said(&format!("{} why=\"it takes no connection", gone("decode", &decode)));
+    assert_eq!((told, router.times_said("worker is not up")), (1, 0));
+}
+
 /// A worker that is well and can be paired with nobody is no worker that serves.
 #[test]
 fn who_fits_nobody_says_so() {

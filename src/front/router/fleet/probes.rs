@@ -178,10 +178,10 @@ impl Fleet {
                 self.probed(worker, false, now);
             }
             Verdict::Unfit(ref why) => {
-                (target.introduced, target.fault) = (false, Some(why.clone()));
+                // That it is not used any more was said with the reason.
+                (target.introduced, target.fault, target.told_down) = (false, Some(why.clone()), true);
                 // No matter how well it is.
-                let change = self.router.refused(worker);
-                self.tell(worker, change, &"what it says of itself");
+                self.router.refused(worker);
                 self.probed(worker, false, now);
             }
             _ => self.call(reactor, worker, Owner::Probe, now),
@@ -215,15 +215,22 @@ impl Fleet {
         }
     }
 
-    pub(super) fn tell(&self, worker: WorkerNumber, change: Option<Change>, why: &dyn std::fmt::Display) {
-        let (Some(role), Some(target)) = (self.router.role(worker), self.target(worker)) else { return };
+    /// Tells that a worker is up or down by now, and why, by this unless more is known.
+    pub(super) fn tell(&mut self, worker: WorkerNumber, change: Option<Change>, by: &dyn std::fmt::Display) {
+        let (role, has_left) = (self.router.role(worker), !self.router.has(worker));
+        let (Some(role), Some(target)) = (role, self.targets.get_mut(&worker)) else { return };
         let url = &target.url;
         match change {
             // One that leaves is looked at as long as clients wait for it.
-            Some(Change::Up) if !self.router.has(worker) => {}
+            Some(Change::Up) if has_left => {}
             Some(Change::Up) => event!(Info, "router", "worker is up", role = role, worker = url),
             Some(Change::Down) => {
-                event!(Warn, "router", "worker is down", role = role, worker = url, by = why)
+                target.told_down = true;
+                let why: &dyn std::fmt::Display = match &target.fault {
+                    Some(fault) => fault,
+                    None => by,
+                };
+                event!(Warn, "router", "worker is down", role = role, worker = url, why = why)
             }
             None => {}
         }

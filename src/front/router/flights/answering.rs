@@ -119,7 +119,8 @@ impl Flights {
             What::Lost(lost) => {
                 flight.prefill = None;
                 if !flight.has_begun(way) {
-                    event!(Warn, "router", "prefill leg lost", request = flight.request.id, why = lost);
+                    // What comes of it is told when it is known.
+                    event!(Debug, "router", "prefill leg lost", request = flight.request.id, why = lost);
                     let why = "the prefill worker was lost before there was an answer";
                     flight.last = Some(WorkerAnswer::error(&failure::error(Cause::PeerLost, why.into())));
                     return self.take(client, flight, News::Lost(Role::Prefill, Cause::PeerLost), way);

@@ -271,7 +271,9 @@ pub struct PlaceFlags {
     /// Percentage of requests that must keep both limits at a rate that counts as sustained
     #[arg(long, value_name = "PERCENT", default_value_t = 90.0)]
     pub goodput: f64,
-    /// Requests of the trace that a rate is tried with in the end, the first [default: 500 for each worker, 2000 to 16384]
+    /// Requests of the trace that a rate is tried with in the end, the first; of drawn ones all that come, whatever the rate,
+    /// in the time in which the best fleet is thought to serve so many, ten times --slo-ttft-ms at least [default: 500 for
+    /// each worker, 2000 to 16384]
     #[arg(long, value_name = "R", value_parser = value_parser!(u32).range(1..=LOAD_REQUESTS_MAX as i64))]
     pub requests: Option<u32>,
     /// Everything follows from it

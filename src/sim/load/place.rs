@@ -3,18 +3,21 @@
 //! A fleet is so many prefill and decode workers, or as many that do both. A rate is sustained where a share of all requests
 //! keeps both limits (DistServe, OSDI'24: goodput, found by simulation and bisection). First a closed form of the cost
 //! model says what each role could take (as Splitwise, ISCA'24, provisions); from there each fleet is tried with few requests, those between
-//! the best ones next, the best with more requests in the end. Owns: the search, its table. Everything follows from the
+//! the best ones next, the best with more requests in the end. Invariant: what is compared is judged by the same: the same requests of
+//! a trace, or all that come in the same time. Owns: the search, its table. Everything follows from the
 //! seed: fleets are tried side by side on all CPUs, and what is tried next does not depend on who is done first.
 
 use super::super::agenda::SECOND;
-use super::arrivals::Arrivals;
+use super::arrivals::{Arrivals, Drawn};
 use super::cluster::{Cluster, Failure};
-use super::plan::Plan;
+use super::plan::{Plan, Traffic};
 use super::report::{Spread, Summary};
 use crate::config::error::ConfigError;
 use crate::config::flags::PlaceFlags;
 use crate::config::quantities::value;
+use crate::limits::LOAD_REQUESTS_MAX;
 use crate::say;
+use crate::sim::dice::Dice;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -26,6 +29,9 @@ use std::thread;
 const FEW: (usize, usize, usize) = (100, 500, 4000);
 /// The same, of the best ones in the end.
 const MANY: (usize, usize, usize) = (500, 2000, 16_384);
+/// Drawn requests come for so many times the limit to the first token, at least: at a rate that is not sustained the last ones
+/// have waited for as long by then, less what is served meanwhile.
+const SPAN: f64 = 10.0;
 /// How far apart, as a ratio, are the highest rate that is sustained and the lowest that is not: first and in the end.
 const COARSE: f64 = 1.1;
 const FINE: f64 = 1.02;
@@ -81,6 +87,39 @@ pub struct Standing {
     pub tpot_ms: Spread,
     /// and how long workers of each role computed of the time.
     pub busy: [f64; 2],
+}
+
+/// What a fleet is tried with.
+#[derive(Debug)]
+enum Sample {
+    /// These, faster or slower.
+    Same(Arrivals),
+    /// Whoever comes in so many seconds, drawn from this seed: the more, the higher the rate.
+    Span { drawn: Drawn, seconds: f64, seed: u64 },
+}
+
+impl Sample {
+    /// Requests a second, as the load is typed.
+    fn rate(&self) -> f64 {
+        match self {
+            Sample::Same(arrivals) => arrivals.rate(),
+            Sample::Span { drawn, .. } => drawn.rate,
+        }
+    }
+
+    /// Those that come at so many times that rate.
+    fn at(&self, factor: f64) -> Arrivals {
+        match self {
+            Sample::Same(arrivals) => arrivals.faster(factor),
+            Sample::Span { drawn, seconds, seed } => {
+                let rate = drawn.rate * factor;
+                // One more than none, so that there is somebody to be served.
+                let requests = ((rate * seconds) as usize).clamp(1, LOAD_REQUESTS_MAX as usize);
+                let drawn = Drawn { requests, rate, ..drawn.clone() };
+                drawn.draw(&mut Dice::new(*seed).fork("arrivals"))
+            }
+        }
+    }
 }
 
 /// What is asked.
@@ -139,12 +178,21 @@ impl Search {
             let limit = "a rate needs two requests that come one after the other".into();
             return Err(value("--requests", all.list().len(), limit));
         }
+        if let Traffic::Drawn(drawn) = &self.plan.traffic {
+            // More of them may come than were drawn just now.
+            let longest = 2 * (drawn.input + drawn.output) - 2;
+            if longest > self.plan.kv_tokens {
+                let limit =
+                    format!("a request may have {longest} tokens, and each worker must be able to hold it");
+                return Err(value("--kv-tokens", self.plan.kv_tokens, limit));
+            }
+        }
         Ok(self.search(&all))
     }
 
     fn search(&self, all: &Arrivals) -> Result<Vec<Standing>, Failure> {
-        let few = all.first(self.count(FEW).min(self.most.unwrap_or(usize::MAX)));
-        let many = all.first(self.most.unwrap_or(self.count(MANY)));
+        let few = self.sample(all, self.count(FEW).min(self.most.unwrap_or(usize::MAX)));
+        let many = self.sample(all, self.most.unwrap_or(self.count(MANY)));
         let mut coarse: BTreeMap<Fleet, Standing> = BTreeMap::new();
         let mut step = self.workers.div_ceil(GRID).max(1);
         let mut next: Vec<Fleet> = (1..self.workers)
@@ -153,7 +201,8 @@ impl Search {
             .chain([self.fleet(0)])
             .collect();
         loop {
-            let asked = next.iter().map(|&fleet| (fleet, self.guess(fleet, &few))).collect();
+            let near = |fleet| self.capacity(fleet, all) / few.rate();
+            let asked = next.iter().map(|&fleet| (fleet, near(fleet))).collect();
             coarse.extend(self.stand(asked, &few, COARSE)?.into_iter().map(|one| (one.fleet, one)));
             if step == 1 {
                 break;
@@ -178,6 +227,19 @@ impl Search {
         Ok(best)
     }
 
+    /// So many requests of a trace; of drawn ones those that come while the best fleet is thought to serve so many.
+    fn sample(&self, all: &Arrivals, count: usize) -> Sample {
+        match &self.plan.traffic {
+            Traffic::File(_) => Sample::Same(all.first(count)),
+            Traffic::Drawn(drawn) => {
+                let most = (0..self.workers).map(|prefill| self.capacity(self.fleet(prefill), all));
+                let served = count as f64 / most.fold(f64::MIN_POSITIVE, f64::max);
+                let least = SPAN * self.plan.objective.ttft as f64 / SECOND as f64;
+                Sample::Span { drawn: drawn.clone(), seconds: served.max(least), seed: self.plan.seed }
+            }
+        }
+    }
+
     fn fleet(&self, prefill: usize) -> Fleet {
         Fleet { prefill, decode: self.workers - prefill }
     }
@@ -190,13 +252,13 @@ impl Search {
     fn stand(
         &self,
         asked: Vec<(Fleet, f64)>,
-        arrivals: &Arrivals,
+        sample: &Sample,
         within: f64,
     ) -> Result<Vec<Standing>, Failure> {
         let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
         let work = || {
             while let Some(&(fleet, near)) = asked.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let found = self.sustained(fleet, arrivals, near, within);
+                let found = self.sustained(fleet, sample, near, within);
                 done.lock().expect("nobody panics with it").insert(fleet, found);
             }
         };
@@ -209,19 +271,18 @@ impl Search {
     }
 
     /// The highest rate that a fleet sustains.
-    fn sustained(
-        &self,
-        fleet: Fleet,
-        arrivals: &Arrivals,
-        near: f64,
-        within: f64,
-    ) -> Result<Standing, Failure> {
+    fn sustained(&self, fleet: Fleet, sample: &Sample, near: f64, within: f64) -> Result<Standing, Failure> {
         let (mut best, mut above, mut factor) = (None::<(f64, Summary)>, None::<f64>, near);
+        let mut requests = 0;
         for _ in 0..PROBES {
-            let summary = self.probe(fleet, arrivals, factor)?;
+            let arrivals = sample.at(factor);
+            let summary = self.probe(fleet, &arrivals)?;
             match summary.goodput >= self.share {
-                true => best = Some((factor, summary)),
+                true => (best, requests) = (Some((factor, summary)), arrivals.list().len()),
                 false => above = Some(factor),
+            }
+            if best.is_none() {
+                requests = arrivals.list().len();
             }
             factor = match (&best, above) {
                 (Some((good, _)), Some(bad)) if bad / good <= within => break,
@@ -233,7 +294,7 @@ impl Search {
         }
         let is_bounded = above.is_some();
         let (factor, summary) = best.map_or((0.0, None), |(factor, summary)| (factor, Some(summary)));
-        let rate = factor * arrivals.rate();
+        let rate = factor * sample.rate();
         let gpus = self.workers as f64 * f64::from(self.gpus_per_worker);
         Ok(Standing {
             fleet,
@@ -241,7 +302,7 @@ impl Search {
             requests_per_s_per_gpu: rate / gpus,
             factor,
             is_bounded,
-            requests: arrivals.list().len(),
+            requests,
             goodput: summary.as_ref().map_or(0.0, |summary| summary.goodput),
             ttft_ms: summary.as_ref().map(|summary| summary.ttft_ms).unwrap_or_default(),
             tpot_ms: summary.as_ref().map(|summary| summary.tpot_ms).unwrap_or_default(),
@@ -249,7 +310,7 @@ impl Search {
         })
     }
 
-    fn probe(&self, fleet: Fleet, arrivals: &Arrivals, factor: f64) -> Result<Summary, Failure> {
+    fn probe(&self, fleet: Fleet, arrivals: &Arrivals) -> Result<Summary, Failure> {
         let Fleet { prefill, decode } = fleet;
         let plan = Plan {
             prefill,
@@ -258,12 +319,12 @@ impl Search {
             least_good: Some(self.share),
             ..self.plan.clone()
         };
-        Cluster::new(&plan, &arrivals.faster(factor)).run()
+        Cluster::new(&plan, arrivals).run()
     }
 
-    /// What the cost model alone says: the rate at which the busier role is busy all the time, decode with as many
+    /// What the cost model alone says, in requests a second: the rate at which the busier role is busy all the time, decode with as many
     /// sequences as keep the limit; nothing waits, and no prefix is known.
-    fn guess(&self, fleet: Fleet, arrivals: &Arrivals) -> f64 {
+    fn capacity(&self, fleet: Fleet, arrivals: &Arrivals) -> f64 {
         let (forecast, limit) = (self.plan.forecast(), self.plan.objective.itl as f64 / 1e6);
         let list = arrivals.list();
         let mean = |of: &dyn Fn(&super::arrivals::Arrival) -> f64| {
@@ -277,11 +338,10 @@ impl Search {
         let batch = batch.unwrap_or(1);
         let generating = output * step(batch) / 1e3 / batch as f64;
         let (prefill, decode) = (fleet.prefill as f64, fleet.decode as f64);
-        let rate = match fleet.prefill {
+        match fleet.prefill {
             0 => decode / (reading + generating),
             _ => (prefill / reading).min(decode / generating),
-        };
-        rate / arrivals.rate()
+        }
     }
 }
 

@@ -10,6 +10,7 @@ use baton::sim::load::plan::Plan;
 use baton::sim::load::report::Summary;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
 /// An excerpt of a trace of Mooncake.
 const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces/mooncake_conversation_100.jsonl");
@@ -328,6 +329,21 @@ fn search(words: &str) -> Result<Search, String> {
 /// What it finds.
 fn place(words: &str) -> Result<Vec<Standing>, String> {
     search(words)?.run().map_err(|error| error.to_string())?.map_err(|failure| failure.to_string())
+}
+
+/// A fleet at a time.
+#[test]
+fn a_search_tells_what_is_under_way() {
+    super::quiet();
+    let words = "--workers 3 --rate 1 --prefill-ms 0,1,0 --decode-ms 4,0,1 --slo-ttft-ms 2000 --slo-itl-ms 11 \
+                 --requests 20 --kv-tokens 8192";
+    let told = Mutex::new(Vec::new());
+    let found = search(words).unwrap().run_telling(&|words| told.lock().unwrap().push(words.to_owned()));
+    let (found, told) = (found.unwrap().unwrap(), told.into_inner().unwrap());
+    assert!(told.len() >= found.len(), "{told:?}");
+    for standing in &found {
+        assert!(told.iter().any(|words| words.contains(&format!(": {}: ", standing.fleet))), "{told:?}");
+    }
 }
 
 /// A prefill worker reads a thousand tokens a second, a decode worker generates 640 within the limit. So three read what

@@ -21,6 +21,7 @@ use crate::sim::dice::Dice;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -173,6 +174,17 @@ impl Search {
     /// # Errors
     /// The trace cannot be used, or a run came to no end as it must.
     pub fn run(&self) -> Result<Result<Vec<Standing>, Failure>, ConfigError> {
+        self.run_telling(&|_| {})
+    }
+
+    /// The same, telling what is under way: a word for each fleet.
+    ///
+    /// # Errors
+    /// As [`Search::run`].
+    pub fn run_telling(
+        &self,
+        tell: &(dyn Fn(&str) + Sync),
+    ) -> Result<Result<Vec<Standing>, Failure>, ConfigError> {
         let all = self.plan.arrivals()?;
         if all.span() == 0 {
             let limit = "a rate needs two requests that come one after the other".into();
@@ -187,10 +199,10 @@ impl Search {
                 return Err(value("--kv-tokens", self.plan.kv_tokens, limit));
             }
         }
-        Ok(self.search(&all))
+        Ok(self.search(&all, tell))
     }
 
-    fn search(&self, all: &Arrivals) -> Result<Vec<Standing>, Failure> {
+    fn search(&self, all: &Arrivals, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Standing>, Failure> {
         let few = self.sample(all, self.count(FEW).min(self.most.unwrap_or(usize::MAX)));
         let many = self.sample(all, self.most.unwrap_or(self.count(MANY)));
         let mut coarse: BTreeMap<Fleet, Standing> = BTreeMap::new();
@@ -203,7 +215,7 @@ impl Search {
         loop {
             let near = |fleet| self.capacity(fleet, all) / few.rate();
             let asked = next.iter().map(|&fleet| (fleet, near(fleet))).collect();
-            coarse.extend(self.stand(asked, &few, COARSE)?.into_iter().map(|one| (one.fleet, one)));
+            coarse.extend(self.stand(asked, &few, COARSE, tell)?.into_iter().map(|one| (one.fleet, one)));
             if step == 1 {
                 break;
             }
@@ -222,7 +234,7 @@ impl Search {
         let finalists = ranked.iter().take(FINALISTS).filter(|one| one.factor > 0.0);
         let asked: Vec<_> = finalists.map(|one| (one.fleet, one.factor)).collect();
         let count = asked.len();
-        let mut best = sorted(self.stand(asked, &many, FINE)?);
+        let mut best = sorted(self.stand(asked, &many, FINE, tell)?);
         best.extend(ranked.into_iter().skip(count));
         Ok(best)
     }
@@ -254,12 +266,21 @@ impl Search {
         asked: Vec<(Fleet, f64)>,
         sample: &Sample,
         within: f64,
+        tell: &(dyn Fn(&str) + Sync),
     ) -> Result<Vec<Standing>, Failure> {
         let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
         let work = || {
             while let Some(&(fleet, near)) = asked.get(next.fetch_add(1, Ordering::Relaxed)) {
                 let found = self.sustained(fleet, sample, near, within);
-                done.lock().expect("nobody panics with it").insert(fleet, found);
+                let mut done = done.lock().expect("nobody panics with it");
+                if let Ok(found) = &found {
+                    let (count, rate, requests) = (done.len() + 1, found.requests_per_s, found.requests);
+                    tell(&format!(
+                        "{count} of {}: {fleet}: {rate:.2} requests/s, by {requests} requests",
+                        asked.len()
+                    ));
+                }
+                done.insert(fleet, found);
             }
         };
         thread::scope(|scope| {
@@ -358,7 +379,10 @@ fn sorted(mut standings: Vec<Standing>) -> Vec<Standing> {
 /// # Errors
 /// The trace cannot be used.
 pub fn run(search: &Search) -> Result<bool, ConfigError> {
-    let standings = match search.run()? {
+    let shown = Shown { is_terminal: io::stderr().is_terminal() };
+    let found = search.run_telling(&|words| shown.show(words));
+    shown.end();
+    let standings = match found? {
         Ok(standings) => standings,
         Err(failure) => {
             say!("{failure}");
@@ -375,6 +399,25 @@ pub fn run(search: &Search) -> Result<bool, ConfigError> {
     standings.iter().for_each(|standing| say!("{}", line(standing)));
     say!("{}", search.verdict(&standings[0]));
     Ok(true)
+}
+
+/// What is under way, on a terminal.
+struct Shown {
+    is_terminal: bool,
+}
+
+impl Shown {
+    fn show(&self, words: &str) {
+        if self.is_terminal {
+            eprint!("\r{words}\x1b[K");
+            // Shown or not, it changes nothing.
+            let _ = io::stderr().flush();
+        }
+    }
+
+    fn end(&self) {
+        self.show("");
+    }
 }
 
 fn heads() -> String {

@@ -5,22 +5,25 @@
 //! HTTP (`asking`), the passing of descriptors (`passing`) and of lanes (`lanes`). A link that has not proven itself within a second, or
 //! is silent for too long, is closed; a closed link is a dead peer at once.
 
+mod opening;
+mod peering;
+
 use crate::cause::Cause;
 use crate::front::asking::Asking;
-use crate::front::directory::{Directory, Found};
-use crate::front::handoff::{DestinationSession, Handoff, Link as LinkName, Remote, Source, random};
+use crate::front::directory::Directory;
+use crate::front::handoff::{DestinationSession, Handoff, Remote};
 use crate::front::lanes::Lanes;
 use crate::front::passing::Passing;
-use crate::ids::{Peer, WorkerId};
-use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX, UNPROVEN_CONNECTIONS_MAX};
+use crate::ids::Peer;
+use crate::limits::{PEER_PING_EVERY, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
 use crate::net::{Authorities, ConnId, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::Multipart;
 use crate::wire::auth::{Keyring, Side};
-use crate::wire::link::{self, Link, LinkError};
-use crate::wire::message::{Bye, Hello, MINOR, Message, MessageError, Role, Transport, VERSION};
-use crate::wire::zmtp::ZmtpError;
+use crate::wire::link::{self, Link};
+use crate::wire::message::{Bye, Message, Role, Transport};
+use peering::{End, Peering};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -34,61 +37,6 @@ pub struct Identity {
     pub role: Role,
     /// What it proves to know, and peers must.
     pub keys: Keyring,
-}
-
-/// A connection that carries a link.
-#[derive(Debug)]
-struct Peering {
-    link: Link,
-    /// Whom we dialled, and for which decode worker.
-    dialled: Option<(WorkerId, Source)>,
-    address: Option<SocketAddr>,
-    who: Option<(Peer, u64)>,
-    /// It has said Bye, and why it goes.
-    bye: Option<Cause>,
-    /// When it connected: from there on it has so long to prove itself, however much it says.
-    since: Instant,
-    heard: Instant,
-    next_ping: Instant,
-}
-
-impl Peering {
-    /// The peer has closed it: why, as far as it has said.
-    fn closed(&self) -> End {
-        match self.bye {
-            Some(cause) => End::closed(format!("closed by the peer: {cause}")),
-            None if self.link.awaits_proof() => {
-                End::closed("closed by the peer before it proved the cluster key")
-            }
-            None => End::closed("closed by the peer"),
-        }
-    }
-}
-
-/// Why a link has ended.
-#[derive(Debug)]
-struct End {
-    /// What requests that wait for it end with.
-    cause: Cause,
-    /// For the log.
-    why: String,
-    /// The peer has closed it.
-    closed: bool,
-}
-
-impl End {
-    fn lost(why: impl ToString) -> End {
-        End { cause: Cause::PeerLost, why: why.to_string(), closed: false }
-    }
-
-    fn closed(why: impl ToString) -> End {
-        End { closed: true, ..End::lost(why) }
-    }
-
-    /// It will be so again.
-    fn incompatible(why: impl ToString) -> End {
-        End { cause: Cause::Incompatible, ..End::lost(why) }
-    }
 }
 
 /// All links of this process.
@@ -230,22 +178,6 @@ impl Peers {
             }
             Event::Closed { conn, reason } => self.down(conn, &End::lost(reason), reactor, handoff, now),
             Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
-        }
-    }
-
-    /// Of the strangers that have dialled, the oldest goes where there are too many.
-    fn make_room(&mut self, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        let is_stranger =
-            |(_, peering): &(&ConnId, &Peering)| peering.who.is_none() && peering.dialled.is_none();
-        let strangers = || self.links.iter().filter(is_stranger);
-        if strangers().count() < UNPROVEN_CONNECTIONS_MAX {
-            return;
-        }
-        let oldest = strangers().min_by_key(|(_, peering)| peering.since).map(|(&conn, _)| conn);
-        if let Some(conn) = oldest {
-            reactor.close(conn);
-            let end = End::lost("too many others have not proven themselves either");
-            self.down(conn, &end, reactor, handoff, now);
         }
     }
 
@@ -426,72 +358,6 @@ impl Peers {
         }
     }
 
-    fn hello(&mut self) -> Hello {
-        self.connections += 1;
-        let version = |index: usize| {
-            env!("CARGO_PKG_VERSION").split('.').nth(index).and_then(|part| part.parse().ok()).unwrap_or(0)
-        };
-        Hello {
-            peer: self.own.peer,
-            connection: self.connections,
-            capabilities: 0,
-            software: [version(0), version(1), version(2)],
-            ranks: 1,
-            role: self.own.role,
-            nonce: random(),
-            minor: MINOR,
-            keys: self.own.keys.ids(),
-        }
-    }
-
-    fn add(
-        &mut self,
-        conn: ConnId,
-        link: Link,
-        dialled: Option<(WorkerId, Source)>,
-        address: Option<SocketAddr>,
-        now: Instant,
-    ) {
-        let peering = Peering {
-            link,
-            dialled,
-            address,
-            who: None,
-            bye: None,
-            since: now,
-            heard: now,
-            next_ping: now + self.patience.ping_every(),
-        };
-        self.links.insert(conn, peering);
-    }
-
-    /// Whether a link to this source was dialled and is not proven yet.
-    fn is_on_its_way(&self, worker: WorkerId, source: &Source) -> bool {
-        self.links.values().any(|peering| {
-            let dialled = peering.dialled.as_ref().map(|(worker, source)| (*worker, source));
-            peering.who.is_none() && dialled == Some((worker, source))
-        })
-    }
-
-    /// The registry has answered, or not: dials the control address.
-    fn found(&mut self, found: Found, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
-        let Found { worker, source, control, until } = found;
-        let dialled = control.and_then(|address| {
-            let conn = reactor.connect(&address.into(), until);
-            conn.map(|conn| (conn, address)).map_err(|reason| reason.to_string())
-        });
-        match dialled {
-            Ok((conn, address)) => {
-                let link = Link::new(Side::Dialer, self.hello(), self.own.keys.clone());
-                self.add(conn, link, Some((worker, source)), Some(address), now);
-            }
-            Err(why) => {
-                event!(Warn, "peers", "prefill worker cannot be reached", source = source, why = why);
-                handoff.dial_failed(worker, &source, Cause::PeerLost, now);
-            }
-        }
-    }
-
     fn receive(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
         match self.take_in(conn, reactor, handoff, now) {
             Ok(()) => self.flush(conn, reactor, handoff, now),
@@ -541,70 +407,6 @@ impl Peers {
                 return Ok(());
             }
         }
-    }
-
-    /// The peer is known: of its connections the newest counts.
-    fn open(
-        &mut self,
-        conn: ConnId,
-        hello: &Hello,
-        reactor: &mut Reactor,
-        handoff: &mut Handoff,
-        now: Instant,
-    ) -> Result<(), End> {
-        let Some(peering) = self.links.get_mut(&conn) else { return Ok(()) };
-        let wanted = match self.own.role {
-            Role::Decode => Role::Prefill,
-            Role::Prefill | Role::Mixed => Role::Decode,
-        };
-        if hello.role != wanted {
-            return Err(End::incompatible(format!(
-                "expected a {wanted} worker, found a {} worker",
-                hello.role
-            )));
-        }
-        peering.who = Some((hello.peer, hello.connection));
-        let wire = format!("{VERSION}.{}", peering.link.minor());
-        let dialled = peering.dialled.clone();
-        if self.draining {
-            self.say_bye(conn, Cause::Draining);
-        }
-        if let Some((worker, source)) = dialled {
-            event!(Info, "peers", "link to a prefill worker stands", source = source, wire = wire);
-            handoff.link_up(worker, &source, LinkName::Remote(conn), now);
-            return Ok(());
-        }
-        let address = self.links.get(&conn).and_then(|peering| peering.address);
-        event!(
-            Info,
-            "peers",
-            "a decode worker has linked",
-            address = display(address),
-            link = conn,
-            wire = wire
-        );
-        let older: Vec<ConnId> = self
-            .links
-            .iter()
-            .filter(|(other, peering)| {
-                **other != conn
-                    && peering.dialled.is_none()
-                    && peering.who.is_some_and(|(peer, _)| peer.id == hello.peer.id)
-            })
-            .map(|(&conn, _)| conn)
-            .collect();
-        for other in older {
-            let newer =
-                self.links.get(&other).and_then(|peering| peering.who).is_some_and(|(peer, number)| {
-                    peer.incarnation == hello.peer.incarnation && number > hello.connection
-                });
-            if newer {
-                return Err(End::lost("an older connection of a peer that has a newer one"));
-            }
-            reactor.close(other);
-            self.down(other, &End::lost("replaced by a newer connection"), reactor, handoff, now);
-        }
-        Ok(())
     }
 
     fn send(
@@ -666,21 +468,6 @@ impl Peers {
                 handoff.link_down(conn, cause, now);
             }
             None => handoff.link_down(conn, cause, now),
-        }
-    }
-}
-
-impl From<LinkError> for End {
-    fn from(error: LinkError) -> End {
-        match error {
-            LinkError::UnexpectedProof
-            | LinkError::NoProof
-            | LinkError::WrongProof
-            | LinkError::UnknownKey(_)
-            | LinkError::UnsharedKey(_)
-            | LinkError::Zmtp(ZmtpError::Version { .. })
-            | LinkError::Message(MessageError::Version { .. }) => End::incompatible(error),
-            _ => End::lost(error),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! A prefill worker's side of the protocol: sessions that destinations announce, rooms in which both legs
 //! meet. Mirrors [`super::destination`].
 
+mod sessions;
+
 use crate::cause::Cause;
 use crate::config::resolved::DecodeAllocation;
 use crate::ids::{PageId, Room, SessionGeneration, SlotId};
@@ -13,8 +15,7 @@ use crate::transfer::mover::Report;
 use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
 use crate::wire::message::{
-    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Rank, Ready, Refusal, Refused, Status,
-    TransferId, Transport, Welcome,
+    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Ready, Status, TransferId, Transport,
 };
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -177,45 +178,6 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// The transport of a session stands on this side, or could not be set up.
-    pub fn bound(
-        &mut self,
-        session: SessionId,
-        rank: Result<Rank, String>,
-        effects: &mut impl SourceEffects<L>,
-    ) {
-        let Some(entry) = self.sessions[session.0 as usize].as_ref() else { return };
-        let (link, generation, transport) = (entry.link, entry.generation, entry.transport);
-        match rank {
-            Ok(rank) => {
-                let kv = self.identity.kv_claim();
-                let late = self.allocation == DecodeAllocation::Late;
-                let welcome = Welcome { session: generation, transport, late, kv, ranks: vec![rank] };
-                effects.send(link, &Message::Welcome(Box::new(welcome)));
-            }
-            Err(why) => {
-                self.close(session, effects);
-                // Its peer did not wait for Welcome with them.
-                self.fail_rooms(link, Cause::PeerLost, effects);
-                let mismatch = Mismatch {
-                    reason: Refusal::Transport,
-                    field: "transport".into(),
-                    source: why,
-                    destination: transport.to_string(),
-                };
-                self.refuse(link, generation, &mismatch, effects);
-            }
-        }
-    }
-
-    /// The link is dead: its session is void, its rooms fail.
-    pub fn link_down(&mut self, link: L, effects: &mut impl SourceEffects<L>) {
-        if let Some(&session) = self.by_link.get(&link) {
-            self.close(session, effects);
-        }
-        self.fail_rooms(link, Cause::PeerLost, effects);
-    }
-
     /// What the mover has to say.
     pub fn report(&mut self, report: Report, now: Instant, effects: &mut impl SourceEffects<L>) {
         match report {
@@ -262,11 +224,6 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         }
     }
 
-    /// Which use of its index an open session is, for the mover.
-    pub fn usage(&self, session: SessionId) -> Option<SessionGeneration> {
-        self.sessions[session.0 as usize].as_ref().map(|session| session.usage)
-    }
-
     /// Rooms that are over here, and whose destinations may not have seen all of what was written to them: a link that
     /// ends now would fail them.
     pub fn unheard_rooms(&self) -> usize {
@@ -276,84 +233,6 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     /// Rooms that are not over.
     pub fn open_rooms(&self) -> usize {
         self.rooms.open()
-    }
-
-    fn announce(&mut self, link: L, announce: &Announce, effects: &mut impl SourceEffects<L>) {
-        // A new Announce on a link voids the session before it with all its rooms and kept Destinations.
-        self.link_down(link, effects);
-        let accepted = self.identity.accept(announce).and_then(|(layout, template)| {
-            let choice = self.choose(announce)?;
-            Ok((layout, template, choice))
-        });
-        let (layout, template, choice) = match accepted {
-            Ok(accepted) => accepted,
-            Err(mismatch) => return self.refuse(link, announce.session, &mismatch, effects),
-        };
-        let Some(free) = self.sessions.iter().position(Option::is_none) else {
-            let mismatch = Mismatch {
-                reason: Refusal::Busy,
-                field: "sessions".into(),
-                source: format!("{} in use", self.sessions.len()),
-                destination: "one more".into(),
-            };
-            return self.refuse(link, announce.session, &mismatch, effects);
-        };
-        let session = SessionId(free as u32);
-        self.begun = SessionGeneration(self.begun.0.wrapping_add(1));
-        self.sessions[free] = Some(Session {
-            link,
-            generation: announce.session,
-            transport: choice.transport,
-            page_size: layout.page_size,
-            pages: announce.kv.pages,
-            slots: announce.aux.slots,
-            usage: self.begun,
-        });
-        self.by_link.insert(link, session);
-        effects.bind(link, session, Binding { choice, announce, template });
-    }
-
-    fn choose(&self, announce: &Announce) -> Result<Choice, Mismatch> {
-        let here = |rank: &Rank| rank.shm.is_some_and(|grant| grant.host == self.identity.host);
-        let offered = |transport: Transport| match transport {
-            Transport::Shm => announce.ranks.iter().all(here),
-            Transport::Rdma | Transport::Tcp | Transport::Fake => {
-                announce.ranks.iter().all(|rank| rank.offers(transport))
-            }
-        };
-        let chosen = self.allowed.iter().copied().find(|&transport| offered(transport));
-        if let Some(transport) = chosen {
-            let theirs: Vec<Transport> = Transport::ALL
-                .into_iter()
-                .filter(|&transport| announce.ranks.iter().all(|rank| rank.offers(transport)))
-                .collect();
-            return Ok(Choice::explain(transport, &self.allowed, &[], Some(&theirs)));
-        }
-        let theirs = Transport::ALL.into_iter().filter(|&transport| offered(transport));
-        Err(Mismatch {
-            reason: Refusal::Transport,
-            field: "transport".into(),
-            source: Transport::list(self.allowed.iter().copied()),
-            destination: Transport::list(theirs),
-        })
-    }
-
-    fn refuse(
-        &self,
-        link: L,
-        session: SessionGeneration,
-        mismatch: &Mismatch,
-        effects: &mut impl SourceEffects<L>,
-    ) {
-        effects.refused(link, mismatch);
-        let refused = Refused {
-            session,
-            reason: mismatch.reason,
-            field: &mismatch.field,
-            source: &mismatch.source,
-            destination: &mismatch.destination,
-        };
-        effects.send(link, &Message::Refused(refused));
     }
 
     fn destination(
@@ -394,14 +273,6 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             true => self.arrive(wanted, now, effects),
             false => self.turn_down(&wanted, Cause::Mismatch, effects),
         }
-    }
-
-    /// The session of a link, if it is the one meant. What is of a void session is not answered: its sender has reset,
-    /// or will when it hears.
-    fn session_of(&self, link: L, generation: SessionGeneration) -> Option<(SessionId, &Session<L>)> {
-        let id = *self.by_link.get(&link)?;
-        let session = self.sessions[id.0 as usize].as_ref()?;
-        (session.generation == generation).then_some((id, session))
     }
 
     fn arrive(&mut self, wanted: Wanted<L>, now: Instant, effects: &mut impl SourceEffects<L>) {
@@ -487,37 +358,6 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             effects.failed(slot, cause);
         }
         failed
-    }
-
-    fn close(&mut self, session: SessionId, effects: &mut impl SourceEffects<L>) {
-        if let Some(entry) = self.sessions[session.0 as usize].take() {
-            self.by_link.remove(&entry.link);
-            effects.mover(SourceCommand::Close { session });
-        }
-    }
-
-    /// Why each room of a session that broke has failed: behind that the link ends.
-    fn tell_causes(&self, link: L, effects: &mut impl SourceEffects<L>) {
-        let mut partners: Vec<_> = self.rooms.partners(link).collect();
-        partners.sort_unstable_by_key(|(slot, ..)| slot.id);
-        for (slot, room, wanted) in partners {
-            let status = self.status.load(slot.id);
-            if status.generation == slot.generation && !matches!(status.state, State::Success) {
-                // One that had not begun stood beside, too.
-                let cause = status.cause.or(Some(Cause::Flushed));
-                let status = Status { id: transfer_id(room, wanted), state: State::Failed as u8, cause };
-                effects.send(link, &Message::Status(status));
-            }
-        }
-    }
-
-    fn fail_rooms(&mut self, link: L, cause: Cause, effects: &mut impl SourceEffects<L>) {
-        let mut slots = Vec::new();
-        self.rooms.unlink(link, |slot| slots.push(slot));
-        slots.sort_unstable_by_key(|slot: &Slot| slot.id);
-        for slot in slots {
-            self.fail(slot, cause, effects);
-        }
     }
 }
 

@@ -3,21 +3,21 @@
 //! A fleet is so many prefill and decode workers, or as many that do both. A rate is sustained where a share of all requests
 //! keeps both limits (DistServe, OSDI'24: goodput, found by simulation and bisection). First a closed form of the cost
 //! model says what each role could take (as Splitwise, ISCA'24, provisions); from there each fleet is tried with few requests, those between
-//! the best ones next, the best with more requests in the end. Invariant: what is compared is judged by the same: the same requests of
-//! a trace, or all that come in the same time. Owns: the search, its table. Everything follows from the
+//! the best ones next, the best with more requests in the end. Owns: the search, its table. Everything follows from the
 //! seed: fleets are tried side by side on all CPUs, and what is tried next does not depend on who is done first.
 
+mod sample;
+
 use super::super::agenda::SECOND;
-use super::arrivals::{Arrivals, Drawn};
+use super::arrivals::Arrivals;
 use super::cluster::{Cluster, Failure};
 use super::plan::{Plan, Traffic};
 use super::report::{Spread, Summary};
 use crate::config::error::ConfigError;
 use crate::config::flags::PlaceFlags;
 use crate::config::quantities::value;
-use crate::limits::LOAD_REQUESTS_MAX;
 use crate::say;
-use crate::sim::dice::Dice;
+use sample::Sample;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -88,39 +88,6 @@ pub struct Standing {
     pub tpot_ms: Spread,
     /// and how long workers of each role computed of the time.
     pub busy: [f64; 2],
-}
-
-/// What a fleet is tried with.
-#[derive(Debug)]
-enum Sample {
-    /// These, faster or slower.
-    Same(Arrivals),
-    /// Whoever comes in so many seconds, drawn from this seed: the more, the higher the rate.
-    Span { drawn: Drawn, seconds: f64, seed: u64 },
-}
-
-impl Sample {
-    /// Requests a second, as the load is typed.
-    fn rate(&self) -> f64 {
-        match self {
-            Sample::Same(arrivals) => arrivals.rate(),
-            Sample::Span { drawn, .. } => drawn.rate,
-        }
-    }
-
-    /// Those that come at so many times that rate.
-    fn at(&self, factor: f64) -> Arrivals {
-        match self {
-            Sample::Same(arrivals) => arrivals.faster(factor),
-            Sample::Span { drawn, seconds, seed } => {
-                let rate = drawn.rate * factor;
-                // One more than none, so that there is somebody to be served.
-                let requests = ((rate * seconds) as usize).clamp(1, LOAD_REQUESTS_MAX as usize);
-                let drawn = Drawn { requests, rate, ..drawn.clone() };
-                drawn.draw(&mut Dice::new(*seed).fork("arrivals"))
-            }
-        }
-    }
 }
 
 /// What is asked.
@@ -485,17 +452,5 @@ impl Search {
             best.factor,
             best.goodput * PERCENT
         )
-    }
-}
-
-impl Arrivals {
-    /// From the first arrival to the last.
-    fn span(&self) -> u64 {
-        self.list().last().map_or(0, |last| last.at - self.list()[0].at)
-    }
-
-    /// Requests a second.
-    fn rate(&self) -> f64 {
-        (self.list().len() - 1) as f64 * SECOND as f64 / self.span().max(1) as f64
     }
 }

@@ -4,7 +4,9 @@
 
 use super::RoleError;
 use crate::cluster::kinds::KindDigest;
-use crate::config::resolved::{self, ChunkConfig, DecodeAllocation, RetractionConfig, WorkerConfig};
+use crate::config::resolved::{
+    self, ChunkConfig, CoreConfig, DecodeAllocation, RetractionConfig, WorkerConfig,
+};
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::forward::Forward;
@@ -75,11 +77,7 @@ impl Loaded {
         let (kv_heads, head_dim) = (model.kv_heads as u32, model.head_dim as u32);
         let layout =
             KvLayout::page_major(worker.kv.page_size, model.layers as u32, kv_heads, head_dim, dtype);
-        let pages = u32::try_from(worker.kv.memory.0 / layout.page_bytes()).unwrap_or(u32::MAX);
-        if pages == 0 {
-            let reason = format!("holds no page: one takes {} bytes", layout.page_bytes());
-            return Err(RoleError::Config("--kv-memory", reason));
-        }
+        let pages = pages(&layout, worker.kv.memory.0)?;
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
             max_queued: worker.max_queued_requests as usize,
@@ -92,25 +90,8 @@ impl Loaded {
             vocab: model.vocab as u32,
             reserve: retraction.reserved_tokens,
         };
-        let tokens = u64::from(pages) * u64::from(layout.page_size);
-        if tokens < context as u64 {
-            event!(
-                Warn,
-                "model",
-                "KV memory holds less than one context: longer requests are refused, see --kv-memory",
-                kv_tokens = tokens,
-                context = context,
-                context_mib =
-                    (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
-            );
-        }
-        let tier_bytes = retraction.memory.0;
-        // A page's number is below the one that ends a chain.
-        let tier_pages = u32::try_from(tier_bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1);
-        if tier_bytes > 0 && tier_pages == 0 {
-            let reason = format!("holds no page: one takes {} bytes; 0 does without", layout.page_bytes());
-            return Err(RoleError::Config("--swap-memory", reason));
-        }
+        tell_shortage(&layout, pages, context);
+        let tier_pages = tier_pages(&layout, retraction.memory.0)?;
         let pinned = worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
         let options = CpuOptions {
             threads: worker.cores.threads,
@@ -139,14 +120,7 @@ impl Loaded {
             context = context,
         );
         let fingerprint = fingerprint(&files, forward.kernel_family().name());
-        // Two draw what one core cannot from memory, for the moment of a copy. Who has joined one is waited for, so
-        // only where the threads that compute leave a CPU for it, beside those of `ctl` and the mover.
-        let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
-        let usable = worker.cores.cpus.len().min(parallelism);
-        let copy_lanes = if usable >= worker.cores.threads + 3 { 2 } else { 1 };
-        let spin = worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1;
         let free = worker.cores.cpus.get(worker.cores.threads + 2..).filter(|_| pinned);
-        let data_cpus = free.unwrap_or_default().to_vec();
         let loaded = Loaded {
             sched,
             layout,
@@ -157,11 +131,11 @@ impl Loaded {
             transports,
             data: None,
             nics: Vec::new(),
-            spin,
-            copy_lanes,
+            spin: worker.cores.busy_poll || worker.cores.cpus.len() > worker.cores.threads + 1,
+            copy_lanes: copy_lanes(&worker.cores),
             split: false,
             decode_allocation: DecodeAllocation::default(),
-            data_cpus,
+            data_cpus: free.unwrap_or_default().to_vec(),
         };
         Ok((files, Box::new(forward), loaded))
     }
@@ -191,6 +165,52 @@ pub fn kind(fingerprint: &Fingerprint, layout: &KvLayout) -> KindDigest {
     digest.update((layout.dtype as u32).to_le_bytes());
     digest.update(bytemuck::bytes_of(fingerprint));
     KindDigest(digest.finalize().into())
+}
+
+/// Two draw what one core cannot from memory, for the moment of a copy. Who has joined one is waited for, so only where the
+/// threads that compute leave a CPU for it, beside those of `ctl` and the mover.
+fn copy_lanes(cores: &CoreConfig) -> usize {
+    let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
+    let usable = cores.cpus.len().min(parallelism);
+    if usable >= cores.threads + 3 { 2 } else { 1 }
+}
+
+/// Pages of KV memory.
+fn pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
+    match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX) {
+        0 => {
+            let reason = format!("holds no page: one takes {} bytes", layout.page_bytes());
+            Err(RoleError::Config("--kv-memory", reason))
+        }
+        pages => Ok(pages),
+    }
+}
+
+/// Pages of the host tier, which there need not be.
+fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
+    // A page's number is below the one that ends a chain.
+    match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1) {
+        0 if bytes > 0 => {
+            let reason = format!("holds no page: one takes {} bytes; 0 does without", layout.page_bytes());
+            Err(RoleError::Config("--swap-memory", reason))
+        }
+        pages => Ok(pages),
+    }
+}
+
+/// Warns of KV memory that no sequence of the model's length fits into.
+fn tell_shortage(layout: &KvLayout, pages: u32, context: usize) {
+    let tokens = u64::from(pages) * u64::from(layout.page_size);
+    if tokens < context as u64 {
+        event!(
+            Warn,
+            "model",
+            "KV memory holds less than one context: longer requests are refused, see --kv-memory",
+            kv_tokens = tokens,
+            context = context,
+            context_mib = (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
+        );
+    }
 }
 
 fn context(model: &ModelConfig, asked: Option<u32>) -> Result<usize, RoleError> {

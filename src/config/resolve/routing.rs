@@ -16,6 +16,7 @@ use crate::config::values::WorkerUrl;
 use crate::limits::{CONTEXT_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 use std::time::Duration;
 
 impl Resolver<'_> {
@@ -41,24 +42,9 @@ impl Resolver<'_> {
             }
         }
         let prefill = prefill_endpoints(&prefill)?;
-        distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
-        distinct_workers("--decode", decode.iter())?;
-        let is_both = |url: &&WorkerUrl| prefill.iter().any(|endpoint| endpoint.url.is_place_of(url));
-        if let Some(url) = decode.iter().find(is_both) {
-            let limit = "is given to --prefill, too; a worker has one role at a time";
-            return Err(value("--decode", url, limit));
-        }
-        vouched("--prefill", prefill.iter().map(|endpoint| &endpoint.url), tls_ca_file.as_deref())?;
-        vouched("--decode", &decode, tls_ca_file.as_deref())?;
+        check_workers(&prefill, &decode, tls_ca_file.as_deref())?;
         let cluster_keys = self.cluster_keys(&cluster_key_file, insecure)?;
-        let etcd = match registry {
-            None => Vec::new(),
-            Some(RegistryAddress::Etcd(hosts)) => hosts,
-            Some(other) => {
-                let limit = "a router keeps a registry itself; another is an etcd, etcd://HOST:PORT";
-                return Err(value("--registry", other, limit));
-            }
-        };
+        let etcd = etcd(registry)?;
         if !etcd.is_empty() && cluster_keys.is_empty() && !insecure && !all_loopback(&etcd) {
             return Err(ConfigError::Missing {
                 flag: "--cluster-key-file or --insecure",
@@ -76,14 +62,7 @@ impl Resolver<'_> {
             self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
         }
         let forecast = forecast(&flags.forecast, policies, flags.balance.rebalance)?;
-        let least_ms = forecast.cost.decode[0];
-        if let Some(tpot) = forecast.tpot.filter(|tpot| tpot.as_secs_f64() * 1e3 <= least_ms) {
-            let ms = tpot.as_secs_f64() * 1e3;
-            let why = format!(
-                "a step takes {least_ms} ms (--decode-ms) with nothing in it, so that every request is refused"
-            );
-            self.warnings.push(format!("--slo-tpot-ms {ms}: {why}"));
-        }
+        self.warnings.extend(hopeless(&forecast));
         Ok(RouterConfig {
             etcd,
             cluster_keys,
@@ -144,6 +123,35 @@ fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigErr
     Ok(endpoints)
 }
 
+/// Each of them has one place and one role, and somebody who vouches for it where it is reached over TLS.
+fn check_workers(
+    prefill: &[PrefillEndpoint],
+    decode: &[WorkerUrl],
+    tls_ca: Option<&Path>,
+) -> Result<(), ConfigError> {
+    distinct_workers("--prefill", prefill.iter().map(|endpoint| &endpoint.url))?;
+    distinct_workers("--decode", decode.iter())?;
+    let is_both = |url: &&WorkerUrl| prefill.iter().any(|endpoint| endpoint.url.is_place_of(url));
+    if let Some(url) = decode.iter().find(is_both) {
+        let limit = "is given to --prefill, too; a worker has one role at a time";
+        return Err(value("--decode", url, limit));
+    }
+    vouched("--prefill", prefill.iter().map(|endpoint| &endpoint.url), tls_ca)?;
+    vouched("--decode", decode, tls_ca)
+}
+
+/// Hosts of the etcd that workers are taken from, too.
+fn etcd(registry: Option<RegistryAddress>) -> Result<Vec<WorkerUrl>, ConfigError> {
+    match registry {
+        None => Ok(Vec::new()),
+        Some(RegistryAddress::Etcd(hosts)) => Ok(hosts),
+        Some(other) => {
+            let limit = "a router keeps a registry itself; another is an etcd, etcd://HOST:PORT";
+            Err(value("--registry", other, limit))
+        }
+    }
+}
+
 fn distinct_workers<'a>(
     flag: &'static str,
     urls: impl ExactSizeIterator<Item = &'a WorkerUrl>,
@@ -202,6 +210,16 @@ fn forecast(flags: &ForecastFlags, policies: Policies, rebalance: bool) -> Resul
         tpot: time("--slo-tpot-ms", flags.slo_tpot_ms)?,
         ..default
     })
+}
+
+/// What is to be said of a limit that nothing can keep.
+fn hopeless(forecast: &Forecast) -> Option<String> {
+    let least_ms = forecast.cost.decode[0];
+    let tpot = forecast.tpot.filter(|tpot| tpot.as_secs_f64() * 1e3 <= least_ms)?;
+    let ms = tpot.as_secs_f64() * 1e3;
+    Some(format!(
+        "--slo-tpot-ms {ms}: a step takes {least_ms} ms (--decode-ms) with nothing in it, so that every request is refused"
+    ))
 }
 
 /// When workers change their roles.

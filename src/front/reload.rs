@@ -7,7 +7,7 @@
 use crate::config::resolved::FrontConfig;
 use crate::config::secret::{Secret, read_api_keys, read_cluster_key};
 use crate::limits::RELOAD_INTERVAL;
-use crate::net::{Authorities, Identity, Reactor};
+use crate::net::{Authorities, Credentials, Reactor};
 use crate::obs::log::event;
 use crate::wire::auth::{ClusterKey, Keyring};
 use std::io;
@@ -19,7 +19,7 @@ use std::time::Instant;
 #[derive(Debug)]
 pub enum Fresh {
     /// What clients are shown over TLS.
-    Identity(Identity),
+    Credentials(Credentials),
     /// Who vouches for workers that are reached over TLS.
     Authorities(Authorities),
     /// What clients must show, one of them.
@@ -33,7 +33,7 @@ type Stamp = Option<(u64, u64, i64, i64)>;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum What {
-    Identity,
+    Credentials,
     Authorities,
     ApiKeys,
     ClusterKeys,
@@ -42,7 +42,7 @@ enum What {
 impl What {
     fn name(self) -> &'static str {
         match self {
-            What::Identity => "certificate and key",
+            What::Credentials => "certificate and key",
             What::Authorities => "certificates of authorities",
             What::ApiKeys => "API keys",
             What::ClusterKeys => "cluster keys",
@@ -79,7 +79,7 @@ impl Group {
         let stamps = self.stamps();
         let mut warnings = Vec::new();
         let fresh = match self.what {
-            What::Identity => Identity::read(&self.files[0], &self.files[1]).map(Fresh::Identity),
+            What::Credentials => Credentials::read(&self.files[0], &self.files[1]).map(Fresh::Credentials),
             What::Authorities => Authorities::read(&self.files[0]).map(Fresh::Authorities),
             What::ApiKeys => read_api_keys(&self.files[0], &mut warnings)
                 .map(Fresh::ApiKeys)
@@ -121,11 +121,12 @@ impl Reload {
     /// The files that these came from.
     pub fn new(front: &FrontConfig, cluster_keys: &[Secret], now: Instant) -> Reload {
         let files = |keys: &[Secret]| keys.iter().map(|key| key.source().to_owned()).collect::<Vec<_>>();
-        let identity = front.tls.iter().flat_map(|(certificates, key)| [certificates.clone(), key.clone()]);
+        let credentials =
+            front.tls.iter().flat_map(|(certificates, key)| [certificates.clone(), key.clone()]);
         // All keys of clients are in one file.
         let api_keys = files(&front.api_keys[..front.api_keys.len().min(1)]);
         let groups = [
-            Group::new(What::Identity, identity.collect()),
+            Group::new(What::Credentials, credentials.collect()),
             Group::new(What::ApiKeys, api_keys),
             Group::new(What::ClusterKeys, files(cluster_keys)),
         ];

@@ -28,7 +28,7 @@ use crate::front::http::Limits;
 use crate::front::reload::{Fresh, Reload};
 use crate::front::resolver::Resolver;
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX, SCRAPERS_MAX};
-use crate::net::{Address, Event, Identity, ListenerId, Reactor};
+use crate::net::{Address, Credentials, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use call::Owner;
 use fanout::Fanout;
@@ -101,8 +101,8 @@ impl RouterService {
     }
 
     /// Speaks HTTPS from now on, as this.
-    pub fn secure(&mut self, identity: Identity) {
-        self.reactor.secure(self.listener, identity);
+    pub fn secure(&mut self, credentials: Credentials) {
+        self.reactor.secure(self.listener, credentials);
     }
 
     /// Uses these files as they change from now on.
@@ -117,7 +117,7 @@ impl RouterService {
     fn renew(&mut self, fresh: Vec<Fresh>, now: Instant) {
         for fresh in fresh {
             match fresh {
-                Fresh::Identity(identity) => self.secure(identity),
+                Fresh::Credentials(credentials) => self.secure(credentials),
                 Fresh::Authorities(authorities) => self.fleet.trust(authorities, &mut self.reactor),
                 Fresh::ApiKeys(keys) => {
                     self.fleet.set_key(keys.first().cloned());

@@ -19,7 +19,7 @@ use crate::front::routes::{Mode, Routes};
 use crate::front::telemetry::Telemetry;
 use crate::front::turning::{Next, Turning};
 use crate::limits::{DRAIN_TIME_MAX, HTTP_CONNECTIONS_MAX};
-use crate::net::{Address, Authorities, Event, Identity, ListenerId, Reactor};
+use crate::net::{Address, Authorities, Credentials, Event, ListenerId, Reactor};
 use crate::obs::log::event;
 use crate::obs::metrics::WorkerMetrics;
 use crate::sched::mailbox;
@@ -125,8 +125,8 @@ impl Service {
     }
 
     /// Speaks HTTPS from now on, as this.
-    pub fn secure(&mut self, identity: Identity) {
-        self.reactor.secure(self.listener, identity);
+    pub fn secure(&mut self, credentials: Credentials) {
+        self.reactor.secure(self.listener, credentials);
     }
 
     /// Registries and prefill workers that are reached over TLS must be vouched for by these from now on.
@@ -152,7 +152,7 @@ impl Service {
     fn renew(&mut self, fresh: Vec<Fresh>) {
         for fresh in fresh {
             match fresh {
-                Fresh::Identity(identity) => self.secure(identity),
+                Fresh::Credentials(credentials) => self.secure(credentials),
                 Fresh::Authorities(authorities) => self.trust(authorities),
                 Fresh::ApiKeys(keys) => self.routes.set_keys(keys),
                 Fresh::ClusterKeys(secrets) => {

@@ -22,7 +22,7 @@ use super::signals::Signals;
 use super::stream::{Address, Listener, Stream};
 use super::table::Table;
 use super::timer::Timers;
-use super::{Identity, Waker};
+use super::{Credentials, Waker};
 use crate::limits;
 use mio::{Interest, Token};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -70,7 +70,7 @@ pub struct Reactor {
 struct Listening {
     listener: Listener,
     /// What it shows to those who connect, where that is TLS.
-    identity: Option<Identity>,
+    credentials: Option<Credentials>,
     /// Connections it has open, and may have.
     open: usize,
     limit: usize,
@@ -163,16 +163,16 @@ impl Reactor {
         if place == self.listeners.len() {
             self.listeners.push(None);
         }
-        self.listeners[place] = Some(Listening { listener, identity: None, open: 0, limit, again: false });
+        self.listeners[place] = Some(Listening { listener, credentials: None, open: 0, limit, again: false });
         Ok(id)
     }
 
     /// Who connects to a TCP listener from now on must speak TLS, and is shown this. A connection is told of when its
     /// handshake is done, which has [`NET_HANDSHAKE_TIME`](limits::NET_HANDSHAKE_TIME); of too many that are not, the
     /// oldest ends.
-    pub fn secure(&mut self, id: ListenerId, identity: Identity) {
+    pub fn secure(&mut self, id: ListenerId, credentials: Credentials) {
         if let Some(Some(listening)) = self.listeners.get_mut(id.0 as usize) {
-            listening.identity = Some(identity);
+            listening.credentials = Some(credentials);
         }
     }
 

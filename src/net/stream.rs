@@ -1,7 +1,7 @@
 //! TCP, TLS over it, and unix sockets behind one face.
 
 use super::authorities::Authorities;
-use super::tls::{Identity, Secured};
+use super::tls::{Credentials, Secured};
 use super::{descriptors, silence};
 use crate::limits::NET_HOST_SILENCE_MAX;
 use mio::event::Source;
@@ -86,9 +86,9 @@ pub(super) enum Stream {
 
 impl Stream {
     /// TLS over it, as a server; nothing was read yet.
-    pub(super) fn secure(self, identity: &Identity) -> io::Result<Stream> {
+    pub(super) fn secure(self, credentials: &Credentials) -> io::Result<Stream> {
         match self {
-            Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(identity.accept(tcp)?))),
+            Stream::Tcp(tcp) => Ok(Stream::Tls(Box::new(credentials.accept(tcp)?))),
             Stream::Tls(_) | Stream::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         }
     }

@@ -1,6 +1,6 @@
 //! TLS over a TCP stream: bytes in the clear on one side, records on the other.
 //!
-//! Thread: `ctl`. Owns: what a server shows ([`Identity`]) and one session ([`Secured`]), as a server or a client.
+//! Thread: `ctl`. Owns: what a server shows ([`Credentials`]) and one session ([`Secured`]), as a server or a client.
 //! Invariants: no call waits; what is sealed and not yet sent is bounded by [`TLS_SEALED_MAX`], what was received and not
 //! yet opened by rustls, at one record or one handshake message.
 //! Not here: how long a handshake may take, and how many there are (`reactor`), whom a client believes (`authorities`).
@@ -27,14 +27,14 @@ const PLAIN_READ: usize = 16 << 10;
 
 /// A certificate, those that vouch for it, and its key.
 #[derive(Clone, Debug)]
-pub struct Identity(Arc<ServerConfig>);
+pub struct Credentials(Arc<ServerConfig>);
 
-impl Identity {
+impl Credentials {
     /// Reads both files, in PEM: the certificate first, then those that lead to one that clients know.
     ///
     /// # Errors
     /// Which file cannot be read or does not hold what it should, or that the two do not belong together.
-    pub fn read(certificates: &Path, key: &Path) -> Result<Identity, String> {
+    pub fn read(certificates: &Path, key: &Path) -> Result<Credentials, String> {
         let wrong = |path: &Path, why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
         let pem = read(certificates)?;
         let chain: Vec<CertificateDer<'static>> = CertificateDer::pem_slice_iter(&pem)
@@ -57,7 +57,7 @@ impl Identity {
                 };
                 format!("{} and {}: {why}", certificates.display(), key.display())
             })?;
-        Ok(Identity(Arc::new(config)))
+        Ok(Credentials(Arc::new(config)))
     }
 
     /// A session with who has connected; its handshake is still to come.

@@ -22,7 +22,7 @@ use crate::front::reload::Reload;
 use crate::front::routes::About;
 use crate::front::service::{Outcome, Service};
 use crate::model::weights::LoadError;
-use crate::net::{Authorities, Identity, Reactor};
+use crate::net::{Authorities, Credentials, Reactor};
 use crate::obs::metrics::EngineType;
 use crate::stdx::bell::Bell;
 use crate::wire::message::Transport;
@@ -92,7 +92,7 @@ impl From<LoadError> for RoleError {
 /// Serves a model in this process until it is told to stop.
 pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let begun = Instant::now();
-    let (identity, reload) = secrets(&config.worker.front, &[])?;
+    let (credentials, reload) = secrets(&config.worker.front, &[])?;
     let starting = Starting::begin(!reload.is_empty())?;
     let transports = match config.layout {
         WorkerLayout::Mixed => Vec::new(),
@@ -120,7 +120,7 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
     let mode = About::mode_of(EngineType::Unified);
     let front = process::front(reactor, &config.worker, files, &loaded, workers, (placement, mode), ctl);
     let mut service = front?;
-    keep(&mut service, identity, reload)?;
+    keep(&mut service, credentials, reload)?;
     starting.over();
     process::announce_ready(&service, &config.worker, begun);
     let end = match service.run().map_err(|error| RoleError::Io("the reactor failed", error)) {
@@ -150,12 +150,12 @@ fn reactor() -> Result<(Reactor, Arc<Bell>), RoleError> {
 
 /// What the HTTP front shows, where it speaks HTTPS, and the files that are read again as they change. At the beginning of a
 /// start: what is wrong with them is said before a model is read, and a change meanwhile is one.
-fn secrets(front: &FrontConfig, cluster_keys: &[Secret]) -> Result<(Option<Identity>, Reload), RoleError> {
+fn secrets(front: &FrontConfig, cluster_keys: &[Secret]) -> Result<(Option<Credentials>, Reload), RoleError> {
     let reload = Reload::new(front, cluster_keys, Instant::now());
-    let read = |(certificates, key): &(PathBuf, PathBuf)| Identity::read(certificates, key);
-    let identity = front.tls.as_ref().map(read).transpose();
-    let identity = identity.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
-    Ok((identity, reload))
+    let read = |(certificates, key): &(PathBuf, PathBuf)| Credentials::read(certificates, key);
+    let credentials = front.tls.as_ref().map(read).transpose();
+    let credentials = credentials.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
+    Ok((credentials, reload))
 }
 
 /// Those who vouch for servers that are reached over TLS, where a file of them was given.
@@ -164,9 +164,9 @@ fn authorities(file: Option<&Path>) -> Result<Option<Authorities>, RoleError> {
 }
 
 /// Has a service use them.
-fn keep(service: &mut Service, identity: Option<Identity>, reload: Reload) -> Result<(), RoleError> {
-    if let Some(identity) = identity {
-        service.secure(identity);
+fn keep(service: &mut Service, credentials: Option<Credentials>, reload: Reload) -> Result<(), RoleError> {
+    if let Some(credentials) = credentials {
+        service.secure(credentials);
     }
     service.renew_from(reload).map_err(|error| RoleError::Io("cannot take signals", error))
 }

@@ -48,7 +48,7 @@ use std::time::Instant;
 /// It cannot be put together.
 pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     let begun = Instant::now();
-    let (identity, reload) = super::secrets(&config.worker.front, &config.handoff.cluster_keys)?;
+    let (credentials, reload) = super::secrets(&config.worker.front, &config.handoff.cluster_keys)?;
     let reload = reload.with_authorities(config.handoff.tls_ca.as_ref());
     let authorities = super::authorities(config.handoff.tls_ca.as_deref())?;
     let starting = Starting::begin(!reload.is_empty())?;
@@ -73,7 +73,7 @@ pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     part.join(&mut service, doors, rest, &crew)?;
     let barred = Role::ALL.into_iter().filter_map(|role| Some((role, config.may_be(role).err()?)));
     service.set_turning(Turning::new(role, barred.collect()));
-    keep(&mut service, identity, reload)?;
+    keep(&mut service, credentials, reload)?;
     starting.over();
     process::announce_ready(&service, &config.worker, begun);
     loop {

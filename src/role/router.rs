@@ -28,7 +28,7 @@ use std::time::Instant;
 /// A worker's name that points nowhere; a port that cannot be had.
 pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let now = Instant::now();
-    let (identity, reload) = super::secrets(&config.front, &config.cluster_keys)?;
+    let (credentials, reload) = super::secrets(&config.front, &config.cluster_keys)?;
     let reload = reload.with_authorities(config.tls_ca.as_ref());
     let authorities = super::authorities(config.tls_ca.as_deref())?;
     let targets = targets(config)?;
@@ -68,8 +68,8 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     )
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
     .within(config.front.body_max, &config.requests);
-    if let Some(identity) = identity {
-        service.secure(identity);
+    if let Some(credentials) = credentials {
+        service.secure(credentials);
     }
     let renewed = service.renew_from(reload);
     renewed.map_err(|error| RoleError::Io("cannot take signals", error))?;

@@ -38,11 +38,11 @@ impl Reactor {
             return;
         }
         listening.open += 1;
-        let secured = listening.identity.clone();
+        let secured = listening.credentials.clone();
         let state = if secured.is_some() { State::Shaking } else { State::Open };
         let conn = self.table.insert(Connection::new(None, state, Some(id.0)));
         let stream = match &secured {
-            Some(identity) => stream.secure(identity),
+            Some(credentials) => stream.secure(credentials),
             None => Ok(stream),
         };
         match stream.and_then(|stream| self.attach(conn, stream)) {

@@ -257,6 +257,8 @@ impl Service {
 
     /// Turns until a drain has ended, or the workers' role changes.
     pub fn run(&mut self) -> io::Result<Outcome> {
+        // Nobody has looked at the engine while all was made.
+        self.progress.begin(Instant::now());
         loop {
             self.bell.announce();
             let deadline = if self.has_news() { Instant::now() } else { self.next_tick };

@@ -1,8 +1,10 @@
 //! Who counts as dead: a peer that is silent for as long as was asked for, and nobody who is only slow.
 
+use crate::fleet::Fleet;
 use crate::members::{await_workers, listed, router, serves};
 use crate::process::{PATIENCE, Process, post};
 use crate::{body, choices, dual, prefill, start, with_room};
+use baton::limits::ENGINE_STILL_MAX;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -101,6 +103,22 @@ fn a_peer_that_stands_still_is_dead_after_the_time_that_was_asked_for() {
     let begun = Instant::now();
     reader.await_idle();
     assert!(begun.elapsed() < PATIENCE);
+}
+
+/// One event, one line: of who was paused, and of who misses it.
+#[test]
+fn a_worker_that_was_paused_is_told_of_once() {
+    let fleet = Fleet::new(vec![prefill(&[])], vec![start("decode", &[])]);
+    let (router, reader) = (&fleet.router, &fleet.prefill[0]);
+    reader.pause();
+    router.await_said("worker is down role=prefill");
+    // It is looked at again and again, and its engine has not moved for as long as one that hangs.
+    thread::sleep(ENGINE_STILL_MAX + Duration::from_secs(2));
+    reader.go_on();
+    reader.await_said("was paused seconds=");
+    router.await_times("worker is up role=prefill", 2);
+    assert_eq!((reader.times_said(" WARN "), reader.times_said(" ERROR ")), (1, 0));
+    assert_eq!((router.times_said(" WARN "), router.times_said(" ERROR ")), (1, 0));
 }
 
 /// A router that waits for both legs, as SGLang's does, hears by this alone that decode is dead.

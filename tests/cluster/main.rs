@@ -31,6 +31,7 @@ mod secrecy;
 mod secured;
 mod storm;
 mod stranger;
+mod successors;
 mod tls;
 mod turns;
 mod unfit;

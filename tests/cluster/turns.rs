@@ -408,64 +408,6 @@ fn entry_follows(router: &Process, registry: &str) {
     }
 }
 
-/// To the router it is another worker then, by another ID; who has the old one finds it, at any time.
-fn old_id_leads(router: &Process, worker: &Process) {
-    let url = format!("http://{}", worker.address);
-    let of = |id: &str, more: &str| {
-        let (status, text) = router.get(&format!("/workers/{id}{more}"));
-        let told: Value = serde_json::from_str(&text).unwrap();
-        (status, told)
-    };
-    let id = || listed(router).into_iter().find(|(_, at, ..)| *at == url).map(|(_, _, id, _)| id);
-    let first = id().expect("it is listed");
-    for to in ["prefill", "mixed", "decode"] {
-        let (status, said) =
-            router.post(&format!("/workers/{first}/role"), &json!({ "role": to }).to_string());
-        assert_eq!(status, 202, "{said}");
-        let begun = Instant::now();
-        loop {
-            let (status, told) = of(&first, "/role");
-            assert_ne!(status, 404, "{told}");
-            if status == 200 && told["role"] == to && told["status"] == "serving" {
-                break;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{to}: {status} {told}");
-            thread::sleep(Duration::from_millis(5));
-        }
-        let begun = Instant::now();
-        loop {
-            let (status, told) = of(&first, "");
-            assert_ne!(status, 404, "{told}");
-            if status == 200 && told["is_healthy"] == true && told["worker_type"] == to {
-                assert_eq!((told["url"].as_str(), told["id"].as_str()), (Some(&url[..]), id().as_deref()));
-                break;
-            }
-            assert!(begun.elapsed() < PATIENCE, "{to}: {status} {told}");
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-    assert_ne!(id(), Some(first), "it is another one");
-    assert_eq!(of("4711", "").0, 404, "nobody ever was that");
-}
-
-#[test]
-fn the_old_id_of_a_named_worker_leads_to_what_it_has_become() {
-    let flags = ["--bootstrap-port", "0"];
-    let writers = vec![start("decode", &flags), start("decode", &flags)];
-    let fleet = Fleet::new(vec![prefill(&[])], writers);
-    old_id_leads(&fleet.router, &fleet.decode[1]);
-}
-
-#[test]
-fn the_old_id_of_a_worker_that_enters_itself_leads_to_what_it_has_become() {
-    let router = router(0, &[]);
-    let registry = format!("http://{}", router.address);
-    let (_readers, writers) =
-        (workers("prefill", 1, &["--registry", &registry]), workers("decode", 2, &["--registry", &registry]));
-    await_workers(&router, 3);
-    old_id_leads(&router, &writers[1]);
-}
-
 /// What was taken back for a change is entered again under the key of now.
 #[test]
 fn a_worker_that_stays_is_found_under_a_key_that_is_new() {

@@ -158,6 +158,10 @@ impl Fleet {
             }
         };
         (target.introduced, target.reports) = (asked && is_settled, true);
+        if !asked && target.told_down {
+            // That it is down was said with the reason.
+            return self.call(reactor, worker, Owner::Probe, now);
+        }
         let is_news = target.verdict != verdict;
         match &verdict {
             Verdict::Unfit(why) if is_news => {

@@ -33,7 +33,7 @@ impl Sample {
             Sample::Span { drawn, seconds, seed } => {
                 let rate = drawn.rate * factor;
                 // One more than none, so that there is somebody to be served.
-                let requests = ((rate * seconds) as usize).clamp(1, LOAD_REQUESTS_MAX as usize);
+                let requests = ((rate * seconds) as usize).clamp(1, LOAD_REQUESTS_MAX);
                 let drawn = Drawn { requests, rate, ..drawn.clone() };
                 drawn.draw(&mut Dice::new(*seed).fork("arrivals"))
             }

@@ -4,7 +4,7 @@ use super::authorities::Distrust;
 use super::buffer::Buffer;
 use super::stream::Stream;
 use super::timer::TimerId;
-use crate::limits::{DESCRIPTORS_MAX, NET_EMPTY_READS_MAX, NET_RECEIVED_MAX};
+use crate::limits::{DESCRIPTORS_MAX, NET_RECEIVED_MAX, NET_TLS_READS_MAX};
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::OwnedFd;
@@ -156,12 +156,12 @@ impl Connection {
         self.queued.is_empty() && !self.stream.as_ref().is_some_and(Stream::is_pending)
     }
 
-    /// Reads until the socket is empty, the buffer full or enough read that was nothing, which bounds a turn; also says how
-    /// many bytes came. `to_the_end` where a short read does not prove
+    /// Reads until the socket is empty, the buffer full or, over TLS, enough read, which bounds a turn; also says how many
+    /// bytes came. `to_the_end` where a short read does not prove
     /// that the socket is empty: the peer's end may already have been told of, once.
     pub(super) fn read_turn(&mut self, to_the_end: bool) -> (usize, ReadEnd) {
         let Some(stream) = &mut self.stream else { return (0, ReadEnd::Empty) };
-        let (mut total, mut empty) = (0, 0);
+        let (mut total, mut reads) = (0, 0);
         loop {
             let space = self.received.space(NET_RECEIVED_MAX);
             let room = space.len();
@@ -181,13 +181,12 @@ impl Connection {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return (total, ReadEnd::Empty),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {
-                    empty += 1;
-                    if empty == NET_EMPTY_READS_MAX {
-                        return (total, ReadEnd::More);
-                    }
-                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return (total, ReadEnd::Failed(error.into())),
+            }
+            reads += usize::from(stream.is_secured());
+            if reads == NET_TLS_READS_MAX {
+                return (total, ReadEnd::More);
             }
         }
     }

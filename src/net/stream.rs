@@ -172,6 +172,11 @@ impl Stream {
         }
     }
 
+    /// Whether it is over TLS.
+    pub(super) fn is_secured(&self) -> bool {
+        matches!(self, Stream::Tls(_))
+    }
+
     /// Whether a read shorter than its buffer has emptied the socket. On a unix stream a read ends
     /// where descriptors change, over TLS where a record does.
     pub(super) fn short_read_empties(&self) -> bool {

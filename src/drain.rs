@@ -85,17 +85,18 @@ pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError>
 /// It has ended once nobody takes a connection there, or somebody else has taken its place.
 fn await_end(at: &At<'_>) -> Result<(), DrainError> {
     let until = Instant::now() + DRAIN_TIME_MAX + DRAIN_FLUSH_TIME;
+    let mut unseen = None;
     while Instant::now() < until {
         match at.ask(Method::Get, "/health", None) {
             Ok((200, body)) if body != DRAINING.as_bytes() => return Ok(()),
-            Ok(_) => {}
+            Ok(_) => unseen = None,
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Ok(()),
-            Err(error) if may_be_there(&error) => {}
+            Err(error) if may_be_there(&error) => unseen = Some(error.to_string()),
             Err(error) => return Err(DrainError::Unseen(error.to_string())),
         }
         thread::sleep(LOOK_EVERY);
     }
-    Err(DrainError::Stuck)
+    Err(unseen.map_or(DrainError::Stuck, DrainError::Unseen))
 }
 
 /// It may end while it answers, and be busy ending; and one that has as many connections as it may have cuts others off. Who
@@ -149,8 +150,11 @@ impl At<'_> {
     fn connect(&self) -> std::io::Result<Timed> {
         let until = Instant::now() + PATIENCE;
         let mut connected = Err(ErrorKind::AddrNotAvailable.into());
-        for address in (self.url.host.as_str(), self.url.port).to_socket_addrs()? {
-            connected = TcpStream::connect_timeout(&address, left(until)?);
+        let addresses: Vec<_> = (self.url.host.as_str(), self.url.port).to_socket_addrs()?.collect();
+        for (tried, address) in addresses.iter().enumerate() {
+            // One that drops what comes leaves the others their share.
+            let share = left(until)? / (addresses.len() - tried) as u32;
+            connected = TcpStream::connect_timeout(address, share);
             if connected.is_ok() {
                 break;
             }

@@ -38,11 +38,16 @@ impl Succession {
     }
 
     /// A worker has left its seat.
-    pub fn left(&mut self, worker: WorkerNumber, seat: Seat) {
+    pub fn left(&mut self, worker: WorkerNumber, seat: Seat, now: Instant) {
         if self.past.len() == PAST_WORKERS_MAX {
             self.past.pop_front();
         }
-        self.past.push_back(Past { number: worker, seat, was_told: self.told.contains_key(&worker) });
+        self.past.push_back(Past { number: worker, seat, was_told: self.may_come_back(worker, now) });
+    }
+
+    /// An operator has taken it off: it is not expected again.
+    pub fn removed(&mut self, worker: WorkerNumber) {
+        self.told.remove(&worker);
     }
 
     /// Who sits there now, in another role than this worker had when it left; `seats` are those that are taken. Who has the role
@@ -76,37 +81,42 @@ mod tests {
 
     #[test]
     fn who_changes_its_role_is_found_by_all_its_numbers_and_who_is_started_anew_is_not() {
-        let mut succession = Succession::default();
+        let (mut succession, now) = (Succession::default(), Instant::now());
         let number = |number| WorkerNumber(number);
-        succession.left(number(1), seat(Role::Decode, 7));
+        succession.left(number(1), seat(Role::Decode, 7), now);
         let mut seats =
             HashMap::from([(seat(Role::Prefill, 7), number(3)), (seat(Role::Prefill, 8), number(2))]);
         assert_eq!(succession.of(number(1), &seats), Some(number(3)));
         assert_eq!(succession.of(number(2), &seats), None, "it has not left");
         seats.remove(&seat(Role::Prefill, 7));
-        succession.left(number(3), seat(Role::Prefill, 7));
+        succession.left(number(3), seat(Role::Prefill, 7), now);
         assert_eq!(succession.of(number(1), &seats), None, "it has left for good, or is about to come back");
         seats.insert(seat(Role::Decode, 7), number(9));
         assert_eq!([1, 3].map(|past| succession.of(number(past), &seats)), [Some(number(9)); 2]);
         seats.remove(&seat(Role::Decode, 7));
-        succession.left(number(9), seat(Role::Decode, 7));
+        succession.left(number(9), seat(Role::Decode, 7), now);
         seats.insert(seat(Role::Decode, 7), number(12));
         assert_eq!(succession.of(number(9), &seats), None, "another one was started in the same role");
-        let now = Instant::now();
         succession.told(number(12), now + Duration::from_secs(1), now);
-        succession.left(number(12), seat(Role::Decode, 7));
+        succession.left(number(12), seat(Role::Decode, 7), now);
         seats.insert(seat(Role::Decode, 7), number(13));
         assert_eq!(succession.of(number(12), &seats), Some(number(13)), "it does both");
+        succession.told(number(13), now + Duration::from_secs(1), now);
+        succession.left(number(13), seat(Role::Decode, 7), now + Duration::from_secs(1));
+        seats.insert(seat(Role::Decode, 7), number(14));
+        assert_eq!(succession.of(number(13), &seats), None, "that was long ago");
+        succession.told(number(14), now + Duration::from_secs(1), now);
+        succession.removed(number(14));
+        assert!(!succession.may_come_back(number(14), now), "it was taken off");
     }
 
     #[test]
     fn the_past_has_an_end() {
-        let mut succession = Succession::default();
+        let (mut succession, now) = (Succession::default(), Instant::now());
         for number in 0..2 * PAST_WORKERS_MAX {
-            succession.left(WorkerNumber(number), seat(Role::Decode, 7));
+            succession.left(WorkerNumber(number), seat(Role::Decode, 7), now);
         }
         assert_eq!(succession.past.len(), PAST_WORKERS_MAX);
-        let now = Instant::now();
         for number in 0..100 {
             let at = now + Duration::from_secs(number);
             succession.told(WorkerNumber(number as usize), at + Duration::from_secs(2), at);

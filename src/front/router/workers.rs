@@ -281,6 +281,11 @@ impl Workers {
 
     fn remove(&mut self, id: &str, way: &mut Way<'_>) -> Result<Told, ApiError> {
         let worker = self.find(id, way)?;
+        // What sits now where this one sat may be somebody else: it is taken off by its own ID.
+        if worker.0.to_string() != id {
+            let why = format!("worker {id} is worker {} now", worker.0);
+            return Err(ApiError::new(404, "worker_not_found", why));
+        }
         if let Some(seat) = self.seat(worker).cloned() {
             self.members.remove(&seat);
         }
@@ -375,8 +380,9 @@ impl Workers {
                     self.is_full = false;
                     if let Some(worker) = self.numbers.remove(&seat) {
                         fleet.part_with(reactor, worker, &why);
-                        if why != Why::Removed {
-                            self.succession.left(worker, seat);
+                        match why {
+                            Why::Removed => self.succession.removed(worker),
+                            _ => self.succession.left(worker, seat, now),
                         }
                     }
                 }

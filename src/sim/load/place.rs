@@ -3,7 +3,7 @@
 //! A fleet is so many prefill and decode workers, or as many that do both. A rate is sustained where a share of all requests
 //! keeps both limits (DistServe, OSDI'24: goodput, found by simulation and bisection). First a closed form of the cost
 //! model says what each role could take (as Splitwise, ISCA'24, provisions); from there each fleet is tried with few requests, those between
-//! the best ones next, the best with more requests in the end. Owns: the search, its table. Everything follows from the
+//! the best ones next, the best with more requests in the end, and those whom few may not do justice. Owns: the search, its table. Everything follows from the
 //! seed: fleets are tried side by side on all CPUs, and what is tried next does not depend on who is done first.
 
 mod sample;
@@ -42,7 +42,7 @@ const STRIDE: f64 = 1.4;
 const PROBES: usize = 24;
 /// Fleets of two roles that are tried first, at most, beside the one of workers that do both.
 const GRID: usize = 8;
-/// Fleets that are tried with more requests.
+/// Fleets that are tried with more requests, the best ones.
 const FINALISTS: usize = 3;
 /// Of percentages.
 const PERCENT: f64 = 100.0;
@@ -198,11 +198,19 @@ impl Search {
             next.retain(|fleet| !coarse.contains_key(fleet));
         }
         let ranked = sorted(coarse.into_values().collect());
-        let finalists = ranked.iter().take(FINALISTS).filter(|one| one.factor > 0.0);
-        let asked: Vec<_> = finalists.map(|one| (one.fleet, one.factor)).collect();
-        let count = asked.len();
-        let mut best = sorted(self.stand(asked, &many, FINE, tell)?);
-        best.extend(ranked.into_iter().skip(count));
+        // The first requests of a trace find nothing cached. So whom they show to sustain nothing may yet sustain something,
+        // and workers that do both, which suffer most from it, may be the best.
+        let is_finalist =
+            |(at, one): &(usize, &Standing)| *at < FINALISTS || one.fleet.prefill == 0 || one.factor == 0.0;
+        let near = |one: &Standing| match one.factor {
+            0.0 => self.capacity(one.fleet, all) / many.rate(),
+            factor => factor,
+        };
+        let asked = ranked.iter().enumerate().filter(is_finalist).map(|(_, one)| (one.fleet, near(one)));
+        let mut best = sorted(self.stand(asked.collect(), &many, FINE, tell)?);
+        let is_left = |one: &Standing| best.iter().all(|other| other.fleet != one.fleet);
+        let left: Vec<_> = ranked.into_iter().filter(is_left).collect();
+        best.extend(left);
         Ok(best)
     }
 
@@ -434,7 +442,7 @@ impl Search {
         );
         if best.factor == 0.0 {
             return format!(
-                "no fleet of {} workers serves {:.0} % of requests within {limits}, however slowly they come",
+                "no fleet of {} workers serves {:.1} % of requests within {limits}, however slowly they come",
                 self.workers,
                 self.share * PERCENT
             );

@@ -395,13 +395,13 @@ impl Routes {
         self.alive()?;
         match () {
             () if self.draining => Err(ApiError::draining("the server is draining")),
-            () if self.is_changing() => Err(ApiError::draining("the worker changes its role")),
+            () if self.empties() => Err(ApiError::draining("the worker changes its role")),
             () => Ok(()),
         }
     }
 
     fn takes_nothing(&self) -> bool {
-        self.draining || self.is_changing()
+        self.draining || self.empties()
     }
 
     fn make_id(&mut self) -> String {

@@ -17,7 +17,8 @@ use crate::wire::message::Role;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
 
-/// What a router takes the worker for that it asks: its role, and behind a slash how often that has changed, if it tells.
+/// What a router, or a decode worker, takes the worker for that it asks: its role, and behind a slash how often that has
+/// changed, if it tells.
 /// A worker that is something else by now answers as one that drains, and the router asks who it is.
 pub const TAKEN_FOR: &str = "x-baton-role";
 
@@ -138,9 +139,26 @@ impl Turning {
         self.changes
     }
 
-    /// Whether it takes nothing new, since it is about to become something else.
+    /// Whether it is about to become something else.
     pub fn is_changing(&self) -> bool {
         self.change.is_some()
+    }
+
+    /// Whether it takes nothing new for that.
+    pub fn takes_nothing(&self) -> bool {
+        self.is_changing()
+    }
+
+    /// What it is, as [`TAKEN_FOR`] says it.
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.role, self.changes)
+    }
+
+    /// Whether it is what a router takes it for: since that has looked its role may have changed, or have changed and
+    /// changed back, with other ports.
+    pub fn is_taken_for(&self, taken_for: &str) -> bool {
+        let is_role = taken_for == self.role.to_string();
+        is_role || taken_for == self.name()
     }
 
     /// Its role is to be this; whether that begins a change.
@@ -269,6 +287,11 @@ mod tests {
         turning.turned(Ok(()));
         assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Decode, 1, false));
         assert_eq!(turning.look(NOTHING, now + MOMENT), None);
+        let is_taken_for = |taken_for| turning.is_taken_for(taken_for);
+        assert!(["decode", "decode/1"].into_iter().all(is_taken_for));
+        assert!(
+            !["prefill", "prefill/0", "prefill/1", "decode/0", "decode/2", ""].into_iter().any(is_taken_for)
+        );
     }
 
     #[test]

@@ -13,6 +13,7 @@
 use crate::front::drain::Left;
 use crate::front::openai::ApiError;
 use crate::limits::{DRAIN_DONE_TIME, ROLE_CHANGE_TIME, ROLE_CHANGE_TIME_MAX};
+use crate::stdx::planted::is_planted;
 use crate::wire::message::Role;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -146,7 +147,7 @@ impl Turning {
 
     /// Whether it takes nothing new for that.
     pub fn takes_nothing(&self) -> bool {
-        self.is_changing()
+        self.is_changing() && !is_planted("who changes its role takes new requests")
     }
 
     /// What it is, as [`TAKEN_FOR`] says it.
@@ -158,7 +159,7 @@ impl Turning {
     /// changed back, with other ports.
     pub fn is_taken_for(&self, taken_for: &str) -> bool {
         let is_role = taken_for == self.role.to_string();
-        is_role || taken_for == self.name()
+        is_role || taken_for == self.name() || is_planted("a worker's role is not compared")
     }
 
     /// Its role is to be this; whether that begins a change.
@@ -191,13 +192,15 @@ impl Turning {
     /// What follows from what is left.
     pub fn look(&mut self, left: Left, now: Instant) -> Option<Next> {
         let change = self.change.as_mut()?;
-        if left.busy {
+        if left.busy && !is_planted("change of role does not wait for requests") {
             change.idle = None;
-            return (now >= change.until).then_some(Next::GiveUp);
+            let is_up = now >= change.until && !is_planted("change of role is never given up");
+            return is_up.then_some(Next::GiveUp);
         }
         let idle = *change.idle.get_or_insert(now);
         // What was written and not looked at would be given up with the link; who does not look has had its time.
-        (left.unheard == 0 || now >= idle + DRAIN_DONE_TIME).then_some(Next::Turn(change.to))
+        let is_heard = left.unheard == 0 || is_planted("change of role does not wait for Done");
+        (is_heard || now >= idle + DRAIN_DONE_TIME).then_some(Next::Turn(change.to))
     }
 
     /// It was put together anew: in the new role, or, for this reason, once more in the old one.

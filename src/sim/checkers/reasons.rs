@@ -5,13 +5,15 @@
 //! reason but for whose time is up; nor is a silence that is shorter than what peers put up with.
 
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
-use crate::sim::agenda::{Nanos, SECOND};
+use crate::sim::agenda::{MILLI, Nanos, SECOND};
 use crate::sim::faults::ROUTER;
 use crate::sim::machines::Machines;
 use std::ops::Range;
 
 /// What some messages in a row take at most where now and then one is lost and threads lag.
 pub const WEATHER: Nanos = SECOND;
+/// What one message takes, as a rule.
+const ON_ITS_WAY: Nanos = 20 * MILLI;
 /// From a fault's end until all have noticed that something was lost, and have dialled anew.
 const REPAIRED: Nanos =
     (PEER_SILENCE_MAX.as_nanos() + DIAL_HOLD_OFF.as_nanos() + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
@@ -139,8 +141,9 @@ impl Reasons {
     /// them may be asked first when the other one has answered, so `late`.
     pub fn has_changed(&self, pair: [usize; 2], [chosen, asked]: [Nanos; 2], late: Nanos) -> bool {
         let is_felt = |leave: &Leave| {
-            let came = if leave.turns { asked } else { chosen };
-            leave.ended.is_some_and(|ended| ended <= came + late)
+            // What is asked of one that turns is on its way for a while, and the other one may come to its closed port before.
+            let came = if leave.turns { asked + late.max(ON_ITS_WAY) } else { chosen + late };
+            leave.ended.is_some_and(|ended| ended <= came)
                 && leave.until.is_none_or(|until| until + REPAIRED >= chosen)
         };
         self.leaves.iter().any(|leave| pair.contains(&leave.host) && is_felt(leave))

@@ -16,6 +16,7 @@ use super::entry::{Entry, Seat};
 use super::kinds::KindDigest;
 use super::router::Role;
 use crate::limits::{REGISTRY_ENTRIES_MAX, ROUTER_WORKERS_MAX};
+use crate::stdx::planted::is_planted;
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::time::Instant;
@@ -149,7 +150,9 @@ impl Membership {
         let there = Seat { role, url: seat.url.clone() };
         let (was_taken, is_full) = (self.is_taken(&there), self.is_full(role));
         let named = self.places.get_mut(seat).filter(|place| place.named.is_some() && there != *seat);
-        let Some(place) = named else { return Ok(false) };
+        let Some(place) = named.filter(|_| !is_planted("who has turned keeps its number")) else {
+            return Ok(false);
+        };
         if !was_taken && is_full {
             return Err(Full(role));
         }
@@ -159,7 +162,7 @@ impl Membership {
         }
         let place = self.places.entry(there.clone()).or_default();
         place.named.get_or_insert_default();
-        place.has_turned = true;
+        place.has_turned = !is_planted("who has turned is not followed back");
         if !was_taken {
             self.join(there);
         }

@@ -21,12 +21,13 @@ use crate::front::openai::{
 use crate::front::router::call::Order;
 use crate::front::telemetry::Telemetry;
 use crate::front::text::Task;
-use crate::front::turning::Turning;
+use crate::front::turning::{TAKEN_FOR, Turning};
 use crate::limits::REQUEST_TIME_MAX;
 use crate::net::ConnId;
 use crate::obs::log::event;
 use crate::obs::metrics::EngineType;
 use crate::wire::auth::Keyring;
+use crate::wire::message::Role;
 use serde::Serialize;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -395,13 +396,13 @@ impl Routes {
         self.alive()?;
         match () {
             () if self.draining => Err(ApiError::draining("the server is draining")),
-            () if self.is_changing() => Err(ApiError::draining("the worker changes its role")),
+            () if self.empties() => Err(ApiError::draining("the worker changes its role")),
             () => Ok(()),
         }
     }
 
     fn takes_nothing(&self) -> bool {
-        self.draining || self.is_changing()
+        self.draining || self.empties()
     }
 
     fn make_id(&mut self) -> String {
@@ -427,6 +428,8 @@ fn ask(
         headers.extend(head.headers.get(name).map(|value| (name, value.to_owned())));
     }
     headers.push(("content-type", JSON.to_owned()));
+    // One that has another role since it was chosen says so, where it would refuse to keep anything as a client's mistake.
+    headers.push((TAKEN_FOR, Role::Prefill.to_string()));
     let order = Order { method: Method::Post, target: head.path().to_owned(), headers };
     // Whose it is, and until when, is known once it has a place.
     Ok(Ask { exchange: 0, address, order, body: Arc::new(body), until: Instant::now() })

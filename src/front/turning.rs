@@ -13,12 +13,14 @@
 use crate::front::drain::Left;
 use crate::front::openai::ApiError;
 use crate::limits::{DRAIN_DONE_TIME, ROLE_CHANGE_TIME, ROLE_CHANGE_TIME_MAX};
+use crate::stdx::planted::is_planted;
 use crate::wire::message::Role;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::time::{Duration, Instant};
 
-/// What a router takes the worker for that it asks: its role, and behind a slash how often that has changed, if it tells.
+/// What a router, or a decode worker, takes the worker for that it asks: its role, and behind a slash how often that has
+/// changed, if it tells.
 /// A worker that is something else by now answers as one that drains, and the router asks who it is.
 pub const TAKEN_FOR: &str = "x-baton-role";
 
@@ -139,9 +141,26 @@ impl Turning {
         self.changes
     }
 
-    /// Whether it takes nothing new, since it is about to become something else.
+    /// Whether it is about to become something else.
     pub fn is_changing(&self) -> bool {
         self.change.is_some()
+    }
+
+    /// Whether it takes nothing new for that.
+    pub fn takes_nothing(&self) -> bool {
+        self.is_changing() && !is_planted("who changes its role takes new requests")
+    }
+
+    /// What it is, as [`TAKEN_FOR`] says it.
+    pub fn name(&self) -> String {
+        format!("{}/{}", self.role, self.changes)
+    }
+
+    /// Whether it is what a router takes it for: since that has looked its role may have changed, or have changed and
+    /// changed back, with other ports.
+    pub fn is_taken_for(&self, taken_for: &str) -> bool {
+        let is_role = taken_for == self.role.to_string();
+        is_role || taken_for == self.name() || is_planted("a worker's role is not compared")
     }
 
     /// Its role is to be this; whether that begins a change.
@@ -174,13 +193,15 @@ impl Turning {
     /// What follows from what is left.
     pub fn look(&mut self, left: Left, now: Instant) -> Option<Next> {
         let change = self.change.as_mut()?;
-        if left.busy {
+        if left.busy && !is_planted("change of role does not wait for requests") {
             change.idle = None;
-            return (now >= change.until).then_some(Next::GiveUp);
+            let is_up = now >= change.until && !is_planted("change of role is never given up");
+            return is_up.then_some(Next::GiveUp);
         }
         let idle = *change.idle.get_or_insert(now);
         // What was written and not looked at would be given up with the link; who does not look has had its time.
-        (left.unheard == 0 || now >= idle + DRAIN_DONE_TIME).then_some(Next::Turn(change.to))
+        let is_heard = left.unheard == 0 || is_planted("change of role does not wait for Done");
+        (is_heard || now >= idle + DRAIN_DONE_TIME).then_some(Next::Turn(change.to))
     }
 
     /// It was put together anew: in the new role, or, for this reason, once more in the old one.
@@ -274,6 +295,11 @@ mod tests {
         turning.turned(Ok(()));
         assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Decode, 1, false));
         assert_eq!(turning.look(NOTHING, now + MOMENT), None);
+        let is_taken_for = |taken_for| turning.is_taken_for(taken_for);
+        assert!(["decode", "decode/1"].into_iter().all(is_taken_for));
+        assert!(
+            !["prefill", "prefill/0", "prefill/1", "decode/0", "decode/2", ""].into_iter().any(is_taken_for)
+        );
     }
 
     #[test]

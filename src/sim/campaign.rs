@@ -95,13 +95,15 @@ impl Campaign {
         let seconds = begun.elapsed().as_secs_f64();
         let each_minute = (sum.requests as f64 / seconds * 60.0) as u64;
         say!(
-            "{} seeds from {}: {} requests, and {} more to see whether each pair serves again; {} ended well, {} were sent again; {} happenings, {seconds:.1} s for {:.0} s simulated ({each_minute} requests a minute)",
+            "{} seeds from {}: {} requests, and {} more to see whether each pair serves again; {} ended well, {} were sent again; {} changes of role came about, and {} did not; {} happenings, {seconds:.1} s for {:.0} s simulated ({each_minute} requests a minute)",
             self.seeds,
             self.seed,
             sum.requests - sum.trials,
             sum.trials,
             sum.well,
             sum.retries,
+            sum.turned,
+            sum.stayed,
             sum.happenings,
             sum.time as f64 / SECOND as f64,
         );
@@ -181,6 +183,8 @@ fn add(sum: &mut Report, report: Report) {
     }
     sum.well += report.well;
     sum.retries += report.retries;
+    sum.turned += report.turned;
+    sum.stayed += report.stayed;
     sum.time += report.time;
     let failures: &mut BTreeMap<_, _> = &mut sum.failures;
     for (cause, count) in report.failures {

@@ -10,6 +10,7 @@ mod harm;
 mod lanes;
 mod network;
 mod requests;
+mod roles;
 mod stream;
 mod turns;
 mod writes;
@@ -33,6 +34,7 @@ use crate::ids::Room;
 use crate::limits::EARLY_DESTINATION_LIFE;
 use calls::Call;
 use lanes::{LaneNumber, Lanes};
+use roles::Turn;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use stream::Stream;
@@ -83,10 +85,14 @@ pub struct Report {
     pub rooms: Vec<(usize, Room)>,
     /// Of them, those that ended well.
     pub well: usize,
-    /// Tries beyond the first of each.
-    pub retries: usize,
     /// The others, by cause.
     pub failures: BTreeMap<&'static str, usize>,
+    /// Tries beyond the first of each.
+    pub retries: usize,
+    /// Workers that have another role,
+    pub turned: usize,
+    /// and those that were to have one, and kept theirs.
+    pub stayed: usize,
     /// How long it took in its own time.
     pub time: Nanos,
 }
@@ -143,6 +149,8 @@ struct Host {
     dark_until: Nanos,
     /// It was told to drain then, and another one is started so long after its end.
     leaves: Option<(Nanos, Nanos)>,
+    /// It was told to have the other role.
+    turns: Option<Turn>,
     /// Processes so far.
     life: u32,
     /// When each thread's next turn is.
@@ -237,13 +245,14 @@ impl<'a> Cluster<'a> {
     pub fn new(plan: &'a Plan, trace: Option<Room>) -> Cluster<'a> {
         let dice = Dice::new(plan.seed);
         let base = Instant::now();
-        let (prefill, decode) = (plan.scale.prefill as usize, plan.scale.decode as usize);
-        let host = |role, size| Host {
-            role,
-            size,
+        let workers = (plan.scale.prefill + plan.scale.decode) as usize;
+        let host = |host| Host {
+            role: plan.role(host),
+            size: plan.size(plan.role(host)),
             process: None,
             dark_until: 0,
             leaves: None,
+            turns: None,
             life: 0,
             due: [Nanos::MAX; 3],
             computes_until: 0,
@@ -254,14 +263,11 @@ impl<'a> Cluster<'a> {
             skew: 0,
             jumped: 0,
         };
-        let hosts = (0..prefill).map(|_| host(Role::Prefill, plan.prefill));
-        let lone =
-            (0..decode).filter(|&decode| plan.reads_alone[decode]).map(|decode| prefill + decode).collect();
         let mut cluster = Cluster {
             plan,
             base,
             agenda: Agenda::new(dice.fork("order")),
-            hosts: hosts.chain((0..decode).map(|_| host(Role::Decode, plan.decode))).collect(),
+            hosts: (0..workers).map(host).collect(),
             writes: plan.machines.nics.map(|nics| Writes::new(nics, dice.fork("writes"))),
             lanes: Lanes::new(plan.machines.streams, dice.fork("lanes")),
             conns: BTreeMap::new(),
@@ -270,7 +276,7 @@ impl<'a> Cluster<'a> {
             notices: 0,
             flights: Flights::new(plan, base, dice.fork("router")),
             workload: Workload::new(dice.fork("workload"), plan.patience, plan.haste),
-            ends: Ends::new(plan, lone),
+            ends: Ends::new(plan),
             shadow: Shadow::default(),
             phase: Phase::Working,
             parted: BTreeMap::new(),
@@ -280,7 +286,7 @@ impl<'a> Cluster<'a> {
             asked: 0,
             dice: dice.fork("delays"),
         };
-        (0..prefill + decode).for_each(|host| cluster.start(host));
+        (0..workers).for_each(|host| cluster.start(host));
         cluster.agenda.put(0, Happening::Request);
         cluster.agenda.put(CHECK_EVERY, Happening::Check);
         cluster.agenda.put(0, Happening::RouterTick);
@@ -373,22 +379,35 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
+    /// A process is started, as what its command line says.
     fn start(&mut self, index: usize) {
         let now = self.agenda.now();
+        let role = self.plan.role(index);
+        let process = Process::new(index, role, &self.plan.size(role), self.site(index), self.base);
+        let process = process.expect("memory for a process");
         let host = &mut self.hosts[index];
+        host.life += 1;
+        (host.paused_until, host.stalled_until) = (0, [0; 3]);
+        (host.dark_until, host.leaves) = (0, None);
+        self.begin_worker(index, role, process, now);
+    }
+
+    fn site(&self, index: usize) -> Site<'_> {
         let machines = &self.plan.machines;
         let nic = self.writes.as_ref().map(|writes| &writes.fabric).zip(machines.nic(index));
-        let site = Site { host: machines.host(index), nic, streams: machines.streams };
-        let process = Process::new(index, host.role, &host.size, site, self.base);
-        let mut process = process.expect("memory for a process");
-        process.edge.begin(process.instant(now + host.skew));
-        host.process = Some(process);
-        host.life += 1;
-        host.due = [Nanos::MAX; 3];
-        (host.computes_until, host.paused_until, host.stalled_until) = (0, 0, [0; 3]);
-        (host.slow_until, host.dark_until, host.leaves) = (0, 0, None);
+        Site { host: machines.host(index), nic, streams: machines.streams }
+    }
+
+    /// A worker of this role begins, at this time.
+    fn begin_worker(&mut self, index: usize, role: Role, mut process: Process, at: Nanos) {
+        let host = &mut self.hosts[index];
+        process.edge.begin(process.instant(at + host.skew));
+        (host.role, host.size, host.process) = (role, self.plan.size(role), Some(process));
+        (host.turns, host.due) = (None, [Nanos::MAX; 3]);
+        (host.computes_until, host.slow_until) = (0, 0);
+        self.ends.set_lone(index, role == Role::Decode && self.plan.reads_alone(index));
         for thread in Thread::ALL {
-            let at = now + self.late();
+            let at = at + self.late();
             self.wake(index, thread, at);
         }
     }
@@ -405,6 +424,7 @@ impl<'a> Cluster<'a> {
         self.agenda.put(now + CHECK_EVERY, Happening::Check);
         self.ends.overdue(now, &self.reasons)?;
         self.drained(now)?;
+        self.turned(now)?;
         if let Some(writes) = &mut self.writes {
             writes.forget();
         }
@@ -423,10 +443,11 @@ impl<'a> Cluster<'a> {
                 };
             }
             Phase::Recovering { pair } if self.ends.open() == 0 => {
-                let (prefill, decode) = (self.plan.scale.prefill as usize, self.plan.scale.decode as usize);
-                self.phase = match pair < prefill * decode {
+                let [prefill, decode] = [Role::Prefill, Role::Decode].map(|role| self.hosts_of(role));
+                self.phase = match pair < prefill.len() * decode.len() {
                     true => {
-                        self.begin(Some([pair % prefill, prefill + pair / prefill]), true)?;
+                        let pair_of = [prefill[pair % prefill.len()], decode[pair / prefill.len()]];
+                        self.begin(Some(pair_of), true)?;
                         Phase::Recovering { pair: pair + 1 }
                     }
                     false => Phase::Idle { since: now },

@@ -1,6 +1,6 @@
 //! `ctl` of one process: what production does with sockets, done with parcels, by the same rules and the same limits.
 //!
-//! Owns: the hand-off, its links (`links`), its lanes (`lanes`), its requests (`legs`), its drain. A turn takes in what has come, what the
+//! Owns: the hand-off, its links (`links`), its lanes (`lanes`), its requests (`legs`), its drain, its role (`roles`). A turn takes in what has come, what the
 //! engine and the mover tell, and every tick ends what is overdue; what is to leave is in its outbox. Not here: where
 //! parcels go and how long they take (`cluster`).
 
@@ -8,6 +8,7 @@ mod asking;
 mod lanes;
 mod legs;
 mod links;
+mod roles;
 
 use super::agenda::Nanos;
 use super::checkers::shadow::Grants;
@@ -18,9 +19,11 @@ use super::router::fleet::CallName;
 use super::router::{Answer, LegName};
 use super::workload::Order;
 use crate::cause::Cause;
+use crate::cluster::router::Role;
 use crate::front::drain::{Drain, Left};
 use crate::front::handoff::{DestinationSession, Handoff, Role as MemberRole, Source, SourceSession};
 use crate::front::progress::Progress;
+use crate::front::turning::{Turning, Wanted};
 use crate::ids::{RequestId, Room};
 use crate::kv::prefix::Salt;
 use crate::net::ConnId;
@@ -36,6 +39,7 @@ use crate::wire::message::Token;
 use asking::Asking;
 use crossbeam_channel::Receiver;
 use lanes::Lanes;
+pub use roles::{Became, Lasting, name_of};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -79,6 +83,8 @@ pub struct Job {
     pub streams: bool,
     /// It is to ask its source for that first.
     pub asks: bool,
+    /// What the worker is taken for, if that is said.
+    pub taken_for: Option<String>,
     /// What is asked.
     pub order: Order,
 }
@@ -118,8 +124,10 @@ pub enum Input {
     Submit(Box<Job>),
     /// The router has closed a leg's connection.
     Cancel(LegName),
-    /// The router asks how the worker is.
-    Ask(CallName),
+    /// The router asks how the worker is that it takes for this.
+    Ask(CallName, Option<String>),
+    /// The router asks who it is.
+    Introduce(CallName),
     /// The router says that the KV which is kept in this room will not be claimed.
     GiveUp(CallName, Room),
     /// On the connection by which a prefill worker was asked for a leg's KV.
@@ -128,6 +136,8 @@ pub enum Input {
     Abort(usize),
     /// The process is told to drain.
     Drain,
+    /// Its worker is to have another role.
+    Turn(Wanted),
 }
 
 /// What a process sends.
@@ -253,6 +263,8 @@ pub struct Edge {
     hangs: bool,
     drain: Drain,
     ended: bool,
+    turning: Turning,
+    became: Option<Became>,
 }
 
 /// Where a prefill worker's registry is.
@@ -295,6 +307,7 @@ impl Edge {
         handoff: Handoff,
         events: Receiver<Event>,
         progress: Arc<AtomicU64>,
+        role: Role,
         ways: Ways,
     ) -> Edge {
         let page_size = handoff.worker(WORKER).layout().page_size;
@@ -325,6 +338,8 @@ impl Edge {
             hangs: false,
             drain: Drain::default(),
             ended: false,
+            turning: roles::begin(role),
+            became: None,
         }
     }
 
@@ -365,7 +380,7 @@ impl Edge {
     /// What the engine told and could not rightly tell.
     pub fn turn(&mut self, turn: &mut Turn<'_>) -> Checked {
         while let Some(input) = self.inbox.pop_front() {
-            self.take(input, turn.now);
+            self.take(input, turn.now)?;
         }
         if let Some(lanes) = &mut self.lanes {
             lanes.read(&mut self.handoff, turn.now);
@@ -388,15 +403,20 @@ impl Edge {
         while let Some(remote) = self.handoff.poll_remote() {
             self.serve(remote, turn);
         }
-        if self.drain.is_begun() {
+        if self.turning.is_changing() {
+            self.change(turn.now);
+        } else if self.drain.is_begun() {
             // Rooms that are not known by now never will be.
             self.handoff.refuse_early(Cause::Draining, turn.now);
-            let (clients, unheard) = (turn.clients, self.handoff.unheard());
-            let busy = !self.legs.is_empty() || self.asking.values().any(Asking::is_waiting);
-            let left = Left { busy, queued: 0, clients, unheard };
-            self.ended = self.drain.end(left, turn.now).is_some();
+            self.ended = self.drain.end(self.left(turn.clients), turn.now).is_some();
         }
         Ok(())
+    }
+
+    /// What is left of what it has.
+    fn left(&self, clients: usize) -> Left {
+        let busy = !self.legs.is_empty() || self.asking.values().any(Asking::is_waiting);
+        Left { busy, queued: 0, clients, unheard: self.handoff.unheard() }
     }
 
     /// What the engine has told so far was told in time.
@@ -404,7 +424,7 @@ impl Edge {
         self.told.extend(self.events.try_iter());
     }
 
-    fn take(&mut self, input: Input, now: Instant) {
+    fn take(&mut self, input: Input, now: Instant) -> Checked {
         match input {
             Input::Parcel(conn, parcel) => self.receive(conn, parcel, now),
             Input::Accepted { conn, from, life } => self.accept(conn, (from, life), now),
@@ -419,15 +439,12 @@ impl Edge {
                     lanes.accept(stream, now);
                 }
             }
-            Input::Submit(job) => self.submit(*job, now),
-            Input::Ask(probe) => {
-                let answer = match self.hangs {
-                    true => Answer::Hangs,
-                    false if self.drain.is_begun() => Answer::Drains,
-                    false => Answer::Well,
-                };
+            Input::Submit(job) => self.submit(*job, now)?,
+            Input::Ask(probe, taken_for) => {
+                let answer = self.refusal(taken_for.as_deref()).unwrap_or(Answer::Well);
                 self.outbox.push(Output::Answer(probe, answer));
             }
+            Input::Introduce(name) => self.introduce(name),
             Input::GiveUp(name, room) => {
                 self.give_up_kept(room);
                 self.outbox.push(Output::Answer(name, Answer::Well));
@@ -435,10 +452,10 @@ impl Edge {
             Input::Word(name, answer) => self.word(name, answer, now),
             Input::Cancel(name) => self.cancel(name),
             Input::Abort(flight) => self.abort(flight),
-            Input::Drain => {
-                self.drain.begin(now);
-            }
+            Input::Drain => self.begin_drain(now),
+            Input::Turn(wanted) => self.begin_change(wanted, now),
         }
+        Ok(())
     }
 
     /// Rooms or slots of the protocol that are not over.

@@ -100,6 +100,15 @@ pub enum Fault {
         /// So long after.
         down: Nanos,
     },
+    /// A worker is told to have the other role.
+    Turn {
+        /// Whose.
+        host: usize,
+        /// How long what it has may take to end.
+        patience: Nanos,
+        /// How long it is put together anew.
+        still: Nanos,
+    },
     /// Somebody has a request end.
     Abort,
     /// A client goes away.
@@ -124,6 +133,7 @@ impl Fault {
             | Fault::CutLane
             | Fault::Jump { .. }
             | Fault::Drain { .. }
+            | Fault::Turn { .. }
             | Fault::Abort
             | Fault::Leave => 0,
         }
@@ -178,6 +188,14 @@ impl fmt::Display for Fault {
             }
             Fault::Drain { host, down } => {
                 write!(f, "{} is told to drain, and is there again {} s after", Name(host), seconds(down))
+            }
+            Fault::Turn { host, patience, still } => {
+                let (patience, still) = (seconds(patience), seconds(still));
+                let host = Name(host);
+                write!(
+                    f,
+                    "{host} is told to have the other role within {patience} s, and is still for {still} s"
+                )
             }
             Fault::Abort => f.write_str("somebody has a request end, if one runs"),
             Fault::Leave => f.write_str("a client leaves, if one is there"),
@@ -274,6 +292,29 @@ impl Faults {
             (dice.within(0, span), dice.pick(&faults))
         }));
         self.list.sort_by_key(|&(at, _)| at);
+    }
+
+    /// Workers change their roles. The first of either stays what it is, so that neither is left to nobody when those that
+    /// have changed die. In some clusters nothing else happens.
+    pub fn draw_turns(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
+        if dice.one_in(3) {
+            (self.list, self.twice) = (Vec::new(), 0);
+            self.lags.fill([1; 3]);
+        }
+        let hosts: Vec<usize> = (1..prefill).chain(prefill + 1..prefill + decode).collect();
+        let turns = if hosts.is_empty() { 0 } else { dice.within(1, 6) };
+        self.list.extend((0..turns).map(|_| {
+            let host = dice.pick(&hosts);
+            let patience = dice.pick(&[20 * MILLI, 2 * SECOND, 30 * SECOND]);
+            let still = dice.pick(&[MILLI, 50 * MILLI, 800 * MILLI]);
+            (dice.within(0, span), Fault::Turn { host, patience, still })
+        }));
+        self.list.sort_by_key(|&(at, _)| at);
+    }
+
+    /// Whether workers change their roles.
+    pub fn have_turns(&self) -> bool {
+        self.list.iter().any(|(_, fault)| matches!(fault, Fault::Turn { .. }))
     }
 
     /// Who drains has long requests to finish: longer than it waits for those who keep a connection.

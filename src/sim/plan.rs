@@ -5,6 +5,7 @@ use super::dice::Dice;
 use super::faults::Faults;
 use super::machines::Machines;
 use super::model::VOCAB;
+use crate::cluster::router::Role;
 use crate::config::flags::{SimFlow, SimTransfer};
 use crate::config::resolved::{DecodeAllocation, Flow, Policy};
 use crate::limits::{KEPT_KV_LIFE, RESERVED_TOKENS, RETRIES_DEFAULT};
@@ -66,7 +67,7 @@ pub struct Plan {
     pub decode: Size,
     /// Where workers are.
     pub machines: Machines,
-    /// By decode worker: it reads prompts where no prefill worker is left.
+    /// By decode worker of the start: it reads prompts where no prefill worker is left.
     pub reads_alone: Vec<bool>,
     /// How pairs are chosen.
     pub policy: Policy,
@@ -134,16 +135,9 @@ impl Plan {
         let mut lone = Dice::new(seed).fork("alone");
         let most = lone.pick(&[0, 1, 2]);
         let reads_alone: Vec<bool> = (0..decode).map(|_| lone.within(1, 2) <= most).collect();
-        let faults = faults.map(|mut faults| {
-            if reads_alone.contains(&true) && lone.one_in(2) {
-                let span = gap * u64::from(scale.requests) / 2;
-                faults.take_prefill_away(&mut lone, prefill, span);
-            }
-            let mut leaving = Dice::new(seed).fork("leaving");
-            if leaving.one_in(2) {
-                faults.slow_the_leaving(&mut leaving);
-            }
-            faults
+        let faults = faults.map(|faults| {
+            let span = gap * u64::from(scale.requests) / 2;
+            further(faults, seed, (&mut lone, reads_alone.contains(&true)), [prefill, decode], span)
         });
         let mut order = Dice::new(seed).fork("flow");
         let drawn = order.pick(&[Flow::Dual, Flow::Dual, Flow::PrefillFirst, Flow::DecodeFirst]);
@@ -185,6 +179,30 @@ impl Plan {
         places(&self.prefill) && places(&self.decode)
     }
 
+    /// What a worker is when its process is started.
+    pub fn role(&self, worker: usize) -> Role {
+        if worker < self.scale.prefill as usize { Role::Prefill } else { Role::Decode }
+    }
+
+    /// How large a worker of this role is.
+    pub fn size(&self, role: Role) -> Size {
+        match role {
+            Role::Prefill => self.prefill,
+            Role::Decode => self.decode,
+        }
+    }
+
+    /// Whether a worker, as a decode worker, reads prompts where no prefill worker is left.
+    pub fn reads_alone(&self, worker: usize) -> bool {
+        let decode = worker.checked_sub(self.scale.prefill as usize);
+        decode.is_some_and(|decode| self.reads_alone[decode])
+    }
+
+    /// Whether workers change their roles.
+    pub fn turns(&self) -> bool {
+        self.faults.as_ref().is_some_and(Faults::have_turns)
+    }
+
     /// How long KV may take up room for nobody: kept for a decode worker that was never asked for it.
     pub fn unclaimed(&self) -> Nanos {
         match self.flow {
@@ -199,6 +217,28 @@ impl Plan {
     pub fn is_calm(&self) -> bool {
         self.faults.is_none()
     }
+}
+
+/// Draws what else goes wrong, each kind by dice of its own.
+fn further(
+    mut faults: Faults,
+    seed: u64,
+    (lone, reads_alone): (&mut Dice, bool),
+    [prefill, decode]: [usize; 2],
+    span: Nanos,
+) -> Faults {
+    if reads_alone && lone.one_in(2) {
+        faults.take_prefill_away(lone, prefill, span);
+    }
+    let mut leaving = Dice::new(seed).fork("leaving");
+    if leaving.one_in(2) {
+        faults.slow_the_leaving(&mut leaving);
+    }
+    let mut turning = Dice::new(seed).fork("turning");
+    if turning.one_in(3) {
+        faults.draw_turns(&mut turning, prefill, decode, span);
+    }
+    faults
 }
 
 fn size(config: SchedConfig, scale: Scale, [dice, faulty, scarce]: &mut [&mut Dice; 3]) -> Size {

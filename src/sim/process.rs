@@ -46,7 +46,7 @@ use std::time::{Duration, Instant};
 
 /// The only worker of a process.
 pub const WORKER: WorkerId = WorkerId(0);
-/// Sessions of a worker: twice the most workers of the other role, so that restarts do not use them up.
+/// Sessions of a worker: twice the most workers of the other role at the start, so that restarts do not use them up.
 const SESSIONS: usize = 32;
 
 /// The threads of a process.
@@ -133,11 +133,11 @@ impl Process {
         let tcp = site.streams.map(|_| Transport::Tcp);
         let transports: Vec<Transport> = [Transport::Shm].into_iter().chain(rdma).chain(tcp).collect();
         let identity = identity(size, &memory, site.host);
-        let Cores { scheduler, stats, mover, role, reports } = match role {
+        let Cores { scheduler, stats, mover, role: part, reports } = match role {
             Role::Prefill => prefill(size, &memory, (&status, &bells), identity, transports.clone()),
             Role::Decode => decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?,
         };
-        let members = vec![Member { worker, role, reports: Some(reports) }];
+        let members = vec![Member { worker, role: part, reports: Some(reports) }];
         let offer = Offer {
             transports,
             host: site.host,
@@ -157,6 +157,7 @@ impl Process {
                 Handoff::new(members, offer),
                 events,
                 engine.progress().clone(),
+                role,
                 Ways { wait: wait.clone(), streams: lanes },
             ),
             stats,
@@ -172,6 +173,18 @@ impl Process {
             woken,
             base,
         })
+    }
+
+    /// The same process with a worker of this role in the place of the one before, of which nothing is left but what
+    /// `ctl` keeps, as `role::part` has it.
+    pub fn turned(self, index: usize, role: Role, size: &Size, site: Site<'_>) -> io::Result<Process> {
+        let base = self.base;
+        // All else is given back before the new one takes its memory.
+        let Process { edge, .. } = self;
+        let lasting = edge.dismiss();
+        let mut process = Process::new(index, role, size, site, base)?;
+        process.edge.take_on(lasting);
+        Ok(process)
     }
 
     /// A time of this process.

@@ -13,9 +13,8 @@ use super::plan::Plan;
 use super::workload::Order;
 use crate::cause::Cause;
 use crate::cluster::flight::{Avoid, Flight as Core, News, Next, Terms};
-use crate::cluster::loads::WorkerNumber;
 use crate::cluster::retries::Retries;
-use crate::cluster::router::{Booking, Role, Router};
+use crate::cluster::router::{Booking, Role};
 use crate::cluster::work::Work;
 use crate::config::resolved::{Flow, RetryTerms};
 use crate::front::router::call::Lost;
@@ -53,6 +52,13 @@ pub enum Answer {
     SourceFailed(Cause),
     /// It is well.
     Well,
+    /// It has this role, which has changed so often since its start.
+    Is {
+        /// What it does.
+        role: Role,
+        /// How often that has changed.
+        changes: u64,
+    },
     /// It drains, and takes nothing new.
     Drains,
     /// Its engine hangs.
@@ -70,15 +76,15 @@ pub enum Wish {
         flight: usize,
         /// Where its legs meet.
         room: Room,
-        /// Its prefill and its decode worker, who are one where it is served alone.
+        /// The hosts of its prefill and its decode worker, who are one where it is served alone.
         pair: [usize; 2],
     },
     /// A call takes a connection.
     Open {
         /// Which call.
         call: CallName,
-        /// To which worker.
-        worker: usize,
+        /// To the worker of which host.
+        host: usize,
         /// A kept one, to its process of this life; else one that is dialled.
         life: Option<u32>,
     },
@@ -96,11 +102,13 @@ pub enum Wish {
         keeps: bool,
         /// Decode is to ask it for that.
         asks: bool,
+        /// By role: what the workers are taken for.
+        taken_for: [Option<String>; 2],
         /// What is still asked.
         order: Box<Order>,
     },
-    /// A worker is asked how it is, or told what it need not keep.
-    Ask(CallName),
+    /// A worker is asked who or how it is, or told what it need not keep; what it is taken for.
+    Ask(CallName, Option<String>),
     /// A call's connection is closed.
     Close(CallName),
     /// It is kept for another one.
@@ -120,7 +128,7 @@ struct Flight {
     attempt: u32,
     /// Of the current try.
     room: Room,
-    /// The workers of the current try.
+    /// The hosts of the workers of the current try.
     pair: [usize; 2],
     sent: bool,
     /// By role: whether its call can still say something.
@@ -143,7 +151,6 @@ struct Flight {
 #[derive(Debug)]
 pub struct Flights {
     fleet: Fleet,
-    workers: usize,
     flow: Flow,
     retries: Retries,
     base: Instant,
@@ -152,30 +159,17 @@ pub struct Flights {
 }
 
 impl Flights {
-    /// No requests; all workers are up.
+    /// No requests; all workers are up, and what they are is known.
     pub fn new(plan: &Plan, base: Instant, dice: Dice) -> Flights {
-        let (prefill, decode) = (plan.scale.prefill as usize, plan.scale.decode as usize);
-        let mut router = Router::new(plan.policy);
-        // Numbered as the cluster numbers its processes.
-        let roles =
-            std::iter::repeat_n(Role::Prefill, prefill).chain(std::iter::repeat_n(Role::Decode, decode));
-        for role in roles {
-            let worker = router.join(role, base);
-            router.probed(worker, true, base);
-            let decode = worker.0.checked_sub(prefill);
-            router.set_reads_alone(worker, decode.is_some_and(|decode| plan.reads_alone[decode]));
-        }
         let retries = Retries::new(RetryTerms::of(plan.retries), base);
-        let fleet = Fleet::new(router, base);
-        let (workers, flow) = (prefill + decode, plan.flow);
-        Flights { fleet, workers, flow, retries, base, dice, flights: Vec::new() }
+        let fleet = Fleet::new(plan, base);
+        Flights { fleet, flow: plan.flow, retries, base, dice, flights: Vec::new() }
     }
 
-    /// A client asks; `pair` is whom it must be served by, if that is not the router's to choose.
+    /// A client asks; `pair` is on which hosts it must be served, if that is not the router's to choose.
     pub fn begin(&mut self, order: Order, pair: Option<[usize; 2]>, now: Nanos) -> usize {
         let id = self.flights.len();
-        let others = |pair: [usize; 2]| (0..self.workers).filter(move |worker| !pair.contains(worker));
-        let unwilling = pair.into_iter().flat_map(others).map(WorkerNumber).collect();
+        let unwilling = pair.map_or(Vec::new(), |pair| self.fleet.others(pair));
         self.flights.push(Flight {
             order,
             core: Core::without(Avoid { failed: Vec::new(), unwilling }),
@@ -212,7 +206,7 @@ impl Flights {
         self.flights[flight].room
     }
 
-    /// The workers of its last try.
+    /// The hosts of the workers of its last try.
     pub fn pair(&self, flight: usize) -> [usize; 2] {
         self.flights[flight].pair
     }
@@ -244,9 +238,9 @@ impl Flights {
         self.settle(now);
     }
 
-    /// The worker's process of this life has closed what it had open.
-    pub fn drop_kept(&mut self, worker: usize, life: u32) {
-        self.fleet.drop_kept(worker, life);
+    /// The host's process of this life has closed what it had open.
+    pub fn drop_kept(&mut self, host: usize, life: u32) {
+        self.fleet.drop_kept(host, life);
     }
 
     /// A time has come that was asked for.
@@ -269,14 +263,14 @@ impl Flights {
         }
     }
 
-    /// Whether a call that began until then still waits for a worker.
-    pub fn waits_for(&self, worker: usize, since: Nanos) -> bool {
-        self.fleet.waits_for(worker, since)
+    /// Whether a call that began until then still waits for a host's worker.
+    pub fn waits_for(&self, host: usize, since: Nanos) -> bool {
+        self.fleet.waits_for(host, since)
     }
 
-    /// Connections to a worker's process that are kept without a call.
-    pub fn kept(&self, worker: usize, life: u32) -> usize {
-        self.fleet.kept(worker, life)
+    /// Connections to a host's process that are kept without a call.
+    pub fn kept(&self, host: usize, life: u32) -> usize {
+        self.fleet.kept(host, life)
     }
 
     /// A client has gone.
@@ -347,7 +341,8 @@ impl Flights {
             };
         let first = prefill.as_ref().map(Booking::worker);
         flight.core.choose(first, Some(decode.worker()));
-        flight.pair = [first.unwrap_or(decode.worker()).0, decode.worker().0];
+        flight.pair =
+            [first.unwrap_or(decode.worker()), decode.worker()].map(|worker| self.fleet.host(worker));
         flight.attempt += 1;
         flight.room = Room(self.dice.draw() >> 1);
         let mut legs = [prefill, Some(decode)];
@@ -428,10 +423,19 @@ impl Flights {
         let again = std::mem::replace(&mut flight.sent, true) && flight.kept.is_none();
         let keeps = flight.held.is_some() && self.flow == Flow::PrefillFirst;
         let asks = flight.held.is_some() && self.flow == Flow::DecodeFirst;
-        for role in [Role::Prefill, Role::Decode] {
-            self.fleet.begin(self.call(id, role));
-        }
-        self.fleet.wishes.push(Wish::Send { flight: id, attempt, again, legs, keeps, asks, order });
+        let calls = [Role::Prefill, Role::Decode].map(|role| self.call(id, role));
+        calls.into_iter().for_each(|call| self.fleet.begin(call));
+        let taken_for = calls.map(|call| self.fleet.taken_for(call));
+        self.fleet.wishes.push(Wish::Send {
+            flight: id,
+            attempt,
+            again,
+            legs,
+            keeps,
+            asks,
+            taken_for,
+            order,
+        });
     }
 
     /// A whole answer: what prefill still does is left alone.

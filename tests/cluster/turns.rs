@@ -132,6 +132,25 @@ fn what_runs_is_finished_first_and_nothing_new_is_taken() {
     writer.await_idle();
 }
 
+/// A router may have chosen it before: whoever asked may try another one, where a client's mistake would be final.
+#[test]
+fn who_is_asked_to_keep_kv_and_reads_no_prompts_any_more_is_told_of_as_one_that_drains() {
+    let (reader, writer) = (prefill(&[]), start("decode", &[]));
+    let mut request = body(1, 20, 4);
+    request["baton_prefill"] = json!({"host": "127.0.0.1", "port": reader.address.port()});
+    request["stream"] = json!(true);
+    assert_eq!(writer.post("/v1/completions", &request.to_string()).0, 200);
+    turn(&reader, "decode");
+    let (status, text) = writer.post("/v1/completions", &request.to_string());
+    let told: Value = serde_json::from_str(&text).unwrap();
+    let error = &told["error"];
+    assert_eq!(
+        (status, &error["code"], &error["param"]),
+        (503, &json!("draining"), &json!("bootstrap_host"))
+    );
+    writer.await_idle();
+}
+
 /// What cannot be is refused with the reason, what takes too long and what cannot be had leaves the worker what it was.
 #[test]
 fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {

@@ -87,6 +87,20 @@ fn seeds_that_once_failed_go_well() {
     }
 }
 
+/// In whatever order they are asked, and also where nothing else happens.
+#[test]
+fn workers_change_their_roles_while_they_serve() {
+    quiet();
+    for flow in [SimFlow::Dual, SimFlow::PrefillFirst, SimFlow::DecodeFirst] {
+        let (mut turned, mut stayed) = (0, 0);
+        for seed in (301..=500).filter(|&seed| Plan::new(seed, Scale { faults: true, ..SCALE }).turns()) {
+            let report = well(seed, Scale { faults: true, flow, ..SCALE });
+            (turned, stayed) = (turned + report.turned, stayed + report.stayed);
+        }
+        assert!(turned > 50 && stayed > 10, "{turned} changes came about, {stayed} did not");
+    }
+}
+
 #[test]
 fn clusters_of_any_shape_serve() {
     quiet();

@@ -100,6 +100,13 @@ const MISTAKES: &[Mistake] = &[
     kept("KV is kept for an hour", Checker::Idle, "transfers"),
     kept("turns outlive their try", Checker::Assertion, "decode answers what was sent"),
     asked("prefill's end is its failure", Checker::Ends, "peer_lost"),
+    mistake("change of role does not wait for requests", Checker::Idle, "holds"),
+    tcp("change of role does not wait for Done", Checker::Ends, "peer_lost"),
+    mistake("change of role is never given up", Checker::Roles, "goes on emptying"),
+    mistake("who changes its role takes new requests", Checker::Roles, "is about to have another role"),
+    mistake("a worker's role is not compared", Checker::Roles, "worker and takes the"),
+    mistake("who has turned keeps its number", Checker::Ends, "nothing was done to it"),
+    mistake("who has turned is not followed back", Checker::Ends, "nothing was done to it"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

@@ -24,6 +24,11 @@ impl Routes {
         self.turning.as_ref().is_some_and(Turning::is_changing)
     }
 
+    /// Whether it takes nothing new for that.
+    pub(super) fn empties(&self) -> bool {
+        self.turning.as_ref().is_some_and(Turning::takes_nothing)
+    }
+
     /// What is told of it while so many requests run.
     pub(super) fn role(&self, running: usize) -> Told {
         match &self.turning {
@@ -53,18 +58,15 @@ impl Routes {
         Ok((if turning.is_changing() { 202 } else { 200 }, turning.told(running)))
     }
 
-    /// Whether it is what its router takes it for, where that is said: since the router has looked its role may have
-    /// changed, or have changed and changed back, with other ports.
+    /// Whether it is what its router takes it for, where that is said.
     pub(super) fn check_role(&self, request: &Request) -> Result<(), ApiError> {
         let (Some(turning), Some(taken_for)) = (&self.turning, request.head.headers.get(TAKEN_FOR)) else {
             return Ok(());
         };
-        let role = turning.role().to_string();
-        let is = format!("{role}/{}", turning.changes());
-        match taken_for == is || taken_for == role {
+        match turning.is_taken_for(taken_for) {
             true => Ok(()),
             false => {
-                let why = format!("this worker is taken for {taken_for}, and is {is}");
+                let why = format!("this worker is taken for {taken_for}, and is {}", turning.name());
                 Err(ApiError { param: Some(TAKEN_FOR.into()), ..ApiError::draining(why) })
             }
         }

@@ -24,8 +24,10 @@ struct Entry {
     over: bool,
     /// The workers that were chosen for it,
     pairs: Vec<[usize; 2]>,
-    /// and when.
+    /// when,
     chosen: Vec<Nanos>,
+    /// and when the first of them was asked last.
+    asked: Vec<Nanos>,
     /// One of its legs was sent twice.
     doubled: bool,
     /// Its client went away.
@@ -71,11 +73,17 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// No requests. Workers of `lone` serve without a second one where it must be.
-    pub fn new(plan: &Plan, lone: Vec<usize>) -> Ends {
+    /// No requests.
+    pub fn new(plan: &Plan) -> Ends {
         let late = if plan.flow == Flow::Dual { 0 } else { WEATHER };
         let slack = Slack { ample: plan.is_ample(), unclaimed: plan.unclaimed(), late };
-        Ends { entries: Vec::new(), open: 0, lone, slack, last: 0 }
+        Ends { entries: Vec::new(), open: 0, lone: Vec::new(), slack, last: 0 }
+    }
+
+    /// Whether a worker serves without a second one from now on, where it must be.
+    pub fn set_lone(&mut self, worker: usize, is_lone: bool) {
+        self.lone.retain(|&lone| lone != worker);
+        self.lone.extend(is_lone.then_some(worker));
     }
 
     /// The next request has begun, and waits so long.
@@ -88,6 +96,7 @@ impl Ends {
             over: false,
             pairs: Vec::new(),
             chosen: Vec::new(),
+            asked: Vec::new(),
             doubled: false,
             left: false,
             aborted: false,
@@ -100,8 +109,10 @@ impl Ends {
 
     /// These workers were chosen for a request.
     pub fn chosen(&mut self, id: usize, pair: [usize; 2], now: Nanos) {
-        self.entries[id].pairs.push(pair);
-        self.entries[id].chosen.push(now);
+        let entry = &mut self.entries[id];
+        entry.pairs.push(pair);
+        entry.chosen.push(now);
+        entry.asked.push(now);
     }
 
     /// One of its legs was sent twice: a room that is open is refused to the newcomer.
@@ -120,9 +131,10 @@ impl Ends {
     }
 
     /// It is sent to its workers, which is not done once it was aborted.
-    pub fn sent(&mut self, id: usize) -> Checked {
+    pub fn sent(&mut self, id: usize, now: Nanos) -> Checked {
         let entry = &mut self.entries[id];
         entry.sent = true;
+        entry.asked.last_mut().into_iter().for_each(|asked| *asked = now);
         match entry.aborted {
             true => {
                 Err(Finding::about(Checker::Ends, id, format!("request {id} was sent after it was aborted")))
@@ -207,10 +219,10 @@ impl Entry {
         let is_up = || gone >= self.patience;
         let mut tries = self.pairs.iter().zip(&self.chosen);
         let lost = || {
-            let mut tries = tries.clone();
+            let mut tries = tries.clone().zip(&self.asked);
             self.turned_away
                 || reasons.may_lose(&life, &self.pairs)
-                || tries.any(|(&pair, &chosen)| reasons.has_changed(pair, chosen, late))
+                || tries.any(|((&pair, &chosen), &asked)| reasons.has_changed(pair, [chosen, asked], late))
         };
         match cause {
             Cause::ClientGone => self.left,

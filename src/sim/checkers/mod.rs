@@ -26,6 +26,8 @@ pub enum Checker {
     Silence,
     /// Who has nothing to do holds nothing.
     Idle,
+    /// Who takes a leg is of its role, and stays it.
+    Roles,
     /// Each turn of an engine says what may follow the one before: nothing of a request after its end.
     Events,
     /// An assertion of production, or a panic.

@@ -5,13 +5,15 @@
 //! reason but for whose time is up; nor is a silence that is shorter than what peers put up with.
 
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
-use crate::sim::agenda::{Nanos, SECOND};
+use crate::sim::agenda::{MILLI, Nanos, SECOND};
 use crate::sim::faults::ROUTER;
 use crate::sim::machines::Machines;
 use std::ops::Range;
 
 /// What some messages in a row take at most where now and then one is lost and threads lag.
 pub const WEATHER: Nanos = SECOND;
+/// What one message takes, as a rule.
+const ON_ITS_WAY: Nanos = 20 * MILLI;
 /// From a fault's end until all have noticed that something was lost, and have dialled anew.
 const REPAIRED: Nanos =
     (PEER_SILENCE_MAX.as_nanos() + DIAL_HOLD_OFF.as_nanos() + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
@@ -70,10 +72,12 @@ impl Reason {
     }
 }
 
-/// A worker that drains.
+/// A worker that drains, or changes its role.
 #[derive(Clone, Copy, Debug)]
 struct Leave {
     host: usize,
+    /// Whose connections stand when it has, so that it waits for nobody who may ask it still.
+    turns: bool,
     from: Nanos,
     /// It has finished what it had, and ended.
     ended: Option<Nanos>,
@@ -100,9 +104,9 @@ impl Reasons {
         self.faults.push(Reason { effect, place, time: (now, over), until: over + REPAIRED });
     }
 
-    /// A worker drains from now on.
-    pub fn leaves(&mut self, host: usize, now: Nanos) {
-        self.leaves.push(Leave { host, from: now, ended: None, until: None });
+    /// A worker drains from now on, or (`turns`) is about to have another role.
+    pub fn leaves(&mut self, host: usize, turns: bool, now: Nanos) {
+        self.leaves.push(Leave { host, turns, from: now, ended: None, until: None });
     }
 
     /// It has ended.
@@ -132,12 +136,14 @@ impl Reasons {
         faults.chain(leaves).max().unwrap_or(0)
     }
 
-    /// Whether a request that these were chosen for then may have come to one that had ended, or to peers that do not
-    /// know yet who is in its place; before that, its end may cost nobody anything. One of them may be asked first when the
-    /// other one has answered, so `late`.
-    pub fn has_changed(&self, pair: [usize; 2], chosen: Nanos, late: Nanos) -> bool {
+    /// Whether a request that these were chosen for then, and that they were asked later, may have come to one that had
+    /// ended, or to peers that do not know yet who is in its place; before that, its end may cost nobody anything. One of
+    /// them may be asked first when the other one has answered, so `late`.
+    pub fn has_changed(&self, pair: [usize; 2], [chosen, asked]: [Nanos; 2], late: Nanos) -> bool {
         let is_felt = |leave: &Leave| {
-            leave.ended.is_some_and(|ended| ended <= chosen + late)
+            // What is asked of one that turns is on its way for a while, and the other one may come to its closed port before.
+            let came = if leave.turns { asked + late.max(ON_ITS_WAY) } else { chosen + late };
+            leave.ended.is_some_and(|ended| ended <= came)
                 && leave.until.is_none_or(|until| until + REPAIRED >= chosen)
         };
         self.leaves.iter().any(|leave| pair.contains(&leave.host) && is_felt(leave))

@@ -61,7 +61,7 @@ impl Cluster<'_> {
         let room = match name {
             CallName::Leg(leg) => Some(self.flights.room(leg.flight)),
             CallName::Notice(_, room) => Some(room),
-            CallName::Probe(_) => None,
+            CallName::Introduction(_) | CallName::Probe(_) => None,
         };
         self.calls.insert(name, Call { life: kept, ..Call::standing([ROUTER, host], 0, room) });
         if kept.is_none() {
@@ -204,7 +204,7 @@ impl Cluster<'_> {
                 Answer::Token(token) => ("answers", token.into()),
                 Answer::Drains | Answer::Hangs => ("turns away", leg.role as u64),
                 Answer::Kept(_) => ("keeps its KV", leg.role as u64),
-                Answer::Ended(_) | Answer::SourceFailed(_) | Answer::Well => {
+                Answer::Ended(_) | Answer::SourceFailed(_) | Answer::Well | Answer::Is { .. } => {
                     ("has answered", leg.role as u64)
                 }
                 Answer::Lost => ("is lost", leg.role as u64),
@@ -221,7 +221,7 @@ impl Cluster<'_> {
             match (name, answer) {
                 (CallName::Leg(leg), _) => self.deliver(from, life, Input::Word(leg, answer)),
                 (CallName::Notice(_, room), Answer::Stands(_)) => self.post(name, Input::GiveUp(name, room)),
-                (CallName::Notice(..) | CallName::Probe(_), _) => {}
+                (CallName::Notice(..) | CallName::Introduction(_) | CallName::Probe(_), _) => {}
             }
             return Ok(());
         }

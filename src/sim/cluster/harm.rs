@@ -43,6 +43,7 @@ impl Cluster<'_> {
                 *until = over.max(*until);
             }
             Fault::Drain { host, down } => self.drain(host, down),
+            Fault::Turn { host, patience, still } => self.tell_to_turn(host, patience, still),
             Fault::Abort => self.abort_any()?,
             Fault::Part { from, to, both, .. } => self.part([from, to], both, over),
             Fault::Hold { from, to, .. } => {
@@ -90,6 +91,7 @@ impl Cluster<'_> {
             | Fault::CutLane
             | Fault::HoldLane { .. }
             | Fault::Drain { .. }
+            | Fault::Turn { .. }
             | Fault::Abort
             | Fault::Leave => return,
         };
@@ -185,7 +187,7 @@ impl Cluster<'_> {
         if host.process.is_some() && host.leaves.is_none() {
             host.leaves = Some((now, down));
             let life = host.life;
-            self.reasons.leaves(index, now);
+            self.reasons.leaves(index, false, now);
             self.story.tell(now, "process", index, "is told to drain", None, down);
             self.deliver(index, life, Input::Drain);
         }
@@ -211,7 +213,7 @@ impl Cluster<'_> {
             }
             _ => return,
         };
-        let known = from + silence::KNOWN;
+        let known = from + if self.plan.turns() { silence::KNOWN_ANEW } else { silence::KNOWN };
         if known < over {
             let life = self.hosts[host].life;
             self.agenda.put(known, Happening::Silent { host, life, since: now });
@@ -242,6 +244,22 @@ impl Cluster<'_> {
         self.agenda.put(over, Happening::Restart { host: index });
         let life = self.hosts[index].life;
         self.leave_lanes(index, life, silent);
+        self.close_links(index, life, silent);
+        if silent {
+            self.hosts[index].dark_until = over;
+        } else {
+            let at = now + self.delay();
+            self.agenda.put(at, Happening::Dropped { host: index, life });
+        }
+        self.close_asked(index, life, silent, over);
+        let calls = self.calls.iter().filter(|(_, call)| call.leads_to(index, life));
+        for name in calls.map(|(&name, _)| name).collect::<Vec<_>>() {
+            self.lose(name);
+        }
+    }
+
+    /// Its links are closed, of which the other ends are told unless its host is gone.
+    pub(super) fn close_links(&mut self, index: usize, life: u32, silent: bool) {
         let is_open = |conn: &Conn, end: usize| conn.is_end(end, index, life) && conn.open[end];
         for (number, end) in self.find(is_open) {
             match (silent, self.conns.get_mut(&number)) {
@@ -249,12 +267,11 @@ impl Cluster<'_> {
                 _ => self.send(index, number, Parcel::Close),
             }
         }
-        if silent {
-            self.hosts[index].dark_until = over;
-        } else {
-            let at = now + self.delay();
-            self.agenda.put(at, Happening::Dropped { host: index, life });
-        }
+    }
+
+    /// And what it had asked of others.
+    pub(super) fn close_asked(&mut self, index: usize, life: u32, silent: bool, over: Nanos) {
+        let now = self.agenda.now();
         let asked = self.calls.iter().filter(|(_, call)| call.comes_from(index, life));
         for name in asked.map(|(&name, _)| name).collect::<Vec<_>>() {
             match (silent, name, self.calls.remove(&name)) {
@@ -270,10 +287,6 @@ impl Cluster<'_> {
                     self.close(name);
                 }
             }
-        }
-        let calls = self.calls.iter().filter(|(_, call)| call.leads_to(index, life));
-        for name in calls.map(|(&name, _)| name).collect::<Vec<_>>() {
-            self.lose(name);
         }
     }
 

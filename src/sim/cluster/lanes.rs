@@ -8,6 +8,7 @@
 
 use super::stream::Stream;
 use super::{Cluster, Happening, RESENT};
+use crate::cluster::router::Role;
 use crate::sim::agenda::{MICRO, Nanos, SECOND};
 use crate::sim::checkers::reasons::{Effect, Place};
 use crate::sim::dice::Dice;
@@ -212,7 +213,8 @@ impl Cluster<'_> {
         if self.is_parted(from, to) || target.dark_until > now {
             return self.agenda.put(now + DIAL_AGAIN, Happening::Lane(Step::Reaches, number));
         }
-        let life = target.process.is_some().then_some(target.life);
+        let listens = target.process.is_some() && target.role == Role::Decode;
+        let life = listens.then_some(target.life);
         let Some(lane) = self.lanes.lanes.get_mut(&number) else { return };
         lane.stands = true;
         let Some(life) = life else {

@@ -2,6 +2,7 @@
 //! lost, it waits to be sent again.
 
 use super::{Cluster, Conn, Happening};
+use crate::cluster::router::Role;
 use crate::ids::Room;
 use crate::limits::{PEER_PROOF_TIME_MAX, ROUTER_ABORT_TIME};
 use crate::sim::agenda::{MILLI, Nanos};
@@ -157,6 +158,9 @@ impl Cluster<'_> {
             Some(_) => still.min(now + proof),
             None => 0,
         };
+        // Nobody else has a port for that.
+        let listens = target.process.is_some() && target.role == Role::Prefill;
+        let again = if parted || listens { again } else { 0 };
         let stands = match again > now {
             true if parted || still == again => {
                 return self.agenda.put(again, Happening::Reach { conn: number, until });
@@ -165,7 +169,7 @@ impl Cluster<'_> {
                 answered = again;
                 false
             }
-            false => target.process.is_some() && !parted,
+            false => listens && !parted,
         };
         let life = target.life;
         if stands {

@@ -47,9 +47,9 @@ impl Cluster<'_> {
                     self.ends.chosen(flight, pair, now);
                     self.story.tell(now, "request", flight, "gets a pair", Some(room), pair[1] as u64);
                 }
-                Wish::Open { call, worker, life } => self.open_call(call, worker, life),
-                Wish::Send { flight, attempt, again, legs, keeps, asks, order } => {
-                    self.ends.sent(flight)?;
+                Wish::Open { call, host, life } => self.open_call(call, host, life),
+                Wish::Send { flight, attempt, again, legs, keeps, asks, taken_for, order } => {
+                    self.ends.sent(flight, now)?;
                     let room = self.flights.room(flight);
                     let what = if again { "is sent again" } else { "is sent" };
                     self.report.retries += usize::from(again);
@@ -58,7 +58,7 @@ impl Cluster<'_> {
                     let mut roles = vec![Role::Prefill, Role::Decode];
                     roles.retain(|&role| legs[role as usize]);
                     for &role in &roles {
-                        self.submit(name(role, 0), room, [keeps, asks], &order);
+                        self.submit(name(role, 0), room, [keeps, asks], &taken_for, &order);
                     }
                     let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
                     if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
@@ -68,13 +68,14 @@ impl Cluster<'_> {
                         let room = if keeps || asks { Room(self.dice.draw() >> 1) } else { room };
                         let call = Call::standing([ROUTER, host], self.hosts[host].life, Some(room));
                         self.calls.insert(CallName::Leg(copy), call);
-                        self.submit(copy, room, [keeps, asks], &order);
+                        self.submit(copy, room, [keeps, asks], &taken_for, &order);
                         self.ends.doubled(flight);
                     }
                 }
-                Wish::Ask(call) => match call {
+                Wish::Ask(call, taken_for) => match call {
                     CallName::Notice(_, room) => self.post(call, Input::GiveUp(call, room)),
-                    CallName::Probe(_) | CallName::Leg(_) => self.post(call, Input::Ask(call)),
+                    CallName::Introduction(_) => self.post(call, Input::Introduce(call)),
+                    CallName::Probe(_) | CallName::Leg(_) => self.post(call, Input::Ask(call, taken_for)),
                 },
                 Wish::Close(call) => {
                     self.close(call);
@@ -115,11 +116,19 @@ impl Cluster<'_> {
         Ok(())
     }
 
-    fn submit(&mut self, leg: LegName, room: Room, [keeps, asks]: [bool; 2], order: &Order) {
+    fn submit(
+        &mut self,
+        leg: LegName,
+        room: Room,
+        [keeps, asks]: [bool; 2],
+        taken_for: &[Option<String>; 2],
+        order: &Order,
+    ) {
         let (name, pair) = (CallName::Leg(leg), self.flights.pair(leg.flight));
         let source =
             Some(pair[Role::Prefill as usize]).filter(|source| *source != pair[Role::Decode as usize]);
-        let job = Job { name: leg, room, source, keeps, streams: false, asks, order: order.clone() };
+        let (taken_for, order) = (taken_for[leg.role as usize].clone(), order.clone());
+        let job = Job { name: leg, room, source, keeps, streams: false, asks, taken_for, order };
         self.post(name, Input::Submit(Box::new(job)));
     }
 }

@@ -5,7 +5,7 @@ use crate::cluster::router::Role;
 use crate::sched::worker::Activity;
 use crate::sim::agenda::{MICRO, MILLI, Nanos};
 use crate::sim::checkers::{Checked, Finding, pages, silence};
-use crate::sim::edge::Turn;
+use crate::sim::edge::{Became, Turn};
 use crate::sim::process::{Process, Thread};
 use crate::transfer::waiter::Next;
 
@@ -135,12 +135,20 @@ impl Cluster<'_> {
             self.leave(index);
             return Ok(None);
         }
+        match self.hosts[index].process.as_mut().and_then(|process| process.edge.take_became()) {
+            Some(Became::Other(role)) => {
+                self.turn_role(index, role)?;
+                return Ok(None);
+            }
+            Some(Became::Same) => self.keep_role(index),
+            None => {}
+        }
         Ok(Some(sent as u64))
     }
 
     /// A source's mover has rung for those of destinations that sleep.
     fn wake_peers(&mut self) {
-        for peer in self.plan.scale.prefill as usize..self.hosts.len() {
+        for peer in self.hosts_of(Role::Decode) {
             if self.hosts[peer].process.as_ref().is_some_and(Process::take_ring) {
                 self.wake_soon(peer, Thread::Move);
             }

@@ -96,7 +96,7 @@ impl Edge {
             Answer::Ended(Outcome::Failed(cause)) => Said::Failed(cause),
             Answer::Ended(_) if asking.told => Said::Ended,
             Answer::Ended(_) => Said::Failed(Cause::Incompatible),
-            Answer::Well | Answer::SourceFailed(_) => {
+            Answer::Well | Answer::Is { .. } | Answer::SourceFailed(_) => {
                 unreachable!("prefill is asked for KV, and asks nobody")
             }
         };

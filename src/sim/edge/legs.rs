@@ -1,6 +1,6 @@
 //! Legs of a process, by the rules of `front::generations`: placed, told of by the engine, cancelled, aborted.
 
-use super::{Edge, Job, Leg, Output, address_of};
+use super::{Edge, Job, Leg, Output, address_of, roles};
 use crate::cause::Cause;
 use crate::cluster::router::Role;
 use crate::front::handoff::{Source, prompt_of};
@@ -56,27 +56,50 @@ impl Edge {
         }
     }
 
-    /// A leg's request has come, as `front::generations` places it.
-    pub(super) fn submit(&mut self, job: Job, now: Instant) {
-        let Job { name, room, source, keeps, streams, asks, order } = job;
+    /// A leg's request has come.
+    ///
+    /// # Errors
+    /// It should have been refused.
+    pub(super) fn submit(&mut self, job: Job, now: Instant) -> Checked {
+        let name = CallName::Leg(job.name);
+        let answer = match self.answer(&job)? {
+            None => self.place(job, now).err().map(|cause| Answer::Ended(Outcome::Failed(cause))),
+            answer => answer,
+        };
+        self.outbox.extend(answer.map(|answer| Output::Answer(name, answer)));
+        Ok(())
+    }
+
+    /// What is answered at once, if anything is.
+    fn answer(&self, job: &Job) -> Result<Option<Answer>, Finding> {
+        let Job { name, room, order, .. } = job;
+        let keeps = job.keeps && name.role == Role::Prefill;
+        if let Some(refusal) = self.refusal(job.taken_for.as_deref()) {
+            return Ok(Some(refusal));
+        }
+        if keeps && self.role() != Role::Prefill {
+            // As a field of the request that means nothing to it.
+            return Ok(Some(Answer::Ended(Outcome::Failed(Cause::Refused))));
+        }
+        roles::may_take(self.process, self.is_emptying(), self.role(), *name)?;
+        let outcome = if order.max_new == 0 { Outcome::Length } else { Outcome::Stop };
+        // Nothing is kept, and it is told where all the same.
+        let whole = if keeps { Answer::Kept(*room) } else { Answer::Ended(outcome) };
+        Ok(order.is_whole().then_some(whole))
+    }
+
+    /// A leg gets a place, as `front::generations` places it.
+    ///
+    /// # Errors
+    /// There is none.
+    fn place(&mut self, job: Job, now: Instant) -> Result<(), Cause> {
+        let Job { name, room, source, keeps, streams, asks, taken_for: _, order } = job;
         let (question, asks) = (order.clone(), asks && name.role == Role::Decode);
         let keeps = keeps && name.role == Role::Prefill;
-        if self.drain.is_begun() || self.hangs {
-            let answer = if self.hangs { Answer::Hangs } else { Answer::Drains };
-            return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
-        }
-        if order.is_whole() {
-            let outcome = if order.max_new == 0 { Outcome::Length } else { Outcome::Stop };
-            // Nothing is kept, and it is told where all the same.
-            let answer = if keeps { Answer::Kept(room) } else { Answer::Ended(outcome) };
-            return self.outbox.push(Output::Answer(CallName::Leg(name), answer));
-        }
         let deadline = now + Duration::from_nanos(order.patience);
         let worker = self.handoff.worker_mut(WORKER);
         let Some(slot) = worker.take_slot(prompt_of(&order.prompt), deadline) else {
-            let refused = Answer::Ended(Outcome::Failed(Cause::Overloaded));
-            self.outbox.push(Output::Answer(CallName::Leg(name), refused));
-            return;
+            return Err(Cause::Overloaded);
         };
         let to = source.filter(|_| name.role == Role::Decode);
         let source = to.map(address_of);
@@ -127,8 +150,11 @@ impl Edge {
         };
         if let Some(to) = to.filter(|_| asks) {
             let order = question;
-            let job = Job { name, room, source: None, keeps: true, streams: true, asks: false, order };
-            return self.ask(to, Box::new(request), leg, job, now);
+            let taken_for = Some(roles::name_of(Role::Prefill).to_string());
+            let job =
+                Job { name, room, source: None, keeps: true, streams: true, asks: false, taken_for, order };
+            self.ask(to, Box::new(request), leg, job, now);
+            return Ok(());
         }
         if streams {
             self.outbox.push(Output::Answer(CallName::Leg(name), Answer::Kept(room)));
@@ -136,6 +162,7 @@ impl Edge {
         self.legs.insert(request.id, leg);
         let source = source.map(Source::Remote);
         self.handoff.submit(Box::new(request), source.as_ref(), now);
+        Ok(())
     }
 
     /// The engine tells, as to `front::generations`.

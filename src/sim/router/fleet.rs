@@ -2,17 +2,21 @@
 //! tell who stands still. By the rules of `front::router::fleet`, over what the network of the cluster does to them.
 //!
 //! Invariant: a call's booking is released when it ends, however it ends. Not here: what calls are for (`router`), who
-//! a worker is beyond that it answers (introductions).
+//! the workers are (`joining`).
+
+mod joining;
 
 use super::{Answer, LegName, Wish};
 use crate::cause::Cause;
 use crate::cluster::loads::WorkerNumber;
-use crate::cluster::router::{Booking, Router};
+use crate::cluster::membership::Membership;
+use crate::cluster::router::{Booking, Role, Router};
 use crate::front::router::call::Lost;
 use crate::ids::Room;
 use crate::limits::{ROUTER_ABORT_TIME, ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME};
 use crate::sched::mailbox::Outcome;
 use crate::sim::agenda::Nanos;
+use joining::Target;
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -21,6 +25,8 @@ use std::time::{Duration, Instant};
 pub enum CallName {
     /// Of a client's.
     Leg(LegName),
+    /// The question of this number, who a worker is.
+    Introduction(u64),
     /// The probe of this number.
     Probe(u64),
     /// The notice of this number: the KV that is kept in this room will not be claimed.
@@ -83,9 +89,16 @@ pub struct Fleet {
     router: Router,
     base: Instant,
     calls: BTreeMap<CallName, Call>,
-    /// By worker; the one used last is the last.
-    kept: Vec<Vec<Kept>>,
-    /// Probes and notices so far.
+    members: Membership,
+    /// Those that `router` knows, or knew.
+    targets: BTreeMap<WorkerNumber, Target>,
+    /// Those that have told that their role is another one now.
+    turned: VecDeque<(WorkerNumber, Role)>,
+    /// Workers are asked who they are, since they may be something else by now.
+    introduces: bool,
+    /// By host: its worker reads alone, where it is a decode worker.
+    read_alone: Vec<bool>,
+    /// Introductions, probes and notices so far.
     asked: u64,
     news: VecDeque<(LegName, What)>,
     /// What is to be done.
@@ -93,13 +106,6 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// These workers, numbered as the cluster numbers its processes. `base` is the beginning of time.
-    pub fn new(router: Router, base: Instant) -> Fleet {
-        let kept = router.workers().map(|_| Vec::new()).collect();
-        let (calls, news) = (BTreeMap::new(), VecDeque::new());
-        Fleet { router, base, calls, kept, asked: 0, news, wishes: Vec::new() }
-    }
-
     /// The decisions.
     pub fn router(&mut self) -> &mut Router {
         &mut self.router
@@ -115,26 +121,27 @@ impl Fleet {
         self.news.pop_front()
     }
 
-    /// Whether a call that began until then still waits for a worker.
-    pub fn waits_for(&self, worker: usize, since: Nanos) -> bool {
+    /// Whether a call that began until then still waits for a host's worker.
+    pub fn waits_for(&self, host: usize, since: Nanos) -> bool {
         self.calls.iter().any(|(name, call)| {
             let is_leg = matches!(name, CallName::Leg(_));
-            is_leg && call.heard && call.booking.worker().0 == worker && call.since <= since
+            is_leg && call.heard && self.host(call.booking.worker()) == host && call.since <= since
         })
     }
 
-    /// Connections to a worker's process of this life that are kept without a call.
-    pub fn kept(&self, worker: usize, life: u32) -> usize {
-        self.kept[worker].iter().filter(|kept| kept.life == life).count()
+    /// Connections to a host's process of this life that are kept without a call.
+    pub fn kept(&self, host: usize, life: u32) -> usize {
+        let there = self.targets.values().filter(|target| target.host == host);
+        there.flat_map(|target| &target.kept).filter(|kept| kept.life == life).count()
     }
 
     /// Takes a connection to the booked worker; whether it stands already.
     pub fn open(&mut self, name: CallName, booking: Booking, until: Nanos, now: Nanos) -> bool {
-        let worker = booking.worker().0;
-        let kept = self.kept[worker].pop().map(|kept| kept.life);
+        let target = self.target(booking.worker());
+        let (host, kept) = (target.host, target.kept.pop().map(|kept| kept.life));
         let line = kept.map_or(Line::Dialled(now + nanos(ROUTER_CONNECT_TIME)), Line::Stands);
         self.calls.insert(name, Call { booking, since: now, until, line, begun: false, heard: true });
-        self.wishes.push(Wish::Open { call: name, worker, life: kept });
+        self.wishes.push(Wish::Open { call: name, host, life: kept });
         kept.is_some()
     }
 
@@ -177,7 +184,10 @@ impl Fleet {
                 match name {
                     CallName::Leg(leg) if !begun => self.news.push_back((leg, What::Ready)),
                     CallName::Leg(_) => {}
-                    CallName::Probe(_) | CallName::Notice(..) => self.wishes.push(Wish::Ask(name)),
+                    CallName::Introduction(_) | CallName::Probe(_) | CallName::Notice(..) => {
+                        let taken_for = self.taken_for(name);
+                        self.wishes.push(Wish::Ask(name, taken_for));
+                    }
                 }
             }
             Answer::Token(token) => self.tell(name, What::Token(token)),
@@ -195,20 +205,28 @@ impl Fleet {
             }
             Answer::Well => {
                 if let (Some(worker), CallName::Probe(_)) = (self.end(name, now), name) {
-                    self.router.probed(worker, true, self.instant(now));
+                    self.probed(worker, true, now);
+                }
+            }
+            Answer::Is { role, changes } => {
+                if let Some(worker) = self.end(name, now) {
+                    self.introduced(worker, Some((role, changes)), now);
                 }
             }
             Answer::Drains => {
                 let Some(worker) = self.end(name, now) else { return };
                 // Its end meets no request that is on its way to it.
                 self.router.refused(worker);
-                self.kept[worker.0].clear();
+                // Who answers there next may be somebody else, or something else.
+                let target = self.target(worker);
+                target.introduced = false;
+                target.kept.clear();
                 match name {
                     CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
                     CallName::Probe(_) => {
                         self.router.declined(worker, self.instant(now));
                     }
-                    CallName::Notice(..) => {}
+                    CallName::Introduction(_) | CallName::Notice(..) => {}
                 }
             }
             Answer::Hangs => {
@@ -216,16 +234,21 @@ impl Fleet {
                 match name {
                     CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
                     CallName::Probe(_) => self.unwell(worker, now),
-                    CallName::Notice(..) => {}
+                    CallName::Introduction(_) | CallName::Notice(..) => {}
                 }
             }
             Answer::Lost => self.closed(name, now),
         }
     }
 
-    /// The worker's process of this life has closed what it had open.
-    pub fn drop_kept(&mut self, worker: usize, life: u32) {
-        self.kept[worker].retain(|kept| kept.life != life);
+    /// The host's process of this life has closed what it had open.
+    pub fn drop_kept(&mut self, host: usize, life: u32) {
+        for target in self.targets.values_mut().filter(|target| target.host == host) {
+            let before = target.kept.len();
+            target.kept.retain(|kept| kept.life != life);
+            // It may have ended, and another have begun.
+            target.introduced &= target.kept.len() == before;
+        }
     }
 
     /// Gives up what took too long, and connections that nobody used; asks the workers whose turn it is how they are.
@@ -238,27 +261,36 @@ impl Fleet {
                 false => self.lose(name, Lost::Deadline, now),
             }
         }
-        for kept in &mut self.kept {
-            kept.retain(|kept| kept.since + nanos(ROUTER_IDLE_TIME) > now);
+        for target in self.targets.values_mut() {
+            target.kept.retain(|kept| kept.since + nanos(ROUTER_IDLE_TIME) > now);
         }
+        self.follow_roles(now);
         while let Some(worker) = self.router.begin_probe(self.instant(now)) {
-            self.asked += 1;
-            self.ask(CallName::Probe(self.asked), worker, ROUTER_PROBE_TIME, now);
+            match self.is_known(worker) {
+                true => self.probe(worker, now),
+                false => self.ask(CallName::Introduction, worker, ROUTER_PROBE_TIME, now),
+            }
         }
+    }
+
+    /// Asks a worker how it is.
+    fn probe(&mut self, worker: WorkerNumber, now: Nanos) {
+        self.ask(CallName::Probe, worker, ROUTER_PROBE_TIME, now);
     }
 
     /// Tells a worker that the KV which it keeps in this room will not be claimed, if it can be reached within a moment.
     pub fn give_up_kept(&mut self, worker: WorkerNumber, room: Room, now: Nanos) {
-        self.asked += 1;
-        self.ask(CallName::Notice(self.asked, room), worker, ROUTER_ABORT_TIME, now);
+        self.ask(|number| CallName::Notice(number, room), worker, ROUTER_ABORT_TIME, now);
     }
 
-    fn ask(&mut self, name: CallName, worker: WorkerNumber, patience: Duration, now: Nanos) {
-        let booking = self.router.visit(worker);
+    fn ask(&mut self, name: impl Fn(u64) -> CallName, worker: WorkerNumber, patience: Duration, now: Nanos) {
+        self.asked += 1;
+        let (name, booking) = (name(self.asked), self.router.visit(worker));
         let stands = self.open(name, booking, now + nanos(patience), now);
         self.begin(name);
         if stands {
-            self.wishes.push(Wish::Ask(name));
+            let taken_for = self.taken_for(name);
+            self.wishes.push(Wish::Ask(name, taken_for));
         }
     }
 
@@ -289,28 +321,30 @@ impl Fleet {
     fn lose(&mut self, name: CallName, lost: Lost, now: Nanos) {
         let Some(call) = self.calls.remove(&name) else { return };
         let (worker, begun) = (call.booking.worker(), call.begun);
+        let stands = matches!(call.line, Line::Stands(_));
         self.settle(name, call, false, now);
         match name {
             CallName::Leg(leg) => {
                 self.news.push_back((leg, if begun { What::Lost(lost) } else { What::Refused }));
             }
-            CallName::Probe(_) => self.unwell(worker, now),
+            CallName::Introduction(_) if stands => self.introduced(worker, None, now),
+            CallName::Introduction(_) | CallName::Probe(_) => self.unwell(worker, now),
             CallName::Notice(..) => {}
         }
     }
 
     /// A probe has failed.
     fn unwell(&mut self, worker: WorkerNumber, now: Nanos) {
-        self.router.probed(worker, false, self.instant(now));
+        self.probed(worker, false, now);
         if self.router.is_silent(worker) {
-            self.give_up(worker.0, now);
+            self.give_up(worker, now);
         }
     }
 
     /// What waits for a worker that stands still waits for nothing.
-    fn give_up(&mut self, worker: usize, now: Nanos) {
+    fn give_up(&mut self, worker: WorkerNumber, now: Nanos) {
         let waits = |(name, call): &(&CallName, &Call)| {
-            call.booking.worker().0 == worker && call.heard && matches!(name, CallName::Leg(_))
+            call.booking.worker() == worker && call.heard && matches!(name, CallName::Leg(_))
         };
         let waiting: Vec<CallName> = self.calls.iter().filter(waits).map(|(&name, _)| name).collect();
         waiting.into_iter().for_each(|name| self.lose(name, Lost::Silent, now));
@@ -331,12 +365,12 @@ impl Fleet {
     }
 
     fn settle(&mut self, name: CallName, call: Call, is_reusable: bool, now: Nanos) {
-        let worker = call.booking.worker().0;
+        let worker = call.booking.worker();
         let instant = self.instant(now);
         self.router.release(call.booking, instant);
         match call.line {
-            Line::Stands(life) if is_reusable => {
-                self.kept[worker].push(Kept { life, since: now });
+            Line::Stands(life) if is_reusable && self.router.has(worker) => {
+                self.target(worker).kept.push(Kept { life, since: now });
                 self.wishes.push(Wish::Keep(name));
             }
             _ => self.wishes.push(Wish::Close(name)),

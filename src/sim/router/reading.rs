@@ -66,7 +66,7 @@ impl Flights {
             return self.follow(id, News::Lost(Role::Decode, Cause::PeerLost), now);
         };
         flight.core.rejoin(decode.worker());
-        flight.pair[Role::Decode as usize] = decode.worker().0;
+        flight.pair[Role::Decode as usize] = self.fleet.host(decode.worker());
         flight.held = Some(decode);
         self.join(id, now);
     }

@@ -4,7 +4,7 @@ use super::{Edge, Job, Leg, Output, address_of, roles};
 use crate::cause::Cause;
 use crate::cluster::router::Role;
 use crate::front::handoff::{Source, prompt_of};
-use crate::ids::{RequestId, Room};
+use crate::ids::{RequestId, Room, WorkerId};
 use crate::sched::mailbox::{Event, Outcome};
 use crate::sched::request::{Request, Stamps};
 use crate::sim::checkers::shadow::{Grant, Lease};
@@ -13,6 +13,7 @@ use crate::sim::process::WORKER;
 use crate::sim::router::fleet::CallName;
 use crate::sim::router::{Answer, LegName};
 use crate::transfer::manager::rooms::Slot;
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 impl Edge {
@@ -167,52 +168,10 @@ impl Edge {
 
     /// The engine tells, as to `front::generations`.
     pub(super) fn event(&mut self, event: Event, now: Instant) -> Checked {
-        let wrong = |leg: &Leg, what| Err(Finding::about(Checker::Events, leg.name.flight, what));
         match event {
-            Event::Token { request, sampled, .. } => {
-                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
-                if leg.finished {
-                    return wrong(leg, "a token after the end");
-                }
-                // Also of what nobody listens to any more.
-                let right = leg.expected.pop_front();
-                tokens::next(leg.name.flight, self.process, sampled.token, right)?;
-                match leg.name.role {
-                    Role::Prefill => leg.held = Some(sampled.token),
-                    Role::Decode if !leg.muted => {
-                        let name = CallName::Leg(leg.name);
-                        if let Some(asking) = self.asking.get_mut(&leg.name) {
-                            asking.begun = true;
-                        }
-                        self.outbox.push(Output::Answer(name, Answer::Token(sampled.token)));
-                    }
-                    Role::Decode => {}
-                }
-            }
+            Event::Token { request, sampled, .. } => self.token(request, sampled.token)?,
             Event::Expecting { worker, slot, generation, tokens, .. } => {
-                let worker_of = self.handoff.worker(worker);
-                let layout = worker_of.layout();
-                let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot, generation);
-                let Some(leg) = self.legs.values().find(same) else {
-                    return Err(Finding::new(
-                        Checker::Events,
-                        "pages were leased for a leg that is released",
-                    ));
-                };
-                self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
-                let first = (tokens.start / layout.page_size) as usize;
-                let pages = first..layout.pages_for(tokens.end) as usize;
-                let grant = Grant {
-                    generation,
-                    request: leg.name.flight,
-                    prompt: leg.prompt.clone(),
-                    tokens: tokens.clone(),
-                    first,
-                    pages: pages.map(|index| worker_of.lists().page(slot, index)).collect(),
-                    lease: Lease::Granted,
-                };
-                self.grants.insert(slot, grant);
-                self.handoff.expecting(worker, Slot { id: slot, generation }, tokens, now);
+                self.expecting(worker, Slot { id: slot, generation }, tokens, now)?;
             }
             Event::Computed { worker, slot, generation, request, .. } => {
                 self.handoff.computed(worker, Slot { id: slot, generation }, now);
@@ -227,48 +186,105 @@ impl Edge {
                 }
             }
             Event::Finished { request, outcome, cached_tokens, .. } => {
-                let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
-                // Decode tells what its source found, if it had one.
-                if leg.name.role == Role::Prefill || leg.alone {
-                    self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached_tokens)?;
-                }
-                if std::mem::replace(&mut leg.finished, true) {
-                    return wrong(leg, "a leg ended twice");
-                }
-                let (slot, of, muted, held) = (leg.slot, leg.name, leg.muted, leg.held);
-                let failure = match outcome {
-                    Outcome::Failed(cause) => Some(cause),
-                    _ => None,
-                };
-                if !muted && !failure.is_some_and(|cause| self.awaits_word(of, cause, now)) {
-                    let name = CallName::Leg(of);
-                    if let (Some(token), None) = (held, failure) {
-                        self.outbox.push(Output::Answer(name, Answer::Token(token)));
-                    }
-                    self.outbox.push(Output::Answer(name, Answer::Ended(outcome)));
-                    match failure {
-                        Some(_) => drop(self.drop_asked(of)),
-                        // What prefill says still is of no interest.
-                        None => drop(self.asking.remove(&of)),
-                    }
-                }
-                self.handoff.finished(WORKER, slot, failure, now);
+                self.finished(request, outcome, cached_tokens, now)?;
             }
-            Event::Released(request) => {
-                let slot = Slot { id: request.slot, generation: request.generation };
-                self.grants.remove(&slot.id);
-                self.handoff.released(WORKER, slot);
-                match self.legs.remove(&request.id) {
-                    None => return Err(Finding::new(Checker::Events, "a leg was released twice")),
-                    Some(leg) if !leg.finished => return wrong(&leg, "a leg was released before it ended"),
-                    Some(leg) if !request.pages.is_empty() => {
-                        return wrong(&leg, "a leg was released with pages");
-                    }
-                    Some(_) => {}
-                }
-            }
+            Event::Released(request) => self.released(&request)?,
             Event::Flushed { .. } => {}
         }
         Ok(())
     }
+
+    fn token(&mut self, request: RequestId, token: u32) -> Checked {
+        let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+        if leg.finished {
+            return wrong(leg, "a token after the end");
+        }
+        // Also of what nobody listens to any more.
+        let right = leg.expected.pop_front();
+        tokens::next(leg.name.flight, self.process, token, right)?;
+        match leg.name.role {
+            Role::Prefill => leg.held = Some(token),
+            Role::Decode if !leg.muted => {
+                let name = CallName::Leg(leg.name);
+                if let Some(asking) = self.asking.get_mut(&leg.name) {
+                    asking.begun = true;
+                }
+                self.outbox.push(Output::Answer(name, Answer::Token(token)));
+            }
+            Role::Decode => {}
+        }
+        Ok(())
+    }
+
+    /// Pages are leased for what is to come.
+    fn expecting(&mut self, worker: WorkerId, slot: Slot, tokens: Range<u32>, now: Instant) -> Checked {
+        let worker_of = self.handoff.worker(worker);
+        let layout = worker_of.layout();
+        let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot.id, slot.generation);
+        let Some(leg) = self.legs.values().find(same) else {
+            return Err(Finding::new(Checker::Events, "pages were leased for a leg that is released"));
+        };
+        self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
+        let first = (tokens.start / layout.page_size) as usize;
+        let pages = first..layout.pages_for(tokens.end) as usize;
+        let grant = Grant {
+            generation: slot.generation,
+            request: leg.name.flight,
+            prompt: leg.prompt.clone(),
+            tokens: tokens.clone(),
+            first,
+            pages: pages.map(|index| worker_of.lists().page(slot.id, index)).collect(),
+            lease: Lease::Granted,
+        };
+        self.grants.insert(slot.id, grant);
+        self.handoff.expecting(worker, slot, tokens, now);
+        Ok(())
+    }
+
+    fn finished(&mut self, request: RequestId, outcome: Outcome, cached: u32, now: Instant) -> Checked {
+        let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
+        // Decode tells what its source found, if it had one.
+        if leg.name.role == Role::Prefill || leg.alone {
+            self.salts.found(leg.name.flight, leg.salt, &leg.prompt, cached)?;
+        }
+        if std::mem::replace(&mut leg.finished, true) {
+            return wrong(leg, "a leg ended twice");
+        }
+        let (slot, of, muted, held) = (leg.slot, leg.name, leg.muted, leg.held);
+        let failure = match outcome {
+            Outcome::Failed(cause) => Some(cause),
+            _ => None,
+        };
+        if !muted && !failure.is_some_and(|cause| self.awaits_word(of, cause, now)) {
+            let name = CallName::Leg(of);
+            if let (Some(token), None) = (held, failure) {
+                self.outbox.push(Output::Answer(name, Answer::Token(token)));
+            }
+            self.outbox.push(Output::Answer(name, Answer::Ended(outcome)));
+            match failure {
+                Some(_) => drop(self.drop_asked(of)),
+                // What prefill says still is of no interest.
+                None => drop(self.asking.remove(&of)),
+            }
+        }
+        self.handoff.finished(WORKER, slot, failure, now);
+        Ok(())
+    }
+
+    fn released(&mut self, request: &Request) -> Checked {
+        let slot = Slot { id: request.slot, generation: request.generation };
+        self.grants.remove(&slot.id);
+        self.handoff.released(WORKER, slot);
+        match self.legs.remove(&request.id) {
+            None => Err(Finding::new(Checker::Events, "a leg was released twice")),
+            Some(leg) if !leg.finished => wrong(&leg, "a leg was released before it ended"),
+            Some(leg) if !request.pages.is_empty() => wrong(&leg, "a leg was released with pages"),
+            Some(_) => Ok(()),
+        }
+    }
+}
+
+/// What is told of a leg cannot be.
+fn wrong(leg: &Leg, what: &'static str) -> Checked {
+    Err(Finding::about(Checker::Events, leg.name.flight, what))
 }

@@ -100,7 +100,7 @@ pub const NET_LISTENERS_MAX: usize = 16;
 /// turn. An HTTP head fits whole.
 pub const NET_RECEIVED_MAX: usize = 128 << 10;
 /// Reads of a TLS connection in a turn, each of some records at most: a peer may send tickets or their like without an end, a byte
-/// of data among them or none, and eight thousand of them take some 10 ms. Whole records fill the buffer in thirteen.
+/// of data among them or none, and eight thousand of them take some 10 ms. Whole records fill the buffer in fewer.
 pub const NET_TLS_READS_MAX: usize = 16;
 /// Bytes waiting to be sent on a connection; beyond it the reader is too slow. Two of the largest
 /// control messages, or the longest answer with logprobs, fit.

@@ -120,7 +120,7 @@ pub(super) enum ReadEnd {
     Empty,
     /// The buffer is full.
     Full,
-    /// Too much came that was nothing to its owner: it is others' turn.
+    /// Enough was read, whatever it held: it is others' turn.
     More,
     /// The peer closed its end.
     Eof,

@@ -2,7 +2,8 @@
 //!
 //! Owns: the waiting line of prompts, those whose chunks have begun, the measured speed.
 //! Invariants: those continue first, one after the other; a chunk that is not the last ends on a page; a prompt gets all
-//! its pages with its first chunk, which begins behind what the prefix cache has of it; a chunk is bounded in tokens
+//! its pages with its first chunk, which begins behind what the prefix cache has of it; of what several begin with a pass reads
+//! a large part for one of them, and the others begin behind it; a chunk is bounded in tokens
 //! and, as far as the past foretells, in time. What was retracted and dropped is computed again in the same way: as a
 //! prompt that has its pages and wants no logits, since the token behind it is known.
 

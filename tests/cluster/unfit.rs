@@ -4,7 +4,7 @@ use crate::fleet::Fleet;
 use crate::keys::KeyFile;
 use crate::process::{PATIENCE, Process, post};
 use crate::stranger::{Framed, bytes_of, hello, until_closed};
-use crate::{MODEL, body, dual, prefill, start, with_room};
+use crate::{MODEL, body, choices, dual, prefill, start, with_room};
 use baton::wire::auth::{Keyring, Side};
 use baton::wire::message::{MINOR, Message, VERSION};
 use std::net::SocketAddr;
@@ -117,6 +117,67 @@ fn a_router_does_not_use_workers_of_another_role_and_says_why() {
     assert!(status == 503 && text.contains("no_worker"), "{status} {text}");
     assert_eq!(reader.metric("baton_request_failures_total{", ""), 0.0);
     Fleet::new(vec![reader], vec![writer]);
+}
+
+/// A router passes on what it is asked, so that it answers as a worker would; one that is no worker's place is not taken for
+/// that of the worker behind it.
+#[test]
+fn a_router_is_not_taken_for_a_worker() {
+    let (reader, writer) = (prefill(&[]), start("decode", &[]));
+    let url = |process: &Process| format!("http://{}", process.address);
+    let port = reader.bootstrap_port.to_string();
+    let keys = KeyFile::new(b'k');
+    let inner = Process::start(&[
+        "router",
+        "--port",
+        "0",
+        "--prefill",
+        &url(&reader),
+        &port,
+        "--decode",
+        &url(&writer),
+        "--api-key-file",
+        keys.path(),
+    ]);
+    await_ready(&inner);
+    for (prefill, decode, role) in [(&inner, &writer, "prefill"), (&reader, &inner, "decode")] {
+        let named = [&url(prefill), "--decode", &url(decode)];
+        let outer = Process::start(&[&["router", "--port", "0", "--prefill"][..], &named].concat());
+        await_said(&outer, &format!("it is a router, and is to be a {role} worker"));
+        assert_eq!(outer.get("/health").0, 503);
+        let (status, text) = outer.post("/v1/completions", &body(1, 20, 4).to_string());
+        assert!(status == 503 && text.contains("no_worker"), "{status} {text}");
+    }
+    Fleet::new(vec![reader], vec![writer]);
+}
+
+/// No hand-off, and no prefill worker.
+#[test]
+fn who_does_both_serves_alone_where_a_decode_worker_is_named() {
+    let whole = start("serve", &["--mixed"]);
+    let url = format!("http://{}", whole.address);
+    let router = Process::start(&["router", "--port", "0", "--decode", &url]);
+    await_ready(&router);
+    let asked = body(3, 40, 8).to_string();
+    let [(status, through), (_, itself)] = [&router, &whole].map(|at| at.post("/v1/completions", &asked));
+    assert_eq!(status, 200, "{through}");
+    assert_eq!(choices(&(status, through)), choices(&(200, itself)));
+    let (_, listed) = router.get("/workers");
+    assert!(
+        listed.contains(r#""worker_type":"mixed""#) && listed.contains(r#""status":"ready""#),
+        "{listed}"
+    );
+    let misplaced = Process::start(&["router", "--port", "0", "--prefill", &url]);
+    await_said(&misplaced, "it can be named as a decode worker");
+}
+
+#[track_caller]
+fn await_ready(router: &Process) {
+    let begun = Instant::now();
+    while router.get("/health").0 != 200 {
+        assert!(begun.elapsed() < PATIENCE, "it never has a pair");
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// A worker that drains finishes what it has, also what its partner has yet to hear of, and its end is no trouble.

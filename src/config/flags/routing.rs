@@ -34,7 +34,7 @@ pub(in crate::config) struct RoutingFlags {
     /// decode worker takes where it is told none]; may be repeated
     #[arg(long, value_names = ["URL", "BOOTSTRAP_PORT"], num_args = 1..=2)]
     pub(in crate::config) prefill: Vec<String>,
-    /// A decode worker; may be repeated
+    /// A decode worker, or one that does both; may be repeated
     #[arg(long, value_name = "URL")]
     pub(in crate::config) decode: Vec<WorkerUrl>,
     /// Certificates of those who vouch for workers, in PEM; workers may be https://HOST:PORT then, and must show that they are

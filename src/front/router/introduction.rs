@@ -7,19 +7,43 @@ use crate::cluster::roles::Room;
 use crate::cluster::router::Role;
 use crate::limits::MODEL_NAME_MAX;
 use crate::wire::message as wire;
+use serde::Serialize;
 use serde_json::Value;
 
 /// Where workers are asked.
 pub const PATH: &str = "/server_info";
 
+/// Header field by which a router asks there for the one that answers, whoever stands behind it: another router, which
+/// passes its clients' questions on to a worker, would be taken for that.
+pub const ASKED_BY_ROUTER: &str = "x-baton-router";
+
+/// What a router says that it does, where a worker names its role.
+const ROUTER: &str = "router";
+
 /// SGLang's word for a worker that does both.
 const BOTH: &str = "null";
+
+/// What a router tells of itself.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct RouterInfo {
+    disaggregation_mode: &'static str,
+    version: &'static str,
+}
+
+impl RouterInfo {
+    /// Of this software.
+    pub fn new(version: &'static str) -> RouterInfo {
+        RouterInfo { disaggregation_mode: ROUTER, version }
+    }
+}
 
 /// What a worker tells of itself. A field that is not there, or is nonsense, is not told, whatever the others are.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Words {
     /// What it does.
     pub role: Option<wire::Role>,
+    /// Whether it is no worker, but a router as this one.
+    pub is_router: bool,
     /// The name that its clients use for its model.
     pub model: Option<String>,
     /// What it has room for.
@@ -50,6 +74,7 @@ impl Words {
         let port = told["disaggregation_bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
         Words {
             role,
+            is_router: told["disaggregation_mode"] == ROUTER,
             model: model.map(str::to_owned),
             room: room(&told),
             role_changes: told["role_changes"].as_u64(),
@@ -92,18 +117,20 @@ pub enum Verdict {
 /// changed its role, now or (`has_turned`) before, is taken for what it tells; any other that is in the wrong place is a
 /// mistake of its operator's.
 pub fn judge(role: Role, bootstrap_port: Option<u16>, has_turned: bool, words: &Words) -> Verdict {
+    if words.is_router {
+        return Verdict::Unfit(format!("it is a router, and is to be a {role} worker"));
+    }
     let is_followed = has_turned || words.role_changes.is_some_and(|changes| changes > 0);
     match (words.role, role) {
-        // Whoever does both has the seat of a decode worker that reads prompts itself.
-        (Some(wire::Role::Mixed), Role::Decode) if is_followed => {}
         (Some(wire::Role::Mixed | wire::Role::Decode), Role::Prefill)
         | (Some(wire::Role::Prefill), Role::Decode)
             if is_followed =>
         {
             return Verdict::Turned(role.other());
         }
-        (Some(wire::Role::Mixed), _) => {
-            return Verdict::Unfit(format!("it serves both phases, and is to be a {role} worker"));
+        (Some(wire::Role::Mixed), Role::Prefill) => {
+            let why = "it serves both phases without a hand-off: it can be named as a decode worker, which is asked alone";
+            return Verdict::Unfit(why.into());
         }
         (Some(wire::Role::Decode), Role::Prefill) | (Some(wire::Role::Prefill), Role::Decode) => {
             return Verdict::Unfit(format!("it serves the other phase, and is to be a {role} worker"));
@@ -142,9 +169,14 @@ mod tests {
         assert_eq!(judge(Role::Prefill, None, false, prefill), Verdict::Fits, "it says where");
         let ports = [&prefill[..], odd, b"{}"].map(|answer| Words::of(answer).bootstrap_port);
         assert_eq!(ports, [Some(8998), None, None]);
+        // Whoever does both has the seat of a decode worker that reads prompts itself.
         let both = br#"{"disaggregation_mode":"null"}"#;
-        let role = "it serves both phases, and is to be a decode worker";
-        assert_eq!(judge(Role::Decode, None, false, both), Verdict::Unfit(role.into()));
+        assert_eq!(judge(Role::Decode, None, false, both), Verdict::Fits);
+        assert!(matches!(judge(Role::Prefill, None, false, both), Verdict::Unfit(_)));
+        let router = serde_json::to_vec(&RouterInfo::new("1")).unwrap();
+        for role in [Role::Prefill, Role::Decode] {
+            assert!(matches!(judge(role, None, true, &router), Verdict::Unfit(_)));
+        }
         for silent in [&b""[..], b"{}", b"OK", b"[]", br#"{"disaggregation_mode":null}"#] {
             assert_eq!(judge(Role::Decode, None, false, silent), Verdict::Fits);
         }

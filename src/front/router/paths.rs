@@ -15,6 +15,7 @@ use crate::front::router::call::Order;
 use crate::front::router::fanout::Fanout;
 use crate::front::router::fleet::Fleet;
 use crate::front::router::flights::{self, Flights, Way, unavailable};
+use crate::front::router::introduction::{self, RouterInfo};
 use crate::front::router::turns::Turns;
 use crate::front::router::workers::Workers;
 use crate::front::routes::{authorise, no_page};
@@ -54,6 +55,8 @@ enum Course {
     Metrics,
     Loads,
     Version,
+    /// The router, which another one takes for a worker.
+    Introduction,
     /// The router, which takes nothing new from now on.
     Drain,
     /// Which workers there are, for operators.
@@ -230,7 +233,10 @@ impl Paths {
     }
 
     fn admit(&self, course: Course, request: &http::Request) -> Result<Course, ApiError> {
-        let is_open = matches!(course, Course::Alive | Course::Health | Course::Readiness | Course::Registry);
+        let is_open = matches!(
+            course,
+            Course::Alive | Course::Health | Course::Readiness | Course::Introduction | Course::Registry
+        );
         if !is_open {
             authorise(&self.keys, request)?;
         }
@@ -257,6 +263,7 @@ impl Paths {
                 Told::json(&Loads::new(load, now, VERSION))
             }
             Course::Version => Told::json(&Version { version: VERSION }),
+            Course::Introduction => Told::json(&RouterInfo::new(VERSION)),
             Course::Drain => Told::json(&Draining::with(flights.count())),
             Course::Health | Course::Alive if self.draining => {
                 Told::well("text/plain", DRAINING.as_bytes().to_vec())
@@ -358,6 +365,9 @@ fn name_between<'a>(path: &'a str, before: &str, behind: &str) -> Option<&'a str
 
 fn course(request: &http::Request) -> Result<Course, ApiError> {
     let path = request.head.path();
+    if path == introduction::PATH && request.head.headers.get(introduction::ASKED_BY_ROUTER).is_some() {
+        return Ok(Course::Introduction);
+    }
     let is_meant = |known: &str| match known.split_once('*') {
         Some((before, behind)) => name_between(path, before, behind).is_some(),
         None => known == path || (known.ends_with('/') && path.starts_with(known)),
@@ -377,7 +387,6 @@ fn course(request: &http::Request) -> Result<Course, ApiError> {
     })
 }
 
-/// The request as workers get it.
 /// Does here what all workers are told to do, too; how many requests that has ended, where it ends some.
 fn told_to_all(
     course: Course,
@@ -397,6 +406,7 @@ fn told_to_all(
     }))
 }
 
+/// The request as workers get it.
 fn order(request: &http::Request, id: &str) -> Order {
     let head = &request.head;
     let mut headers = vec![("x-request-id", id.to_owned())];

@@ -49,6 +49,9 @@ impl Fleet {
                     _ => &self.health.0,
                 };
                 let mut order = Order::get(path);
+                if owner == Owner::Introduction {
+                    order.headers.push((introduction::ASKED_BY_ROUTER, String::from("introduction")));
+                }
                 // Nobody asks for a key at /health.
                 order.headers.extend(self.bearer().filter(|_| path != "/health"));
                 self.begin(reactor, conn, &order, &Arc::default(), now);

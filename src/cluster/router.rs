@@ -17,7 +17,7 @@ use super::health::Health;
 use super::kinds::{Difference, Kind, KindDigest, Kinds};
 use super::loads::{Booked, Load, WorkerNumber};
 use super::prefixes::Prefixes;
-use crate::config::resolved::{BreakerTerms, HealthTerms, Policies};
+use crate::config::resolved::{BreakerTerms, CacheTerms, HealthTerms, Policies};
 use crate::limits::ROUTER_PREFIX_BLOCKS_MAX;
 pub use booking::{Booking, NoWorker, Pair, Role};
 use choosing::Scratch;
@@ -59,6 +59,7 @@ pub struct Router {
     /// Who has the KV of which prompts, by role.
     prefixes: [Prefixes; 2],
     forecast: Forecast,
+    cache: CacheTerms,
     /// Of all chance, and how often it was asked.
     seed: u64,
     drawn: u64,
@@ -80,6 +81,7 @@ impl Router {
             last: [None; 2],
             prefixes: [(); 2].map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, ROUTER_PREFIX_BLOCKS_MAX)),
             forecast: Forecast::default(),
+            cache: CacheTerms::default(),
             seed: 0,
             drawn: 0,
             scratch: Scratch::default(),
@@ -89,6 +91,11 @@ impl Router {
     /// With this to foretell by.
     pub fn foretelling(self, forecast: Forecast) -> Router {
         Router { forecast, ..self }
+    }
+
+    /// With this to say when a prompt's place in caches counts.
+    pub fn weighing(self, cache: CacheTerms) -> Router {
+        Router { cache, ..self }
     }
 
     /// With chance that follows from `seed`.

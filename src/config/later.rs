@@ -9,7 +9,7 @@ const CPU_ONLY: &str = "models run on CPUs only";
 const CACHES: &str = "all workers cache prefixes unless told --disable-radix-cache";
 const NO_SPECULATION: &str = "there is no speculative decoding yet";
 const POLICIES: &str = "the policies are least_loaded, round_robin, random, power_of_two, cache_aware, lmetric, slo and conditional";
-const THRESHOLDS: &str = "cache_aware has the thresholds that sglang-router has by default, and forgets by what was asked for last";
+const FORGETS: &str = "of what workers were sent so much is kept in mind as has room; what was asked for longest ago goes first";
 const BY_COMMAND: &str = "the role is the command: baton serve, prefill, decode or router";
 const NO_CLIENT_CERTIFICATES: &str =
     "workers are shown no certificate; they may ask for a key (--api-key-file)";
@@ -80,19 +80,19 @@ const NAMES: &[(&str, &str)] = &[
     ("--max-num-batched-tokens", "use --chunked-prefill-size"),
     ("--block-size", "use --page-size"),
     ("--config", "there is no configuration file yet; use flags"),
-    ("--worker-urls", "workers have roles: --prefill URL BOOTSTRAP_PORT and --decode URL"),
+    (
+        "--worker-urls",
+        "workers have roles: --prefill URL BOOTSTRAP_PORT, and --decode URL, also for those that do both",
+    ),
     ("--service-discovery", "workers enter themselves with --registry"),
     ("--prefill-selector", "workers enter themselves with --registry"),
     ("--decode-selector", "workers enter themselves with --registry"),
     ("--selector", "workers enter themselves with --registry"),
     ("--service-discovery-port", "workers enter themselves with --registry"),
     ("--service-discovery-namespace", "workers enter themselves with --registry"),
-    ("--cache-threshold", THRESHOLDS),
-    ("--balance-abs-threshold", THRESHOLDS),
-    ("--balance-rel-threshold", THRESHOLDS),
     ("--bucket-adjust-interval-secs", POLICIES),
-    ("--eviction-interval-secs", THRESHOLDS),
-    ("--max-tree-size", THRESHOLDS),
+    ("--eviction-interval-secs", FORGETS),
+    ("--max-tree-size", FORGETS),
     ("--max-idle-secs", POLICIES),
     ("--assignment-mode", POLICIES),
     ("--enable-igw", "one router serves one model"),

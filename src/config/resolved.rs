@@ -9,7 +9,9 @@ mod routing;
 pub use forecast::{COST_DEFAULT, Cost, Forecast};
 pub(super) use part::NO_NAMES;
 pub use part::PartConfig;
-pub use routing::{BalanceTerms, BreakerTerms, Flow, HealthTerms, Policies, RequestTerms, RetryTerms};
+pub use routing::{
+    BalanceTerms, BreakerTerms, CacheTerms, Flow, HealthTerms, Policies, RequestTerms, RetryTerms,
+};
 
 use super::registry::RegistryAddress;
 use super::secret::Secret;
@@ -82,6 +84,8 @@ pub struct RouterConfig {
     pub tls_ca: Option<PathBuf>,
     /// How a pair is chosen,
     pub policies: Policies,
+    /// when a prompt's place in caches counts,
+    pub cache: CacheTerms,
     /// and by what it is foretold how long workers take.
     pub forecast: Forecast,
     /// When workers are told to change their roles; `None`: never.

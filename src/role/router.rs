@@ -42,6 +42,7 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let decisions = Router::new(config.policies)
         .on(config.health, config.breaker)
         .foretelling(config.forecast)
+        .weighing(config.cache)
         .seeded(u64::from_le_bytes(std::array::from_fn(|at| seed[at])));
     let mut fleet = Fleet::new(decisions, names)
         .with_health(config.health_path.clone(), config.health.time)

@@ -1,25 +1,20 @@
-//! Who has most of the prompt, as long as nobody has too much to do: the rule of SGLang's router, with its thresholds.
+//! Who has most of the prompt, as long as nobody has too much to do: the rule of SGLang's router.
 
 use super::Question;
-
-/// Share of a prompt that is worth going where it is.
-const MATCH: f64 = 0.3;
-/// Sequences by which the busiest may be ahead of the idlest, and
-const AHEAD: u32 = 64;
-/// how many times as many it may have; beyond both who has fewest is chosen.
-const RATIO: f64 = 1.5;
+use crate::config::resolved::CacheTerms;
 
 /// The usable worker with the longest match, if that is long enough, else the one with least in its cache; where loads
 /// are out of balance, the one with the fewest sequences.
 pub fn pick(question: &Question<'_>) -> Option<usize> {
+    let CacheTerms { threshold, ahead, ratio } = question.cache;
     let booked = || question.usable().map(|place| question.workers[place].sequences);
     let (least, most) = (booked().min()?, booked().max()?);
-    if most - least > AHEAD && f64::from(most) > RATIO * f64::from(least) {
+    if most - least > ahead && f64::from(most) > ratio * f64::from(least) {
         return question.cheapest(|worker| worker.sequences);
     }
     let best = question.cheapest(|worker| (u32::MAX - question.cached(worker), worker.sequences))?;
     let matched = question.cached(&question.workers[best]).saturating_mul(question.work.block);
-    if f64::from(matched) > MATCH * f64::from(question.work.tokens) {
+    if f64::from(matched) > threshold * f64::from(question.work.tokens) {
         return Some(best);
     }
     question.cheapest(|worker| (worker.held, worker.sequences))
@@ -42,5 +37,17 @@ mod tests {
         let gone = Candidate { usable: false, ..has(9, 9, 0) };
         assert_eq!(pick(&[gone, has(4, 90, 30)]), Some(1));
         assert_eq!(pick(&[gone]), None);
+    }
+
+    #[test]
+    fn what_is_worth_it_is_the_operators_to_say() {
+        let has = |cached, held, booked| Candidate { cached, held, ..load(true, booked) };
+        let pick = |cache: CacheTerms, loads: &[_]| ask(loads, 0, |question| question.cache = cache, pick);
+        let usual = CacheTerms::default();
+        let (little, much) = (has(3, 90, 30), has(9, 90, 30));
+        assert_eq!(pick(CacheTerms { threshold: 0.2, ..usual }, &[has(0, 1, 9), little]), Some(1));
+        assert_eq!(pick(CacheTerms { threshold: 1.0, ..usual }, &[has(0, 1, 9), much]), Some(0));
+        assert_eq!(pick(CacheTerms { ahead: 20, ..usual }, &[has(0, 99, 9), much]), Some(0));
+        assert_eq!(pick(CacheTerms { ahead: 20, ratio: 4.0, ..usual }, &[has(0, 99, 9), much]), Some(1));
     }
 }

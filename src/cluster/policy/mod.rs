@@ -16,7 +16,7 @@ pub mod slo;
 
 use super::forecast::Forecast;
 use super::work::Work;
-use crate::config::resolved::Policy;
+use crate::config::resolved::{CacheTerms, Policy};
 
 /// What is chosen for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,6 +67,8 @@ pub struct Question<'a> {
     pub now: u64,
     /// How long things take.
     pub forecast: &'a Forecast,
+    /// When [`cache_aware`] goes where a prompt is cached.
+    pub cache: CacheTerms,
 }
 
 /// Whether workers differ for this policy by what they have of the prompt.
@@ -188,6 +190,7 @@ pub(super) mod asked {
             chance: 0,
             now: 0,
             forecast: &forecast,
+            cache: CacheTerms::default(),
         };
         change(&mut question);
         pick(&question)

@@ -231,8 +231,8 @@ impl Router {
         // The first turn is the first worker's; behind one that has left it is its neighbour's.
         let last = table.place_up_to(self.last[role as usize]);
         let time = table.time(now);
-        let (workers, forecast) = (table.rows(), &self.forecast);
-        let question = Question { leg, work, workers, common, last, chance, now: time, forecast };
+        let (workers, forecast, cache) = (table.rows(), &self.forecast, self.cache);
+        let question = Question { leg, work, workers, common, last, chance, now: time, forecast, cache };
         let all_suit = match suits {
             Suits::All => true,
             Suits::Readers => table.all_read_alone(),
@@ -282,8 +282,9 @@ impl Router {
             }
         });
         let (seats, loads, workers) = (table.seats(), table.loads(), table.rows());
-        let (leg, forecast, time) = (Leg::Whole, &self.forecast, table.time(now));
-        let question = Question { leg, work, workers, common, last: 0, chance: 0, now: time, forecast };
+        let (leg, forecast, cache, time) = (Leg::Whole, &self.forecast, self.cache, table.time(now));
+        let question =
+            Question { leg, work, workers, common, last: 0, chance: 0, now: time, forecast, cache };
         let may = |&row: &usize| {
             let reads_alone = |seat: &Seat| seat.reads_alone;
             against(&seats[row], &loads[row], avoid, now, &reads_alone) == Some(Against::Nothing)

@@ -50,6 +50,15 @@ pub(in crate::config) struct RoutingFlags {
     /// How its decode worker is chosen [default: --policy]
     #[arg(long, value_enum)]
     pub(in crate::config) decode_policy: Option<Policy>,
+    /// Share of a prompt, 0 to 1, that cache_aware goes where it is for, if that has more than it [default: 0.3]
+    #[arg(long, value_name = "SHARE")]
+    pub(in crate::config) cache_threshold: Option<f64>,
+    /// Sequences by which the busiest worker may be ahead of the idlest while cache_aware asks for caches [default: 64]
+    #[arg(long, value_name = "N")]
+    pub(in crate::config) balance_abs_threshold: Option<u32>,
+    /// and how many times as many it may have; beyond both who has fewest is chosen [default: 1.5]
+    #[arg(long, value_name = "FACTOR")]
+    pub(in crate::config) balance_rel_threshold: Option<f64>,
     /// Take workers from this etcd, too, as etcd://HOST:PORT,HOST:PORT: all routers over it see the same ones
     #[arg(long, value_name = "REGISTRY")]
     pub(in crate::config) registry: Option<RegistryAddress>,

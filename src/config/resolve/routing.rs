@@ -9,7 +9,7 @@ use crate::config::flags::{
 use crate::config::quantities::{coefficients, positive};
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::{
-    BalanceTerms, BreakerTerms, Cost, FirstToken, Flow, Forecast, HealthTerms, Policies, Policy,
+    BalanceTerms, BreakerTerms, CacheTerms, Cost, FirstToken, Flow, Forecast, HealthTerms, Policies, Policy,
     PrefillEndpoint, RequestTerms, RetryTerms, RouterConfig,
 };
 use crate::config::values::WorkerUrl;
@@ -30,6 +30,9 @@ impl Resolver<'_> {
             policy,
             prefill_policy,
             decode_policy,
+            cache_threshold,
+            balance_abs_threshold,
+            balance_rel_threshold,
             registry,
             cluster_key_file,
             insecure,
@@ -57,6 +60,7 @@ impl Resolver<'_> {
         let metrics = metrics(&flags.scrape, front.address())?;
         let policies =
             Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };
+        let cache = cache(policies, cache_threshold, balance_abs_threshold, balance_rel_threshold)?;
         if flags.balance.rebalance && flags.forecast.prefill_ms.is_empty() {
             let why = "how far prefill workers are behind is foretold for Qwen3-32B-FP8 on two H200";
             self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
@@ -76,6 +80,7 @@ impl Resolver<'_> {
             tls_ca: tls_ca_file,
             balance: balance(&flags.balance)?,
             policies,
+            cache,
             forecast,
             requests: requests(flags.requests)?,
             retries: retries(&flags.retries)?,
@@ -171,6 +176,39 @@ fn distinct_workers<'a>(
         }
     }
     Ok(())
+}
+
+/// When a prompt's place in caches counts.
+fn cache(
+    policies: Policies,
+    threshold: Option<f64>,
+    ahead: Option<u32>,
+    ratio: Option<f64>,
+) -> Result<CacheTerms, ConfigError> {
+    let typed = [
+        ("--cache-threshold", threshold.is_some()),
+        ("--balance-abs-threshold", ahead.is_some()),
+        ("--balance-rel-threshold", ratio.is_some()),
+    ];
+    if let Some((flag, _)) = typed.into_iter().find(|(_, typed)| *typed)
+        && ![policies.prefill, policies.decode].contains(&Policy::CacheAware)
+    {
+        let why = format!("{flag} has no meaning for other policies");
+        return Err(ConfigError::Missing { flag: "--policy cache_aware", why });
+    }
+    let default = CacheTerms::default();
+    let terms = CacheTerms {
+        threshold: threshold.unwrap_or(default.threshold),
+        ahead: ahead.unwrap_or(default.ahead),
+        ratio: ratio.unwrap_or(default.ratio),
+    };
+    if !(0.0..=1.0).contains(&terms.threshold) {
+        return Err(value("--cache-threshold", terms.threshold, "must be 0 to 1"));
+    }
+    if !(terms.ratio >= 1.0 && terms.ratio.is_finite()) {
+        return Err(value("--balance-rel-threshold", terms.ratio, "must be at least 1"));
+    }
+    Ok(terms)
 }
 
 /// The balance of roles foretells how long prompts are read.

@@ -1,8 +1,8 @@
 //! Command lines of `baton router`, those written for sglang-router among them.
 
 use crate::config::resolved::{
-    BreakerTerms, Command, FirstToken, Flow, HealthTerms, Policies, Policy, RequestTerms, RetryTerms,
-    RouterConfig,
+    BreakerTerms, CacheTerms, Command, FirstToken, Flow, HealthTerms, Policies, Policy, RequestTerms,
+    RetryTerms, RouterConfig,
 };
 use crate::config::{Invocation, Surroundings, parse};
 use crate::limits::RETRIES_DEFAULT;
@@ -84,6 +84,27 @@ fn a_flow_is_dual_unless_said_and_no_other_has_prefill_s_token_first() {
     }
 }
 
+#[test]
+fn thresholds_of_caches_are_for_the_policy_that_has_them() {
+    let typed = "--cache-threshold 0.5 --balance-abs-threshold 8 --balance-rel-threshold 1.1";
+    let cache = CacheTerms { threshold: 0.5, ahead: 8, ratio: 1.1 };
+    for policy in ["--policy", "--prefill-policy", "--decode-policy"] {
+        assert_eq!(router(&format!("{policy} cache_aware {typed}")).0.cache, cache);
+    }
+    assert_eq!(router("--policy cache_aware").0.cache, CacheTerms::default());
+    let why = refusal("--policy slo --balance-abs-threshold 8");
+    assert!(why.contains("--policy cache_aware is needed: --balance-abs-threshold"), "{why}");
+    for odd in [
+        "--cache-threshold 1.1",
+        "--cache-threshold NaN",
+        "--balance-rel-threshold 0.9",
+        "--balance-rel-threshold inf",
+    ] {
+        let why = refusal(&format!("--policy cache_aware {odd}"));
+        assert!(why.contains(odd.split(' ').next().unwrap()), "{why}");
+    }
+}
+
 /// Every flag of sglang-router that is taken, with a value that is not the default.
 #[test]
 fn a_command_line_of_sglang_router_means_what_it_says() {
@@ -162,7 +183,7 @@ fn every_flag_of_sglang_router_is_taken_or_refused_by_name() {
     };
     let theirs = include_str!("../../../tests/recordings/sglang-router-0.3.2.flags");
     let (taken, refused): (Vec<&str>, Vec<&str>) = theirs.lines().partition(|flag| is_ours(flag));
-    assert_eq!((taken.len(), refused.len()), (39, 59));
+    assert_eq!((taken.len(), refused.len()), (42, 56));
     for flag in refused {
         let refusal = refusal(flag);
         assert!(refusal.starts_with(&format!("{flag} is not supported by this version: ")), "{refusal}");

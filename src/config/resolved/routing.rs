@@ -25,6 +25,23 @@ impl From<Policy> for Policies {
     }
 }
 
+/// When `cache_aware` goes where a prompt is cached: the rule of SGLang's router, and what it has unless told otherwise.
+#[derive(Clone, Copy, PartialEq, Debug, Serialize)]
+pub struct CacheTerms {
+    /// Share of a prompt, 0 to 1; more than that is worth going where it is.
+    pub threshold: f64,
+    /// Sequences by which the busiest may be ahead of the idlest, and
+    pub ahead: u32,
+    /// how many times as many it may have; beyond both who has fewest is chosen.
+    pub ratio: f64,
+}
+
+impl Default for CacheTerms {
+    fn default() -> CacheTerms {
+        CacheTerms { threshold: 0.3, ahead: 64, ratio: 1.5 }
+    }
+}
+
 /// In which order the workers of a pair are asked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]

@@ -153,6 +153,7 @@ impl Generations {
             ));
         }
         exchange.resume(choice, told, most, &self.text.tokenizer, out);
+        live.timings[choice].resumed = told.ids.len() as u32;
         Ok((!exchange.has_ended(choice)).then(|| Given {
             ids: prompt.iter().chain(&told.ids).copied().collect(),
             resumed: told.ids.len() as u32,

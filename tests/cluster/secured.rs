@@ -119,6 +119,24 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     serves(&router, 4);
 }
 
+/// A certificate by which others are signed is one that `openssl req -x509` makes unless told otherwise: what is wrong with it
+/// is told where it is shown, and where it is met.
+#[test]
+fn an_authoritys_own_certificate_cannot_serve_and_is_told_so() {
+    const WHY: &str = "its certificate is an authority's own (CA:TRUE), which cannot be a server's";
+    let ca = fixture("authority.pem");
+    let shown = worker("decode", "authority", &[]);
+    shown.await_said(&format!("no router or worker takes this certificate file={}", ca.display()));
+    assert!(shown.has_said(WHY));
+    let url = format!("https://{}", shown.address);
+    let router =
+        Process::start(&["router", "--port", "0", "--tls-ca-file", ca.to_str().unwrap(), "--decode", &url]);
+    await_state(&router, &url, "down", WHY);
+    let other = worker("decode", "one", &[]);
+    other.await_said(" ready ");
+    assert!(!other.has_said("takes this certificate"));
+}
+
 #[track_caller]
 fn await_reading(reader: &Process) {
     let begun = Instant::now();

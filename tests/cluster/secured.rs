@@ -106,6 +106,14 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     hang_up(&router);
     await_state(&router, other, "down", "its certificate is for another host");
     await_state(&router, late, "down", "its certificate has expired");
+    // The log has the reason of now, too, and none twice.
+    let said = |url: &str, why: &str| {
+        let address = url.strip_prefix("https://").unwrap();
+        format!("worker is not up worker={url} address={address} why=\"it is not spoken to: {why}")
+    };
+    router.await_said(&said(other, "its certificate is for another host"));
+    let times = |url: &str, why: &str| router.times_said(&said(url, why));
+    assert_eq!([times(other, STRANGER), times(other, ""), times(late, "")], [1, 2, 1]);
     serves(&router, 2);
     // A change is found without being told of.
     files.put("ca.pem", &other_ca);

@@ -98,6 +98,7 @@ impl Fleet {
                 if target.fault.as_deref() != Some(WITHHELD) {
                     event!(Warn, "router", "worker cannot be used", worker = target.url, why = WITHHELD);
                     target.fault = Some(WITHHELD.into());
+                    target.tell_fault();
                 }
             }
         }
@@ -183,7 +184,8 @@ impl Fleet {
             }
             Verdict::Unfit(ref why) => {
                 // That it is not used any more was said with the reason.
-                (target.introduced, target.fault, target.told_down) = (false, Some(why.clone()), true);
+                (target.introduced, target.fault) = (false, Some(why.clone()));
+                target.tell_fault();
                 // No matter how well it is.
                 self.router.refused(worker);
                 self.probed(worker, false, now);
@@ -198,25 +200,25 @@ impl Fleet {
         let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
         if is_well {
-            (target.drains, target.fault) = (false, None);
+            target.is_well();
         }
         // Who answers there next may be somebody else, unless it is only late.
         target.introduced &= is_well || is_usable;
-        if is_well {
-            target.told_down = false;
-        } else if !is_usable {
+        if !is_well && !is_usable {
             self.tell_why_not(worker);
         }
     }
 
-    /// Tells once why a worker is not used.
+    /// Tells why a worker is not used: once, and again where the reason is another one by now.
     pub(super) fn tell_why_not(&mut self, worker: WorkerNumber) {
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
-        if !std::mem::replace(&mut target.told_down, true) {
-            let address = target.address.map_or("unknown".into(), |address| address.to_string());
-            let why = target.fault.as_deref().unwrap_or("it is not known why");
-            event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);
+        if target.told_down && !target.has_another_fault() {
+            return;
         }
+        let address = target.address.map_or("unknown".into(), |address| address.to_string());
+        let why = target.fault.as_deref().unwrap_or("it is not known why");
+        event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);
+        target.tell_fault();
     }
 
     /// Tells that a worker is up or down by now, and why, by this unless more is known.
@@ -229,12 +231,12 @@ impl Fleet {
             Some(Change::Up) if has_left => {}
             Some(Change::Up) => event!(Info, "router", "worker is up", role = role, worker = url),
             Some(Change::Down) => {
-                target.told_down = true;
                 let why: &dyn std::fmt::Display = match &target.fault {
                     Some(fault) => fault,
                     None => by,
                 };
-                event!(Warn, "router", "worker is down", role = role, worker = url, why = why)
+                event!(Warn, "router", "worker is down", role = role, worker = url, why = why);
+                target.tell_fault();
             }
             None => {}
         }

@@ -20,9 +20,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// What a client that does not speak TLS is told; records of TLS begin with no letter.
-const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 111\r\n\
+const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 131\r\n\
     connection: close\r\n\r\n\
-    {\"error\":{\"message\":\"this port speaks HTTPS alone\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
+    {\"error\":{\"message\":\"this port speaks HTTPS alone: ask it at https://\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
+/// The code in that answer's body.
+pub const HTTPS_ALONE: &str = "https";
 /// Bytes of such a request that are read: most are whole then.
 const PLAIN_READ: usize = 16 << 10;
 

@@ -145,6 +145,20 @@ fn an_authoritys_own_certificate_cannot_serve_and_is_told_so() {
     assert!(!other.has_said("takes this certificate"));
 }
 
+/// Who speaks HTTPS and is named without it is told of as that.
+#[test]
+fn a_worker_that_is_to_be_named_as_https_is_told_of() {
+    const WHY: &str = "it speaks HTTPS alone";
+    let worker = worker("decode", "one", &[]);
+    let url = format!("http://{}", worker.address);
+    let router = Process::start(&["router", "--port", "0", "--decode", &url]);
+    await_state(&router, &url, "down", WHY);
+    router.await_said(&format!("{WHY}, name it as https://HOST:PORT"));
+    let drained = Command::new(env!("CARGO_BIN_EXE_baton")).args(["drain", &url]).output().unwrap();
+    let said = String::from_utf8(drained.stderr).unwrap();
+    assert!(drained.status.code() == Some(1) && said.contains(WHY) && !said.contains('{'), "{said}");
+}
+
 #[track_caller]
 fn await_reading(reader: &Process) {
     let begun = Instant::now();

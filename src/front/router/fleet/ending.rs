@@ -73,7 +73,7 @@ impl Fleet {
             Owner::Report => self.reported(worker, &answer, now),
             // It says itself that it stands still.
             Owner::Probe => {
-                self.ails(worker, format!("/health answers with status {}", answer.status));
+                self.ails(worker, format!("/health {}", answer.complaint()));
                 self.unwell(reactor, worker, now);
             }
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),

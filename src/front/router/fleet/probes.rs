@@ -146,13 +146,11 @@ impl Fleet {
         });
         let (verdict, asked) = match (judged, answer) {
             (Some(verdict), _) => (verdict, true),
-            // It does not know the path, or wants a key that only clients have.
-            (None, Ok(WorkerAnswer { status: status @ (401 | 403 | 404 | 405), .. })) => {
-                (Verdict::Doubtful(format!("{} answers with status {status}", introduction::PATH)), true)
-            }
             (None, Ok(answer)) => {
-                let why = format!("{} answers with status {}", introduction::PATH, answer.status);
-                (Verdict::Doubtful(why), false)
+                let why = format!("{} {}", introduction::PATH, answer.complaint());
+                // It does not know the path, or wants a key that only clients have.
+                let asked = matches!(answer.status, 401 | 403 | 404 | 405);
+                (Verdict::Doubtful(why), asked)
             }
             (None, Err(why)) => {
                 (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false)

@@ -201,6 +201,7 @@ fn what_cannot_be_a_worker_is_refused_by_name() {
         (json!({"url": "http://a:1"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "regular"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "mixed", "bootstrap_port": 1}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 65536}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": -1}), "bootstrap_port"),

@@ -16,6 +16,7 @@
 
 use crate::cluster::entry::{Entry, Seat};
 use crate::cluster::etcd::view::{Change, View};
+use crate::cluster::kinds::Difference;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::membership::{Action, Full, Membership, Why};
 use crate::cluster::proof::{Asked, NONCE, Nonces, PROOF, Unproven};
@@ -317,7 +318,13 @@ impl Workers {
         let role = way.fleet.role_name(worker);
         let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
         let misfit = way.fleet.router().misfit(worker).map(|(other, difference)| {
-            format!("it fits no worker of the other role; of it and {}: {difference}", way.fleet.url(other))
+            let other = way.fleet.url(other);
+            match difference {
+                Difference::Alone => {
+                    format!("no worker of the other role is here: {other} is mixed, and hands nothing over")
+                }
+                difference => format!("it fits no worker of the other role; of it and {other}: {difference}"),
+            }
         });
         let target = way.fleet.target(worker);
         let (status, reason) = match (misfit, target) {
@@ -371,7 +378,7 @@ impl Workers {
         while let Some(action) = self.members.poll() {
             match action {
                 Action::Join { seat, bootstrap_port, kind, has_turned } => {
-                    event!(Info, "router", "worker joins", role = seat.role, worker = seat.url);
+                    event!(Info, "router", "worker joins", seat = seat.role, worker = seat.url);
                     let target = Target::new(seat.url.clone(), None, bootstrap_port).turned(has_turned);
                     let worker = fleet.join(seat.role, target, now);
                     if let Some(kind) = kind {

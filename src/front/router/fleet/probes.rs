@@ -107,8 +107,9 @@ impl Fleet {
 
     /// One that drained is there no longer.
     pub(super) fn is_gone(&mut self, worker: WorkerNumber) {
+        let role = self.role_name(worker);
         let here = self.targets.get_mut(&worker).filter(|target| target.drains);
-        if let (Some(role), Some(target)) = (self.router.role(worker), here) {
+        if let (Some(role), Some(target)) = (role, here) {
             (target.drains, target.told_down) = (false, true);
             event!(Info, "router", "worker is down", role = role, worker = target.url, by = "drain");
         }
@@ -221,7 +222,7 @@ impl Fleet {
 
     /// Tells that a worker is up or down by now, and why, by this unless more is known.
     pub(super) fn tell(&mut self, worker: WorkerNumber, change: Option<Change>, by: &dyn std::fmt::Display) {
-        let (role, has_left) = (self.router.role(worker), !self.router.has(worker));
+        let (role, has_left) = (self.role_name(worker), !self.router.has(worker));
         let (Some(role), Some(target)) = (role, self.targets.get_mut(&worker)) else { return };
         let url = &target.url;
         match change {

@@ -165,6 +165,7 @@ fn a_full_queue_says_when_to_come_back() {
             body["stream"] = json!(stream);
             let reply = server.post("/v1/completions", &body);
             assert_eq!(reply.error(), (429, "overloaded".into(), None));
+            assert!(reply.text().contains("(--max-queued-requests)"), "{}", reply.text());
             let seconds: u32 = reply.head.headers.get("retry-after").unwrap().parse().unwrap();
             assert!(seconds >= 1);
         }
@@ -225,6 +226,41 @@ fn without_its_key_only_health_is_told() {
     }
     for path in ["/health", "/readiness"] {
         assert_eq!(server.get(path).status(), 200, "{path}");
+    }
+}
+
+/// What is too much is told with the limit, and with how much it is.
+#[test]
+fn what_is_too_much_is_told_with_its_limit() {
+    let server = Server::start(&["--max-running-requests", "2", "--max-queued-requests", "1"]);
+    let (completions, chat) = ("/v1/completions", "/v1/chat/completions");
+    let many = |count: usize| vec!["a"; count];
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, body, limit, given) in [
+        (completions, json!({"prompt": many(1025)}), "1024", "1025"),
+        (completions, json!({"prompt": vec![vec![5]; 1026]}), "1024", "1026"),
+        (completions, json!({"prompt": many(600), "n": 2}), "1024", "1200"),
+        (completions, json!({"prompt": many(4)}), "3", "4"),
+        (completions, json!({"prompt": "a", "stop": many(33)}), "32", "33"),
+        (completions, json!({"prompt": "a", "stop": "x".repeat(1025)}), "1024", "1025"),
+        (completions, json!({"prompt": "a", "stop_token_ids": vec![1; 257]}), "256", "257"),
+        (completions, json!({"prompt": "a", "rid": "x".repeat(513)}), "512", "513"),
+        (completions, json!({"prompt": "a", "cache_salt": "x".repeat(514)}), "512", "514"),
+        (completions, json!({"prompt": "a", "x".repeat(515): 1}), "512", "515"),
+        (completions, json!({"prompt": "a", "n": 129}), "128", "n"),
+        (completions, json!({"prompt": "a", "max_tokens": 600}), "512", "600"),
+        (
+            chat,
+            json!({"messages": messages, "chat_template_kwargs": {"a": vec![0; 131_072]}}),
+            "131072",
+            "131074",
+        ),
+    ] {
+        let reply = server.post(path, &body);
+        let error: Value = serde_json::from_str(reply.text()).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert_eq!(reply.status(), 400, "{message}");
+        assert!(message.contains(limit) && message.contains(given), "{limit} and {given}: {message}");
     }
 }
 

@@ -325,7 +325,7 @@ pub(super) struct KvFlags {
     /// Tokens of a page, a power of two
     #[arg(long, value_name = "TOKENS", default_value_t = 16, value_parser = value_parser!(u32).range(1..=i64::from(PAGE_SIZE_MAX)))]
     pub(super) page_size: u32,
-    /// Memory for the KV cache of each worker, such as 512MiB; taken when first used
+    /// Memory for the KV cache of each worker, such as 512MiB; taken when first used, all of it sooner or later
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     pub(super) kv_memory: ByteSize,
     /// Element type; auto: f32 for f32 checkpoints, else f16

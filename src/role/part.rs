@@ -57,6 +57,7 @@ pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     let mut all = vec![http_port(&config.worker)];
     all.extend(doors::ports(config, role));
     ports::check(config.worker.front.host, &all)?;
+    super::loaded::tell_excess(&config.worker.kv, 1);
     let (files, forward, mut loaded) =
         Loaded::open(&config.worker, config.chunks, config.retraction, transports)?;
     loaded.nics = nics;

@@ -99,6 +99,24 @@ fn a_second_signal_cuts_off() {
     assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
 }
 
+/// Memory is taken page by page, and there may be less of it than was asked for.
+#[test]
+fn more_kv_memory_than_there_is_is_told_at_the_start() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let kib: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    let half = format!("{}KiB", kib / 2 + (1 << 20));
+    // Each of two workers has that much.
+    let flags = ["--page-size", "256", "--swap-memory", "0", "--kv-memory", &half];
+    let told = "KV memory may grow beyond what there is";
+    let server = Server::start(&flags);
+    server.check_works();
+    let lines = server.said(told);
+    let asked = format!("asked_mib={} workers=2 there_mib=", 2 * (kib / 2 + (1 << 20)) / 1024);
+    assert!(lines.len() == 1 && lines[0].contains(&asked), "{asked} {lines:?}");
+    assert_eq!(Server::start(&[]).said(told), [""; 0]);
+}
+
 /// It waits for a client that keeps its connection; who waits for it no longer cuts nothing off.
 #[test]
 fn a_second_signal_while_nothing_runs_is_a_drain() {

@@ -352,7 +352,7 @@ impl Routes {
         asked.patience = patience(request)?;
         for field in &asked.unknown {
             if self.unknown.len() < UNKNOWN_FIELDS_MAX && !self.unknown.contains(field) {
-                event!(Info, "http", "unknown request field ignored", field = field);
+                event!(Warn, "http", "unknown request field ignored", field = field);
                 self.unknown.push(field.clone());
             }
         }

@@ -264,6 +264,29 @@ fn what_is_too_much_is_told_with_its_limit() {
     }
 }
 
+/// What a request asks and does not get is refused; a field that nobody here knows is named in the log, once.
+#[test]
+fn no_field_is_dropped_without_a_word() {
+    let server = Server::start(&[]);
+    for (field, value) in [
+        ("response_format", json!({"type": "json_object"})),
+        ("tools", json!([{"type": "function"}])),
+        ("tool_choice", json!("required")),
+    ] {
+        for (path, prompt) in [("/v1/completions", "prompt"), ("/generate", "text")] {
+            let expected = (400, "unsupported_field".to_owned(), Some(field.to_owned()));
+            assert_eq!(server.post(path, &json!({prompt: "a", field: value})).error(), expected, "{path}");
+        }
+    }
+    let short = json!({"prompt": [5, 6], "max_completion_tokens": 3, "ignore_eos": true, "temprature": 0});
+    for _ in 0..2 {
+        assert_eq!(server.post("/v1/completions", &short).ok()["usage"]["completion_tokens"], 3);
+    }
+    let told = server.said("unknown request field ignored");
+    let is_it = |line: &String| line.contains(" WARN ") && line.ends_with("field=temprature");
+    assert!(told.len() == 1 && told.iter().all(is_it), "{told:?}");
+}
+
 /// The client says how long it waits; what is not done by then ends, and says why.
 #[test]
 fn a_client_s_own_deadline_is_kept() {

@@ -15,7 +15,7 @@ use crate::limits::{
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// Fields of vLLM, SGLang and llama.cpp that a client relies on to be obeyed, at every endpoint.
+/// Fields of OpenAI, vLLM, SGLang and llama.cpp that a client relies on to be obeyed, at every endpoint.
 const OBEYED: &[Neutral<'_>] = &[
     ("guided_json", &[]),
     ("guided_regex", &[]),
@@ -35,6 +35,12 @@ const OBEYED: &[Neutral<'_>] = &[
     ("lora_path", &[]),
     ("custom_logit_processor", &[]),
     ("return_hidden_states", &["false"]),
+    // Of OpenAI's chat, which reads more of them: elsewhere they would change the answer no less.
+    ("response_format", &["{\"type\":\"text\"}"]),
+    ("tools", &["[]"]),
+    ("tool_choice", &["\"none\"", "\"auto\""]),
+    ("functions", &["[]"]),
+    ("reasoning_effort", &["\"none\"", "\"medium\""]),
 ];
 
 /// Which form the answer takes.

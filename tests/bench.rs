@@ -1,5 +1,6 @@
 //! `baton bench transfer` as users run it: rows, two processes on their own, and what goes wrong.
 
+use baton::bench::transfer::Survey;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -208,6 +209,18 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
     let output = doctor("nowhere");
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""));
     assert!(text(&output.stderr).contains("'--peer <HOST:PORT>': a peer is HOST:PORT"));
+}
+
+/// What all rows would fail by is told once, and before any of them.
+#[test]
+fn a_way_that_a_host_has_not_is_told_once() {
+    let lacks = Survey::here().nics.is_err();
+    if lacks {
+        let output = run("--transport rdma --duration 0");
+        let said = text(&output.stderr);
+        assert!(said.starts_with("error: no rdma here: ") && said.lines().count() == 1, "{said}");
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""), "{said}");
+    }
 }
 
 #[test]

@@ -224,6 +224,21 @@ fn a_way_that_a_host_has_not_is_told_once() {
 }
 
 #[test]
+fn doctor_knows_a_router_when_it_meets_one() {
+    let mut router = Command::new(env!("CARGO_BIN_EXE_baton"));
+    let mut router = router.args(["router", "--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(router.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let address =
+        lines.find_map(|line| Some(line.split_once("address=")?.1.split(' ').next()?.to_owned())).unwrap();
+    let output = doctor(&address);
+    let said = text(&output.stdout);
+    router.kill().unwrap();
+    router.wait().unwrap();
+    assert!(said.contains(&format!("{address} cannot be asked: HTTP is spoken there")), "{said}");
+    assert_eq!(output.status.code(), Some(1));
+}
+
+#[test]
 fn a_row_without_figures_is_told_and_is_a_failure() {
     let follower = Follower::start();
     let address = follower.1.clone();

@@ -300,6 +300,7 @@ fn a_client_s_own_deadline_is_kept() {
     let late = ask("1", json!({}));
     let error: Value = serde_json::from_str(late.text()).unwrap();
     assert_eq!((late.status(), &error["error"]["code"]), (408, &json!("deadline")));
+    assert_eq!(error["error"]["type"], "timeout_error");
     // By now the pace is known, and it may be foretold.
     let late = ask("1", json!({"stream": true})).text().to_owned();
     assert!(late.contains("\"deadline\"") || late.contains("\"overloaded\""), "{late}");

@@ -29,6 +29,7 @@ impl ApiError {
         let kind = match status {
             401 => "authentication_error",
             404 => "not_found_error",
+            408 => "timeout_error",
             429 => "rate_limit_error",
             400..500 => "invalid_request_error",
             _ => "server_error",
@@ -165,5 +166,6 @@ mod tests {
             r#"{"error":{"message":"as many requests wait here as may (--max-queued-requests); try again later","type":"rate_limit_error","param":null,"code":"overloaded"}}"#
         );
         assert_eq!(ApiError::new(503, "draining", "").kind, "server_error");
+        assert_eq!(ApiError::new(408, "deadline", "").kind, "timeout_error");
     }
 }

@@ -86,17 +86,19 @@ fn an_idle_server_ends_at_once_when_told() {
 
 #[test]
 fn a_second_signal_cuts_off() {
-    let mut server = Server::start_long(&[]);
-    let mut client = server.connect();
-    client.post("/v1/completions", &endless());
-    client.wait_for("data: ");
-    server.signal("INT");
-    wait_until_draining(&server);
-    client.wait_for("data: ");
-    server.signal("INT");
-    // Not the status of a drain: the stream had far to go.
-    assert_eq!(server.wait().code(), Some(1));
-    assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
+    for signals in [["INT", "INT"], ["TERM", "INT"], ["INT", "TERM"]] {
+        let mut server = Server::start_long(&[]);
+        let mut client = server.connect();
+        client.post("/v1/completions", &endless());
+        client.wait_for("data: ");
+        server.signal(signals[0]);
+        wait_until_draining(&server);
+        client.wait_for("data: ");
+        server.signal(signals[1]);
+        // Not the status of a drain: the stream had far to go.
+        assert_eq!(server.wait().code(), Some(1), "{signals:?}");
+        assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
+    }
 }
 
 /// Memory is taken page by page, and there may be less of it than was asked for.

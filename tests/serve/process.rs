@@ -101,6 +101,20 @@ fn a_second_signal_cuts_off() {
     }
 }
 
+/// The page that says what each thread does has the names that the system shows.
+#[test]
+fn threads_have_the_names_that_the_page_has() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/architecture.md")).unwrap();
+    let server = Server::start(&["--threads", "2"]);
+    let names = server.threads();
+    assert!(names.len() > 4, "{names:?}");
+    for name in names {
+        // Those of which there are many are there with a letter in place of their number.
+        let kind = name.rsplit_once('-').map_or(name.clone(), |(kind, _)| format!("{kind}-i"));
+        assert!([&name, &kind].iter().any(|name| page.contains(&format!("`{name}`"))), "{name}");
+    }
+}
+
 /// Memory is taken page by page, and there may be less of it than was asked for.
 #[test]
 fn more_kv_memory_than_there_is_is_told_at_the_start() {

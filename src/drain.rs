@@ -10,7 +10,7 @@ use crate::front::http::client::{Event, RequestLine, ResponseDecoder, write_requ
 use crate::front::http::{Limits, Method};
 use crate::front::openai::info::DRAINING;
 use crate::limits::{DRAIN_ANSWER_MAX, DRAIN_FLUSH_TIME, DRAIN_TIME_MAX};
-use crate::net::{Authorities, Distrust};
+use crate::net::{Authorities, Distrust, HTTPS_ALONE};
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -30,6 +30,8 @@ pub enum DrainError {
     File(String),
     /// Nobody answers there.
     Unreachable(String),
+    /// It is to be asked over TLS.
+    Https,
     /// It answers, but does not drain: status, and what it says.
     Refused(u16, String),
     /// It was told, and whether it has ended cannot be told.
@@ -43,6 +45,9 @@ impl fmt::Display for DrainError {
         match self {
             DrainError::File(why) => write!(f, "--tls-ca-file: {why}"),
             DrainError::Unreachable(why) => write!(f, "cannot be reached: {why}"),
+            DrainError::Https => {
+                f.write_str("it speaks HTTPS alone: name it as https://HOST:PORT, and who vouches for it by --tls-ca-file")
+            }
             DrainError::Refused(status, said) => write!(f, "answers with status {status}: {said}"),
             DrainError::Unseen(why) => write!(f, "drains, but its end is not seen: {why}"),
             DrainError::Stuck => f.write_str("it still drains, though all requests should be over"),
@@ -69,10 +74,13 @@ pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError>
     let at = At { url: &config.url, authorities: authorities.as_ref() };
     let told = at.ask(Method::Post, "/drain", config.api_key.as_ref());
     let (status, body) = told.map_err(|error| DrainError::Unreachable(error.to_string()))?;
+    let said: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     if status != 200 {
+        if said["error"]["code"] == HTTPS_ALONE {
+            return Err(DrainError::Https);
+        }
         return Err(DrainError::Refused(status, String::from_utf8_lossy(&body).into_owned()));
     }
-    let said: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
     // A closed standard output is no reason not to wait.
     let _ = writeln!(out, "{} drains; requests that run: {}", config.url, said["running"]);
     if config.wait {

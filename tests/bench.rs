@@ -1,5 +1,6 @@
 //! `baton bench transfer` as users run it: rows, two processes on their own, and what goes wrong.
 
+use baton::bench::transfer::Survey;
 use serde_json::Value;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -208,6 +209,33 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
     let output = doctor("nowhere");
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(2), ""));
     assert!(text(&output.stderr).contains("'--peer <HOST:PORT>': a peer is HOST:PORT"));
+}
+
+/// What all rows would fail by is told once, and before any of them.
+#[test]
+fn a_way_that_a_host_has_not_is_told_once() {
+    let lacks = Survey::here().nics.is_err();
+    if lacks {
+        let output = run("--transport rdma --duration 0");
+        let said = text(&output.stderr);
+        assert!(said.starts_with("error: no rdma here: ") && said.lines().count() == 1, "{said}");
+        assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""), "{said}");
+    }
+}
+
+#[test]
+fn doctor_knows_a_router_when_it_meets_one() {
+    let mut router = Command::new(env!("CARGO_BIN_EXE_baton"));
+    let mut router = router.args(["router", "--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(router.stderr.take().unwrap()).lines().map_while(Result::ok);
+    let address =
+        lines.find_map(|line| Some(line.split_once("address=")?.1.split(' ').next()?.to_owned())).unwrap();
+    let output = doctor(&address);
+    let said = text(&output.stdout);
+    router.kill().unwrap();
+    router.wait().unwrap();
+    assert!(said.contains(&format!("{address} cannot be asked: HTTP is spoken there")), "{said}");
+    assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub struct Enrolment {
     paused: bool,
     /// Whether the registry has taken the entry, and may have it still.
     entered: bool,
+    /// Whether that was told.
+    told: bool,
 }
 
 impl Enrolment {
@@ -55,6 +57,7 @@ impl Enrolment {
             withdrawn: false,
             paused: false,
             entered: false,
+            told: false,
         }
     }
 
@@ -142,6 +145,10 @@ impl Errand for Enrolment {
 
     fn piece(&mut self, _: &[u8], _: Instant) -> Result<(), String> {
         Ok(())
+    }
+
+    fn is_first_kept(&mut self) -> bool {
+        self.entered && !std::mem::replace(&mut self.told, self.entered)
     }
 
     fn failed(&mut self, now: Instant) {

@@ -72,6 +72,11 @@ pub trait Errand {
     /// It is no good, and the stream is to end; [`Errand::failed`] follows.
     fn piece(&mut self, bytes: &[u8], now: Instant) -> Result<(), String>;
 
+    /// Whether what is to be kept up has been since the last call, for the first time.
+    fn is_first_kept(&mut self) -> bool {
+        false
+    }
+
     /// The request has no (further) answer.
     fn failed(&mut self, now: Instant);
 }

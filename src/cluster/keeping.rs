@@ -76,6 +76,10 @@ impl Errand for Keeping {
         self.errand().piece(bytes, now)
     }
 
+    fn is_first_kept(&mut self) -> bool {
+        self.errand().is_first_kept()
+    }
+
     fn failed(&mut self, now: Instant) {
         self.errand().failed(now);
     }

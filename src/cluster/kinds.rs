@@ -21,6 +21,8 @@ pub struct KindDigest(pub [u8; 32]);
 /// One worker's words.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Kind {
+    /// Whether it hands nothing over, whatever else it tells: it does both.
+    is_alone: bool,
     /// By the place in [`EQUAL`].
     values: [Option<String>; EQUAL.len()],
     /// Cluster keys by name, the one it proves first; `None` where it does not tell.
@@ -29,18 +31,26 @@ pub struct Kind {
 
 /// Why two workers are never paired.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Difference {
-    /// What differs.
-    pub field: &'static str,
-    /// Of the one,
-    pub ours: String,
-    /// and of the other.
-    pub theirs: String,
+pub enum Difference {
+    /// One of them is a mixed worker.
+    Alone,
+    /// They differ in something that they tell.
+    Field {
+        /// What differs.
+        field: &'static str,
+        /// Of the one,
+        ours: String,
+        /// and of the other.
+        theirs: String,
+    },
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} differs: {} and {}", self.field, self.ours, self.theirs)
+        match self {
+            Difference::Alone => f.write_str("one is mixed, which hands nothing over"),
+            Difference::Field { field, ours, theirs } => write!(f, "{field} differs: {ours} and {theirs}"),
+        }
     }
 }
 
@@ -52,11 +62,14 @@ impl Kind {
         kind
     }
 
-    /// Of a worker that does without a hand-off: it fits nobody who tells what it speaks.
+    /// Of a worker that does without a hand-off: it fits nobody.
     pub fn alone() -> Kind {
-        let mut kind = Kind::default();
-        kind.values[WIRE] = Some("none".into());
-        kind
+        Kind { is_alone: true, ..Kind::default() }
+    }
+
+    /// Whether it is of such a worker.
+    pub fn is_alone(&self) -> bool {
+        self.is_alone
     }
 
     /// With what its entry has said, if it has one.
@@ -75,16 +88,19 @@ impl Kind {
         }
         let names = |list: &Vec<Value>| list.iter().map(|key| key.as_str().map(str::to_owned)).collect();
         let keys = handoff.get("cluster_keys").and_then(Value::as_array).and_then(names);
-        Kind { values, keys }
+        Kind { is_alone: false, values, keys }
     }
 
     /// What keeps the two apart, if anything.
     pub fn difference(&self, other: &Kind) -> Option<Difference> {
+        if self.is_alone || other.is_alone {
+            return Some(Difference::Alone);
+        }
         for (at, field) in EQUAL.into_iter().enumerate() {
             if let (Some(ours), Some(theirs)) = (&self.values[at], &other.values[at])
                 && ours != theirs
             {
-                return Some(Difference { field, ours: ours.clone(), theirs: theirs.clone() });
+                return Some(Difference::Field { field, ours: ours.clone(), theirs: theirs.clone() });
             }
         }
         let (ours, theirs) = (self.keys.as_ref()?, other.keys.as_ref()?);
@@ -94,7 +110,8 @@ impl Kind {
         };
         let is_shared = accepts(ours, theirs) && accepts(theirs, ours);
         let list = |keys: &[String]| if keys.is_empty() { "none".into() } else { keys.join(", ") };
-        (!is_shared).then(|| Difference { field: "cluster key", ours: list(ours), theirs: list(theirs) })
+        let (ours, theirs) = (list(ours), list(theirs));
+        (!is_shared).then_some(Difference::Field { field: "cluster key", ours, theirs })
     }
 }
 
@@ -162,12 +179,16 @@ mod tests {
     fn an_entry_and_what_is_told_are_one_kind() {
         let entered = |digest: u8| Kind::entered(KindDigest([digest; 32]));
         assert!(entered(1).difference(&entered(1)).is_none());
-        assert_eq!(entered(1).difference(&entered(2)).map(|difference| difference.field), Some("kind"));
+        let field = |one: &Kind, other: &Kind| match one.difference(other) {
+            Some(Difference::Field { field, .. }) => Some(field),
+            _ => None,
+        };
+        assert_eq!(field(&entered(1), &entered(2)), Some("kind"));
         let told = kind("3.1", "a", &["k"]);
         assert!(entered(1).difference(&told).is_none(), "what the other does not tell");
         let both = told.clone().with_entry_of(&entered(1));
-        assert_eq!(both.difference(&entered(2)).map(|difference| difference.field), Some("kind"));
-        assert_eq!(both.difference(&kind("3.1", "b", &["k"])).map(|d| d.field), Some("weights"));
+        assert_eq!(field(&both, &entered(2)), Some("kind"));
+        assert_eq!(field(&both, &kind("3.1", "b", &["k"])), Some("weights"));
         assert_eq!(Kind::told(&json!({"kind": "forged"})), Kind::default(), "an entry alone has it");
     }
 
@@ -191,8 +212,11 @@ mod tests {
     fn who_hands_nothing_over_fits_nobody_whatever_its_entry_says() {
         let entered = Kind::entered(KindDigest([1; 32]));
         let told = kind("3.1", "a", &[]).with_entry_of(&entered);
-        let why = Kind::alone().with_entry_of(&entered).difference(&told).unwrap();
-        assert_eq!(why.to_string(), "wire differs: none and 3");
+        let alone = Kind::alone().with_entry_of(&entered);
+        for other in [&told, &entered, &Kind::default()] {
+            assert_eq!(alone.difference(other), Some(Difference::Alone));
+            assert_eq!(other.difference(&alone), Some(Difference::Alone));
+        }
     }
 
     #[test]

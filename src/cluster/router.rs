@@ -150,7 +150,8 @@ impl Router {
         }
     }
 
-    /// A worker has told what it is; what keeps it from the first of the other role that it does not fit.
+    /// A worker has told what it is; what keeps it from the first of the other role that it does not fit. That mixed ones hand
+    /// nothing over is as it should be.
     pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
         let place = self.place(worker)?;
         let kind = kind.with_entry_of(&self.members[place].kind);
@@ -160,19 +161,22 @@ impl Router {
         }
         let one = &self.members[place];
         let others = self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
-        others.into_iter().find_map(|other| Some((other.number, one.kind.difference(&other.kind)?)))
+        let difference = |other: &Member| match one.kind.difference(&other.kind)? {
+            Difference::Alone => None,
+            difference => Some((other.number, difference)),
+        };
+        others.into_iter().find_map(difference)
     }
 
-    /// What keeps a worker from each of the other role that is here, by the first of them. `None` where it fits one, or
-    /// none is here.
+    /// What keeps a worker from each of the other role that is here, by the first of them, a mixed one last. `None` where it
+    /// fits one, or none is here.
     pub fn misfit(&self, worker: WorkerNumber) -> Option<(WorkerNumber, Difference)> {
         let one = self.member(worker)?;
-        let mut others = self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
-        let first = others.next()?;
-        let fits = |other: &Member| self.fit(self.class(one), self.class(other));
-        if fits(first) || others.any(fits) {
+        let others = || self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
+        if others().any(|other| self.fit(self.class(one), self.class(other))) {
             return None;
         }
+        let first = others().min_by_key(|other| other.kind.is_alone())?;
         Some((first.number, one.kind.difference(&first.kind)?))
     }
 

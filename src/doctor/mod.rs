@@ -3,12 +3,14 @@
 //! Thread: main. Says only what it has just looked at; what this version does not use is named as such.
 //! Files are read below a root that tests can choose.
 
+mod memory;
 mod rdma;
 pub mod transfer;
 
 use crate::config::Surroundings;
 use crate::kv::region::{PeerRegion, Region};
 use crate::sys::verbs;
+pub use memory::{Bound, Memory};
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -193,40 +195,18 @@ impl Host {
     }
 
     fn memory(&self) -> Finding {
-        let meminfo = self.read("proc/meminfo");
-        let bytes = |name: &str| {
-            let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).map(|kb| kb << 10)
-        };
-        let (Some(total), Some(available)) = (bytes("MemTotal"), bytes("MemAvailable")) else {
+        let Some(memory) = Memory::of(self) else {
             return Finding::good("memory", "unknown: /proc/meminfo cannot be read".into());
         };
-        let mut found = format!("{} free of {}", gib(available), gib(total));
-        let mut usable = available;
-        if let Some(limit) = self.cgroup_limit().filter(|&limit| limit < total) {
+        let mut found = format!("{} free of {}", gib(memory.available), gib(memory.total));
+        if let Some(limit) = memory.allowed {
             found += &format!(", {} allowed by the cgroup", gib(limit));
-            usable = usable.min(limit);
         }
-        if usable >= MEMORY_WANTED {
+        if memory.available.min(memory.most().0) >= MEMORY_WANTED {
             return Finding::good("memory", found);
         }
         let advice = "each worker takes --kv-memory (1GiB by default) beside the weights; give less";
         Finding::with("memory", Verdict::Poor, found, advice)
-    }
-
-    /// The memory limit of this process's cgroup, version 2 or 1.
-    fn cgroup_limit(&self) -> Option<u64> {
-        let groups = self.read("proc/self/cgroup");
-        let files = groups.lines().filter_map(|line| {
-            let mut parts = line.splitn(3, ':').skip(1);
-            let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
-            match controllers {
-                "" => Some(Path::new("sys/fs/cgroup").join(path).join("memory.max")),
-                "memory" => Some(Path::new("sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes")),
-                _ => None,
-            }
-        });
-        files.filter_map(|file| self.read(file).trim().parse().ok()).min()
     }
 
     fn huge_pages(&self) -> Finding {

@@ -235,7 +235,12 @@ impl<E: Errand> Errands<E> {
             return self.tell(Err("its stream has ended"));
         }
         match self.errand.answered(open.status, &open.body, now) {
-            Ok(()) => self.tell(Ok(())),
+            Ok(()) => {
+                self.tell(Ok(()));
+                if self.errand.is_first_kept() {
+                    event!(Info, "registry", "is entered", registry = self.host());
+                }
+            }
             Err(why) => {
                 self.close(reactor);
                 self.tell(Err(&why));
@@ -283,13 +288,17 @@ impl<E: Errand> Errands<E> {
         self.given_up = self.given_up.wrapping_add(1);
     }
 
+    /// The one that is asked: as it was named, which is not always as it is spoken to.
+    fn host(&self) -> String {
+        self.hosts[self.at].to_string().replacen("http", self.errand.scheme(), 1)
+    }
+
     fn tell(&mut self, how: Result<(), &str>) {
         if self.told == Some(how.is_ok()) {
             return;
         }
         self.told = Some(how.is_ok());
-        // As it was named, which is not always as it is spoken to.
-        let host = self.hosts[self.at].to_string().replacen("http", self.errand.scheme(), 1);
+        let host = self.host();
         match how {
             Ok(()) => event!(Info, "registry", "registry answers", registry = host),
             Err(why) => event!(Warn, "registry", "registry is away", registry = host, why = why),

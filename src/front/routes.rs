@@ -3,16 +3,14 @@
 //! Thread: `ctl`. Answers at once; requests for text, and what takes the tokeniser, go on to `generations`.
 
 mod roles;
+mod telling;
 
 use crate::config::secret::Secret;
 use crate::front::asking::Ask;
 use crate::front::connections::{Answer, JSON};
 use crate::front::generations::{Generations, Way};
 use crate::front::http::{Method, REQUEST_TIMEOUT, Request};
-use crate::front::openai::info::{
-    Abort, DRAINING, Draining, HandoffInfo, Load, Loads, ModelCard, ModelInfo, ModelList, RankLoad,
-    ServerInfo, Version,
-};
+use crate::front::openai::info::{Abort, DRAINING, Draining, HandoffInfo};
 use crate::front::openai::routed::Routed;
 use crate::front::openai::tokenize::{DetokenizeRequest, TokenizeRequest};
 use crate::front::openai::{
@@ -30,7 +28,7 @@ use crate::wire::auth::Keyring;
 use crate::wire::message::Role;
 use serde::Serialize;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 /// What a server tells about itself.
 #[derive(Clone, Debug)]
@@ -100,8 +98,6 @@ pub struct Routes {
 
 /// Unknown fields remembered, so that each is logged once.
 const UNKNOWN_FIELDS_MAX: usize = 256;
-
-const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 impl Routes {
     /// Everything is open but what `keys` guard.
@@ -270,75 +266,6 @@ impl Routes {
         Ok(())
     }
 
-    fn tell(
-        &self,
-        conn: ConnId,
-        path: &str,
-        generations: &Generations,
-        way: &mut Way<'_>,
-    ) -> Result<(), ApiError> {
-        let about = &self.about;
-        match path {
-            "/v1/models" => {
-                let names = generations.terms().names.iter();
-                json(conn, &ModelList::of(names.map(|name| self.card(name, generations))), way)
-            }
-            "/server_info" | "/get_server_info" => json(conn, &self.server_info(generations), way),
-            "/model_info" | "/get_model_info" => {
-                let info = ModelInfo {
-                    model_path: &about.model_path,
-                    tokenizer_path: &about.model_path,
-                    is_generation: true,
-                    has_image_understanding: false,
-                    has_audio_understanding: false,
-                    model_type: about.model_type,
-                    architectures: &about.architectures,
-                };
-                json(conn, &info, way)
-            }
-            "/v1/loads" => {
-                let unix =
-                    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-                json(conn, &Loads::new(self.load(), unix, VERSION), way)
-            }
-            "/get_load" => json(conn, &[RankLoad::of(&self.load())], way),
-            "/version" => json(conn, &Version { version: VERSION }, way),
-            _ => Err(nothing_at(path)),
-        }
-    }
-
-    fn card<'a>(&'a self, name: &'a str, generations: &Generations) -> ModelCard<'a> {
-        let about = &self.about;
-        ModelCard::new(name, &about.model_path, about.started, generations.context())
-    }
-
-    fn server_info<'a>(&'a self, generations: &'a Generations) -> ServerInfo<'a> {
-        let (terms, about) = (generations.terms(), &self.about);
-        ServerInfo {
-            model_path: &about.model_path,
-            served_model_name: &terms.names[0],
-            disaggregation_mode: about.mode,
-            disaggregation_bootstrap_port: about.bootstrap_port,
-            tp_size: 1,
-            dp_size: 1,
-            pp_size: 1,
-            load_balance_method: "follow_bootstrap_room",
-            version: VERSION,
-            is_embedding: false,
-            context_length: generations.context(),
-            max_total_tokens: about.pool_tokens,
-            max_running_requests: about.max_running,
-            page_size: about.page_size,
-            role_changes: self.turning.as_ref().map(Turning::changes),
-            status: if self.takes_nothing() { DRAINING } else { "ready" },
-            handoff: about.handoff.as_ref(),
-        }
-    }
-
-    fn load(&self) -> Load<'_> {
-        Load { disagg_mode: self.about.mode, ..self.telemetry.load(self.about.max_running) }
-    }
-
     fn generate(
         &mut self,
         conn: ConnId,
@@ -352,7 +279,7 @@ impl Routes {
         asked.patience = patience(request)?;
         for field in &asked.unknown {
             if self.unknown.len() < UNKNOWN_FIELDS_MAX && !self.unknown.contains(field) {
-                event!(Info, "http", "unknown request field ignored", field = field);
+                event!(Warn, "http", "unknown request field ignored", field = field);
                 self.unknown.push(field.clone());
             }
         }

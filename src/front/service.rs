@@ -418,7 +418,7 @@ impl Service {
             Next::Turn(role) => Some(Outcome::Turns(role)),
             Next::GiveUp => {
                 let running = self.generations.running();
-                self.stayed(format!("time was up, and {running} requests still ran"));
+                self.stayed(format!("time was up; requests that still ran: {running}"));
                 Some(Outcome::Stays)
             }
         }

@@ -18,6 +18,10 @@ pub struct ChoiceTimes {
     pub decode: Option<Stamps>,
     /// When the answer was whole.
     pub ended: Option<Instant>,
+    /// Tokens of the answer that other workers had generated before this one went on.
+    pub resumed: u32,
+    /// Tokens that prefill had, and did not compute.
+    pub cached: u32,
 }
 
 /// The share of a prefill worker of another process, in its own words.
@@ -68,19 +72,23 @@ impl ChoiceTimes {
         self.prefill.is_some() || self.elsewhere().is_some_and(|told| !told.prefill.is_zero())
     }
 
-    /// What the answer says of them: tokens of the prompt and generated ones, and for a hand-off the bytes and
-    /// the transport.
-    pub fn timings(&self, (prompt, generated): (u32, u32), carried: Option<(u64, Transport)>) -> Timings {
+    /// What the answer says of them: tokens that prefill was given and generated ones, those of earlier workers among both,
+    /// and for a hand-off the bytes and the transport. All that is told is of these workers: what time others took for
+    /// tokens of theirs went with them.
+    pub fn timings(&self, (given, generated): (u32, u32), carried: Option<(u64, Transport)>) -> Timings {
         let reader = self.prefill.or(self.decode);
         let decode = self.decode;
         let handed = self.prefill.is_some();
-        let decode_tokens = generated.saturating_sub(1);
+        let prefill_tokens = given.saturating_sub(self.cached);
+        let resumed_tokens = Some(self.resumed).filter(|&tokens| tokens > 0);
+        // The first one is sampled where the prompt was read.
+        let decode_tokens = generated.saturating_sub(self.resumed + 1);
         let decode_ms = ms(decode.and_then(|at| at.first_token), self.ended).unwrap_or(0.0);
         let join_ms = ms(decode.and_then(|at| at.filled), decode.and_then(|at| at.joined));
         if let Some(Elsewhere { queue, prefill }) = self.elsewhere() {
             return Timings {
                 queue_ms: millis(queue),
-                prefill_tokens: prompt,
+                prefill_tokens,
                 prefill_ms: millis(prefill),
                 kv_wait_ms: ms(decode.and_then(|at| at.admitted), decode.and_then(|at| at.filled)),
                 handover_bytes: carried.map(|(bytes, _)| bytes),
@@ -88,15 +96,17 @@ impl ChoiceTimes {
                 join_ms,
                 decode_tokens,
                 decode_ms,
+                resumed_tokens,
                 ..Timings::default()
             };
         }
         let own = Timings {
             queue_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.admitted)).unwrap_or(0.0),
-            prefill_tokens: prompt,
+            prefill_tokens,
             prefill_ms: ms(reader.and_then(|at| at.admitted), reader.and_then(|at| at.filled)).unwrap_or(0.0),
             decode_tokens,
             decode_ms,
+            resumed_tokens,
             ..Timings::default()
         };
         if !handed {

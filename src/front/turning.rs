@@ -27,6 +27,9 @@ pub const TAKEN_FOR: &str = "x-baton-role";
 /// The code of a worker's answer that it cannot have a role, whenever it is asked.
 pub const NOT_POSSIBLE: &str = "role_not_possible";
 
+/// Characters of a wrong value that are told back.
+const SHOWN: usize = 40;
+
 /// What a worker is asked to become.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wanted {
@@ -56,12 +59,24 @@ impl Wanted {
         }
         let named = |name: &str| Role::ALL.into_iter().find(|role| role.to_string() == name);
         let role = text.role.as_ref().and_then(Value::as_str).and_then(named);
-        let role = role.ok_or_else(|| ApiError::invalid("role", "must be prefill, decode or mixed"))?;
+        let given = |value: &Option<Value>| match value {
+            Some(value) => value.to_string().chars().take(SHOWN).collect(),
+            None => "not given".to_owned(),
+        };
+        let role = role.ok_or_else(|| {
+            let given = given(&text.role);
+            ApiError::invalid("role", format!("must be \"prefill\", \"decode\" or \"mixed\", and is {given}"))
+        })?;
         let most = ROLE_CHANGE_TIME_MAX.as_secs();
-        let seconds = text.timeout_secs.map_or(Some(ROLE_CHANGE_TIME.as_secs()), |seconds| seconds.as_u64());
+        let seconds = text.timeout_secs.as_ref().map_or(Some(ROLE_CHANGE_TIME.as_secs()), Value::as_u64);
         let seconds = seconds.filter(|seconds| (1..=most).contains(seconds));
-        let seconds =
-            seconds.ok_or_else(|| ApiError::invalid("timeout_secs", format!("must be 1 to {most}")))?;
+        let seconds = seconds.ok_or_else(|| {
+            let given = given(&text.timeout_secs);
+            ApiError::invalid(
+                "timeout_secs",
+                format!("must be a whole number from 1 to {most}, and is {given}"),
+            )
+        })?;
         Ok(Wanted { role, patience: Duration::from_secs(seconds) })
     }
 

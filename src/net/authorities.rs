@@ -6,9 +6,11 @@
 
 use super::tls::read;
 use crate::limits::TLS_SEALED_MAX;
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::ParsedCertificate;
 use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use std::fmt;
 use std::io::{self, Read, Write};
@@ -77,7 +79,9 @@ pub enum Distrust {
     Expired,
     /// will be,
     Early,
-    /// or is not one of a server.
+    /// is one by which others are signed,
+    Authority,
+    /// or is otherwise not one of a server.
     Certificate,
     /// It does not speak TLS.
     Plain,
@@ -97,8 +101,8 @@ impl Distrust {
 
     /// Whether somebody is there, and shows a certificate.
     pub fn is_of_certificate(self) -> bool {
-        use Distrust::{Certificate, Early, Expired, Name, Stranger};
-        matches!(self, Stranger | Name | Expired | Early | Certificate)
+        use Distrust::{Authority, Certificate, Early, Expired, Name, Stranger};
+        matches!(self, Stranger | Name | Expired | Early | Authority | Certificate)
     }
 
     fn of(error: &rustls::Error) -> Distrust {
@@ -113,6 +117,7 @@ impl Distrust {
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                     Distrust::Early
                 }
+                why if is_of_authority(why) => Distrust::Authority,
                 _ => Distrust::Certificate,
             },
             Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType) => Distrust::Plain,
@@ -129,6 +134,10 @@ impl fmt::Display for Distrust {
             Distrust::Name => "its certificate is for another host than the one that was dialled",
             Distrust::Expired => "its certificate has expired",
             Distrust::Early => "its certificate is not valid yet",
+            Distrust::Authority => {
+                "its certificate is an authority's own (CA:TRUE), which cannot be a server's: have that authority sign \
+                 another one for it"
+            }
             Distrust::Certificate => "its certificate is not one of a server",
             Distrust::Plain => "it does not speak TLS",
             Distrust::Refused => "it refuses the TLS handshake",
@@ -139,6 +148,25 @@ impl fmt::Display for Distrust {
 }
 
 impl std::error::Error for Distrust {}
+
+/// Whether a certificate is one that nobody who asks [`Authorities`] takes for a server's, since others are signed by it.
+pub(super) fn is_authoritys(certificate: &CertificateDer<'_>) -> bool {
+    let mut roots = RootCertStore::empty();
+    let Ok(parsed) = ParsedCertificate::try_from(certificate) else { return false };
+    if roots.add(certificate.clone().into_owned()).is_err() {
+        return false;
+    }
+    let algorithms = ring::default_provider().signature_verification_algorithms.all;
+    let checked =
+        verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], UnixTime::now(), algorithms);
+    matches!(checked, Err(rustls::Error::InvalidCertificate(why)) if is_of_authority(&why))
+}
+
+/// Whether it is an authority's certificate that a server shows as its own. rustls has no word for that, and hands its
+/// verifier's on.
+fn is_of_authority(why: &CertificateError) -> bool {
+    matches!(why, CertificateError::Other(why) if format!("{why:?}").contains("CaUsedAsEndEntity"))
+}
 
 /// What is wrong with a certificate that was read from a file: to rustls it is a peer's in any case.
 pub(super) fn unusable(error: &rustls::Error) -> String {

@@ -26,5 +26,5 @@ pub use connection::{CloseReason, ConnId};
 pub use reactor::{Event, ListenerId, Reactor, SendError};
 pub use stream::{Address, dial};
 pub use timer::{TimerId, Timers, TimersFull};
-pub use tls::Credentials;
+pub use tls::{Credentials, HTTPS_ALONE};
 pub use waker::Waker;

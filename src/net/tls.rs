@@ -5,8 +5,9 @@
 //! yet opened by rustls, at one record or one handshake message.
 //! Not here: how long a handshake may take, and how many there are (`reactor`), whom a client believes (`authorities`).
 
-use super::authorities::{Authorities, Distrust, distrust, untrusted, unusable};
+use super::authorities::{Authorities, Distrust, distrust, is_authoritys, untrusted, unusable};
 use crate::limits::{TLS_FILE_MAX, TLS_SEALED_MAX};
+use crate::obs::log::event;
 use mio::net::TcpStream;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
@@ -19,9 +20,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// What a client that does not speak TLS is told; records of TLS begin with no letter.
-const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 111\r\n\
+const PLAIN_REFUSED: &[u8] = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: 131\r\n\
     connection: close\r\n\r\n\
-    {\"error\":{\"message\":\"this port speaks HTTPS alone\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
+    {\"error\":{\"message\":\"this port speaks HTTPS alone: ask it at https://\",\"type\":\"invalid_request_error\",\"param\":null,\"code\":\"https\"}}";
+/// The code in that answer's body.
+pub const HTTPS_ALONE: &str = "https";
 /// Bytes of such a request that are read: most are whole then.
 const PLAIN_READ: usize = 16 << 10;
 
@@ -42,6 +45,11 @@ impl Credentials {
             .map_err(|why| wrong(certificates, &why))?;
         if chain.is_empty() {
             return Err(wrong(certificates, &"holds no certificate in PEM"));
+        }
+        if is_authoritys(&chain[0]) {
+            // Others may take it, as they are told to.
+            let (file, why) = (certificates.display(), Distrust::Authority);
+            event!(Warn, "tls", "no router or worker takes this certificate", file = file, why = why);
         }
         let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
             .map_err(|why| wrong(key, &format!("holds no private key in PEM: {why}")))?;

@@ -6,7 +6,7 @@ use crate::cluster::entry::{Entry, Seat};
 use crate::cluster::etcd::enrolment::EtcdEnrolment;
 use crate::cluster::keeping::Keeping;
 use crate::cluster::kinds::KindDigest;
-use crate::cluster::router::Role;
+use crate::cluster::router::Role as Seated;
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::PartConfig;
 use crate::config::secret::Secret;
@@ -16,6 +16,7 @@ use crate::front::resolver::Resolver;
 use crate::front::service::Service;
 use crate::ids::Peer;
 use crate::obs::log::event;
+use crate::wire::message::Role;
 use std::net::SocketAddr;
 use std::time::Instant;
 
@@ -28,7 +29,7 @@ pub fn names(
     names.map_err(|error| RoleError::Io("cannot start a thread", error))
 }
 
-/// Has the worker that `service` serves be found where the configuration says; `key` is proven there.
+/// Has the worker that `service` serves be found where the configuration says, as what it is; `key` is proven there.
 pub fn enrol(
     config: &PartConfig,
     key: Option<&Secret>,
@@ -41,8 +42,15 @@ pub fn enrol(
     let (Some(registry), Some(address)) = (&config.handoff.registry, service.address()) else {
         return Ok(());
     };
-    let seat = Seat { role, url: url(config, address) };
-    event!(Info, "ctl", "is entered", registry = registry, role = role, worker = seat.url);
+    let seat = Seat {
+        role: match role {
+            Role::Prefill => Seated::Prefill,
+            // Routers give who does both the seat of a decode worker that reads prompts itself.
+            Role::Decode | Role::Mixed => Seated::Decode,
+        },
+        url: url(config, address),
+    };
+    event!(Info, "ctl", "enters itself", registry = registry, role = role, worker = seat.url);
     let entry = Entry { peer, seat, bootstrap_port, kind };
     let now = Instant::now();
     let (entries, hosts) = match registry {

@@ -5,8 +5,9 @@
 use super::RoleError;
 use crate::cluster::kinds::KindDigest;
 use crate::config::resolved::{
-    self, ChunkConfig, CoreConfig, DecodeAllocation, RetractionConfig, WorkerConfig,
+    self, ChunkConfig, CoreConfig, DecodeAllocation, KvConfig, RetractionConfig, WorkerConfig,
 };
+use crate::doctor::Memory as HostMemory;
 use crate::kv::layout::{KvDtype, KvLayout};
 use crate::model::config::ModelConfig;
 use crate::model::forward::Forward;
@@ -173,6 +174,26 @@ fn copy_lanes(cores: &CoreConfig) -> usize {
     let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
     let usable = cores.cpus.len().min(parallelism);
     if usable >= cores.threads + 3 { 2 } else { 1 }
+}
+
+/// Warns of workers that are to have more KV memory than this process can. It is taken page by page when first used, so that
+/// they may never do; kept prefixes fill it sooner or later, and then the kernel ends the process.
+pub fn tell_excess(kv: &KvConfig, workers: u32) {
+    let asked = kv.memory.0.saturating_mul(workers.into());
+    let Some((there, bound)) =
+        HostMemory::here().map(|memory| memory.most()).filter(|&(there, _)| asked > there)
+    else {
+        return;
+    };
+    event!(
+        Warn,
+        "model",
+        "KV memory may grow beyond what there is, and the kernel then ends the process: see --kv-memory",
+        asked_mib = asked >> 20,
+        workers = workers,
+        there_mib = there >> 20,
+        of = bound,
+    );
 }
 
 /// Pages of KV memory.

@@ -101,6 +101,11 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
         WorkerLayout::Split { .. } => vec![Transport::Shm],
     };
     ports::check(config.worker.front.host, &[http_port(&config.worker)])?;
+    let workers = match config.layout {
+        WorkerLayout::Mixed => 1,
+        WorkerLayout::Split { prefill, decode, .. } => prefill.saturating_add(decode),
+    };
+    loaded::tell_excess(&config.worker.kv, workers);
     let (files, forward, mut loaded) =
         Loaded::open(&config.worker, config.chunks, config.retraction, transports)?;
     if let WorkerLayout::Split { decode_allocation, .. } = config.layout {

@@ -18,7 +18,6 @@ use super::telling::{handoff_info, keyring, peer_identity, registration};
 use super::{RoleError, ended, http_port, keep, ports, reactor};
 use crate::cluster::kinds::KindDigest;
 use crate::cluster::registry::Registry;
-use crate::cluster::router as cluster;
 use crate::config::resolved::{DataThreads, HandoffConfig, PartConfig, Transfer, WorkerConfig};
 use crate::config::secret::Secret;
 use crate::front::bootstrap::Bootstrap;
@@ -57,6 +56,7 @@ pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     let mut all = vec![http_port(&config.worker)];
     all.extend(doors::ports(config, role));
     ports::check(config.worker.front.host, &all)?;
+    super::loaded::tell_excess(&config.worker.kv, 1);
     let (files, forward, mut loaded) =
         Loaded::open(&config.worker, config.chunks, config.retraction, transports)?;
     loaded.nics = nics;
@@ -104,7 +104,6 @@ struct Part<'a> {
 #[derive(Clone, Copy)]
 struct Entered {
     peer: Peer,
-    role: cluster::Role,
     bootstrap_port: Option<u16>,
     kind: KindDigest,
 }
@@ -196,16 +195,11 @@ impl Part<'_> {
         let peer = identity.peer;
         let patience = Patience { silence: config.handoff.peer_timeout, ..Patience::default() };
         let Doors { control, registry, data, passing } = doors;
-        let (role, bootstrap_port) = match self.role {
-            Role::Prefill => (cluster::Role::Prefill, registry.map(|(_, port)| port)),
-            Role::Decode => (cluster::Role::Decode, None),
-            // Routers give it the seat of a decode worker that reads prompts itself.
-            Role::Mixed => {
-                self.entered =
-                    Some(Entered { peer, role: cluster::Role::Decode, bootstrap_port: None, kind });
-                return self.enrol(service);
-            }
-        };
+        let bootstrap_port = registry.map(|(_, port)| port);
+        self.entered = Some(Entered { peer, bootstrap_port, kind });
+        if self.role == Role::Mixed {
+            return self.enrol(service);
+        }
         let directory = match names {
             Some(names) => Directory::new(config.bootstrap_allow.clone(), names),
             None => Directory::closed(),
@@ -236,15 +230,14 @@ impl Part<'_> {
         if let Some((_, data_port)) = data {
             event!(Info, "ctl", "lanes are taken", data_port = data_port);
         }
-        self.entered = Some(Entered { peer, role, bootstrap_port, kind });
         self.enrol(service)
     }
 
     /// Has it be found where the configuration says, as what it is now.
     fn enrol(&self, service: &mut Service) -> Result<(), RoleError> {
-        let Some(Entered { peer, role, bootstrap_port, kind }) = self.entered else { return Ok(()) };
+        let Some(Entered { peer, bootstrap_port, kind }) = self.entered else { return Ok(()) };
         let key = self.secrets.first();
-        enrolling::enrol(self.config, key, service, peer, role, bootstrap_port, kind)
+        enrolling::enrol(self.config, key, service, peer, self.role, bootstrap_port, kind)
     }
 
     /// Uses the cluster's keys as they are by now.

@@ -130,6 +130,28 @@ fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() 
     }
 }
 
+/// Who is to be found somewhere says that it is once it has been taken there, and until then what it tries.
+#[test]
+fn a_worker_is_entered_once_a_registry_has_taken_it() {
+    let port = free_port();
+    let registry = format!("http://127.0.0.1:{port}");
+    let writer = start("decode", &["--registry", &registry]);
+    writer.await_said(&format!(
+        "enters itself registry={registry} role=decode worker=http://{}",
+        writer.address
+    ));
+    writer.await_said("registry is away");
+    assert!(!writer.has_said("is entered"));
+    let mut first = router(port, &[]);
+    writer.await_said(&format!("is entered registry={registry}"));
+    await_workers(&first, 1);
+    first.kill();
+    writer.await_times("registry is away", 2);
+    let again = router(port, &[]);
+    await_workers(&again, 1);
+    assert_eq!(writer.times_said("is entered"), 1, "that it answers again was said");
+}
+
 #[test]
 fn a_worker_that_restarts_under_its_address_is_a_new_one() {
     let router = router(0, &[]);

@@ -106,6 +106,14 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     hang_up(&router);
     await_state(&router, other, "down", "its certificate is for another host");
     await_state(&router, late, "down", "its certificate has expired");
+    // The log has the reason of now, too, and none twice.
+    let said = |url: &str, why: &str| {
+        let address = url.strip_prefix("https://").unwrap();
+        format!("worker is not up worker={url} address={address} why=\"it is not spoken to: {why}")
+    };
+    router.await_said(&said(other, "its certificate is for another host"));
+    let times = |url: &str, why: &str| router.times_said(&said(url, why));
+    assert_eq!([times(other, STRANGER), times(other, ""), times(late, "")], [1, 2, 1]);
     serves(&router, 2);
     // A change is found without being told of.
     files.put("ca.pem", &other_ca);
@@ -117,6 +125,38 @@ fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     await_state(&router, good, "ready", "");
     router.await_said("worker is up role=prefill");
     serves(&router, 4);
+}
+
+/// A certificate by which others are signed is one that `openssl req -x509` makes unless told otherwise: what is wrong with it
+/// is told where it is shown, and where it is met.
+#[test]
+fn an_authoritys_own_certificate_cannot_serve_and_is_told_so() {
+    const WHY: &str = "its certificate is an authority's own (CA:TRUE), which cannot be a server's";
+    let ca = fixture("authority.pem");
+    let shown = worker("decode", "authority", &[]);
+    shown.await_said(&format!("no router or worker takes this certificate file={}", ca.display()));
+    assert!(shown.has_said(WHY));
+    let url = format!("https://{}", shown.address);
+    let router =
+        Process::start(&["router", "--port", "0", "--tls-ca-file", ca.to_str().unwrap(), "--decode", &url]);
+    await_state(&router, &url, "down", WHY);
+    let other = worker("decode", "one", &[]);
+    other.await_said(" ready ");
+    assert!(!other.has_said("takes this certificate"));
+}
+
+/// Who speaks HTTPS and is named without it is told of as that.
+#[test]
+fn a_worker_that_is_to_be_named_as_https_is_told_of() {
+    const WHY: &str = "it speaks HTTPS alone";
+    let worker = worker("decode", "one", &[]);
+    let url = format!("http://{}", worker.address);
+    let router = Process::start(&["router", "--port", "0", "--decode", &url]);
+    await_state(&router, &url, "down", WHY);
+    router.await_said(&format!("{WHY}, name it as https://HOST:PORT"));
+    let drained = Command::new(env!("CARGO_BIN_EXE_baton")).args(["drain", &url]).output().unwrap();
+    let said = String::from_utf8(drained.stderr).unwrap();
+    assert!(drained.status.code() == Some(1) && said.contains(WHY) && !said.contains('{'), "{said}");
 }
 
 #[track_caller]

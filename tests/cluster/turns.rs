@@ -193,6 +193,17 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     let (status, text) = prefill(&named).post("/role", r#"{"role": "decode"}"#);
     assert!(status == 409 && text.contains("--advertise-host a-name.test"), "{status} {text}");
     assert!(reader.post("/role", "7").1.contains(r#"such as {\"role\": "#));
+    for (wrong, why) in [
+        (r#"{"role": 5}"#, "and is 5"),
+        ("{}", "and is not given"),
+        (
+            r#"{"role": "decode", "timeout_secs": "60"}"#,
+            r#"must be a whole number from 1 to 1830, and is \"60\""#,
+        ),
+    ] {
+        let (status, text) = reader.post("/role", wrong);
+        assert!(status == 400 && text.contains(why), "{status} {text}");
+    }
     for wrong in ["", "{}", r#"{"role": "router"}"#, r#"{"role": "decode", "x": 1}"#] {
         assert_eq!(reader.post("/role", wrong).0, 400, "{wrong}");
     }

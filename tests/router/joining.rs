@@ -187,6 +187,43 @@ fn who_fits_nobody_says_so() {
     assert_eq!([status(0), status(1), status(2)], ["ready", "unpaired", "ready"]);
 }
 
+/// Who does both is named as that, is told of as that, and is no misfit of those that hand over.
+#[test]
+fn a_mixed_worker_is_told_of_as_one() {
+    const MIXED: &str = r#"{"disaggregation_mode":"null","role_changes":1}"#;
+    let prefill = Worker::introduced(r#"{"disaggregation_mode":"prefill","handoff":{"wire":"3.1"}}"#);
+    let mixed = Worker::introduced(MIXED);
+    let router = Router::start(&[], &[], &[]);
+    assert_eq!(add(&router, json!({"url": url(&mixed), "worker_type": "mixed"})).0, 202);
+    router.await_said(&format!("worker is up role=mixed worker={}", url(&mixed)));
+    assert_eq!(
+        add(&router, json!({"url": url(&prefill), "worker_type": "prefill", "bootstrap_port": 9000})).0,
+        202
+    );
+    router.wait_for_workers(2);
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    let told = |at: usize, field: &str| listed["workers"][at][field].as_str().map(str::to_owned);
+    assert_eq!([told(0, "worker_type"), told(0, "status")], [Some("mixed".into()), Some("ready".into())]);
+    assert_eq!(told(1, "status").as_deref(), Some("unpaired"), "{listed}");
+    let why =
+        format!("no worker of the other role is here: {} is mixed, and hands nothing over", url(&mixed));
+    assert_eq!(told(1, "reason"), Some(why));
+    let decode = Worker::introduced(r#"{"disaggregation_mode":"decode","handoff":{"wire":"4.0"}}"#);
+    assert_eq!(add(&router, json!({"url": url(&decode), "worker_type": "decode"})).0, 202);
+    router.await_said("two workers are never paired");
+    let listed = ask(&router, "GET", "/workers", "", "").1;
+    let why = listed["workers"][1]["reason"].as_str().unwrap();
+    assert!(why.ends_with(&format!("of it and {}: wire differs: 3 and 4", url(&decode))), "{why}");
+    assert_eq!(router.times_said("two workers are never paired"), 1, "it is of those two");
+    assert_eq!(
+        router.times_said("role=decode worker=http://".to_string().as_str()),
+        1,
+        "of the decode worker"
+    );
+    mixed.stop();
+    router.await_said(&format!("worker is down role=mixed worker={}", url(&mixed)));
+}
+
 #[test]
 fn what_cannot_be_a_worker_is_refused_by_name() {
     let router = Router::start(&[], &[], &[]);
@@ -201,6 +238,7 @@ fn what_cannot_be_a_worker_is_refused_by_name() {
         (json!({"url": "http://a:1"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "regular"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}), "bootstrap_port"),
+        (json!({"url": "http://a:1", "worker_type": "mixed", "bootstrap_port": 1}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 65536}), "bootstrap_port"),
         (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": -1}), "bootstrap_port"),

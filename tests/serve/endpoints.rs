@@ -435,6 +435,31 @@ fn timings_tell_where_the_time_went() {
     assert_eq!(events.last().unwrap()["timings"]["decode_tokens"], 39);
 }
 
+/// What is told of an answer that has gone on here is told of its part that was made here, and says so.
+#[test]
+fn timings_of_an_answer_that_goes_on_are_of_these_workers_alone() {
+    // What prefill has read before is known the second time; who does both has also kept what it generated.
+    for (flags, computed) in [(&[][..], [32, 32 - 16]), (&["--mixed"], [32 - 16, 32 - 16])] {
+        let server = Server::start(flags);
+        let asked = completion(json!({"return_timings": true, "stream": true, "return_token_ids": true}));
+        let ids = |events: &[Value]| -> Vec<u64> {
+            let ids = events.iter().filter_map(|event| event["choices"][0]["token_ids"].as_array());
+            ids.flatten().map(|id| id.as_u64().unwrap()).collect()
+        };
+        let whole = server.post("/v1/completions", &asked).events();
+        assert!(whole.last().unwrap()["timings"]["resumed_tokens"].is_null(), "nobody was before it");
+        let told = &ids(&whole)[..28];
+        let resume = json!({"baton_resume": {"created": 7, "choices": [{"ids": told}]}});
+        for computed in computed {
+            let events = server.post("/v1/completions", &with(asked.clone(), resume.clone())).events();
+            assert_eq!([told, &ids(&events)].concat(), ids(&whole));
+            let timings = &events.last().unwrap()["timings"];
+            let counts = ["resumed_tokens", "prefill_tokens", "decode_tokens"].map(|name| &timings[name]);
+            assert_eq!(counts, [&json!(28), &json!(computed), &json!(40 - 28 - 1)], "{timings}");
+        }
+    }
+}
+
 /// The fields that routers add for a hand-off are read and, where both workers are here, need not be obeyed.
 #[test]
 fn a_routers_fields_are_accepted() {

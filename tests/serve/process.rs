@@ -86,17 +86,51 @@ fn an_idle_server_ends_at_once_when_told() {
 
 #[test]
 fn a_second_signal_cuts_off() {
-    let mut server = Server::start_long(&[]);
-    let mut client = server.connect();
-    client.post("/v1/completions", &endless());
-    client.wait_for("data: ");
-    server.signal("INT");
-    wait_until_draining(&server);
-    client.wait_for("data: ");
-    server.signal("INT");
-    // Not the status of a drain: the stream had far to go.
-    assert_eq!(server.wait().code(), Some(1));
-    assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
+    for signals in [["INT", "INT"], ["TERM", "INT"], ["INT", "TERM"]] {
+        let mut server = Server::start_long(&[]);
+        let mut client = server.connect();
+        client.post("/v1/completions", &endless());
+        client.wait_for("data: ");
+        server.signal(signals[0]);
+        wait_until_draining(&server);
+        client.wait_for("data: ");
+        server.signal(signals[1]);
+        // Not the status of a drain: the stream had far to go.
+        assert_eq!(server.wait().code(), Some(1), "{signals:?}");
+        assert!(!String::from_utf8_lossy(&client.until_closed()).contains("[DONE]"));
+    }
+}
+
+/// The page that says what each thread does has the names that the system shows.
+#[test]
+fn threads_have_the_names_that_the_page_has() {
+    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/architecture.md")).unwrap();
+    let server = Server::start(&["--threads", "2"]);
+    let names = server.threads();
+    assert!(names.len() > 4, "{names:?}");
+    for name in names {
+        // Those of which there are many are there with a letter in place of their number.
+        let kind = name.rsplit_once('-').map_or(name.clone(), |(kind, _)| format!("{kind}-i"));
+        assert!([&name, &kind].iter().any(|name| page.contains(&format!("`{name}`"))), "{name}");
+    }
+}
+
+/// Memory is taken page by page, and there may be less of it than was asked for.
+#[test]
+fn more_kv_memory_than_there_is_is_told_at_the_start() {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")).unwrap();
+    let kib: u64 = total.trim().trim_end_matches(" kB").parse().unwrap();
+    let half = format!("{}KiB", kib / 2 + (1 << 20));
+    // Each of two workers has that much.
+    let flags = ["--page-size", "256", "--swap-memory", "0", "--kv-memory", &half];
+    let told = "KV memory may grow beyond what there is";
+    let server = Server::start(&flags);
+    server.check_works();
+    let lines = server.said(told);
+    let asked = format!("asked_mib={} workers=2 there_mib=", 2 * (kib / 2 + (1 << 20)) / 1024);
+    assert!(lines.len() == 1 && lines[0].contains(&asked), "{asked} {lines:?}");
+    assert_eq!(Server::start(&[]).said(told), [""; 0]);
 }
 
 /// It waits for a client that keeps its connection; who waits for it no longer cuts nothing off.

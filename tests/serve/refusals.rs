@@ -165,6 +165,7 @@ fn a_full_queue_says_when_to_come_back() {
             body["stream"] = json!(stream);
             let reply = server.post("/v1/completions", &body);
             assert_eq!(reply.error(), (429, "overloaded".into(), None));
+            assert!(reply.text().contains("(--max-queued-requests)"), "{}", reply.text());
             let seconds: u32 = reply.head.headers.get("retry-after").unwrap().parse().unwrap();
             assert!(seconds >= 1);
         }
@@ -228,6 +229,64 @@ fn without_its_key_only_health_is_told() {
     }
 }
 
+/// What is too much is told with the limit, and with how much it is.
+#[test]
+fn what_is_too_much_is_told_with_its_limit() {
+    let server = Server::start(&["--max-running-requests", "2", "--max-queued-requests", "1"]);
+    let (completions, chat) = ("/v1/completions", "/v1/chat/completions");
+    let many = |count: usize| vec!["a"; count];
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, body, limit, given) in [
+        (completions, json!({"prompt": many(1025)}), "1024", "1025"),
+        (completions, json!({"prompt": vec![vec![5]; 1026]}), "1024", "1026"),
+        (completions, json!({"prompt": many(600), "n": 2}), "1024", "1200"),
+        (completions, json!({"prompt": many(4)}), "3", "4"),
+        (completions, json!({"prompt": "a", "stop": many(33)}), "32", "33"),
+        (completions, json!({"prompt": "a", "stop": "x".repeat(1025)}), "1024", "1025"),
+        (completions, json!({"prompt": "a", "stop_token_ids": vec![1; 257]}), "256", "257"),
+        (completions, json!({"prompt": "a", "rid": "x".repeat(513)}), "512", "513"),
+        (completions, json!({"prompt": "a", "cache_salt": "x".repeat(514)}), "512", "514"),
+        (completions, json!({"prompt": "a", "x".repeat(515): 1}), "512", "515"),
+        (completions, json!({"prompt": "a", "n": 129}), "128", "n"),
+        (completions, json!({"prompt": "a", "max_tokens": 600}), "512", "600"),
+        (
+            chat,
+            json!({"messages": messages, "chat_template_kwargs": {"a": vec![0; 131_072]}}),
+            "131072",
+            "131074",
+        ),
+    ] {
+        let reply = server.post(path, &body);
+        let error: Value = serde_json::from_str(reply.text()).unwrap();
+        let message = error["error"]["message"].as_str().unwrap();
+        assert_eq!(reply.status(), 400, "{message}");
+        assert!(message.contains(limit) && message.contains(given), "{limit} and {given}: {message}");
+    }
+}
+
+/// What a request asks and does not get is refused; a field that nobody here knows is named in the log, once.
+#[test]
+fn no_field_is_dropped_without_a_word() {
+    let server = Server::start(&[]);
+    for (field, value) in [
+        ("response_format", json!({"type": "json_object"})),
+        ("tools", json!([{"type": "function"}])),
+        ("tool_choice", json!("required")),
+    ] {
+        for (path, prompt) in [("/v1/completions", "prompt"), ("/generate", "text")] {
+            let expected = (400, "unsupported_field".to_owned(), Some(field.to_owned()));
+            assert_eq!(server.post(path, &json!({prompt: "a", field: value})).error(), expected, "{path}");
+        }
+    }
+    let short = json!({"prompt": [5, 6], "max_completion_tokens": 3, "ignore_eos": true, "temprature": 0});
+    for _ in 0..2 {
+        assert_eq!(server.post("/v1/completions", &short).ok()["usage"]["completion_tokens"], 3);
+    }
+    let told = server.said("unknown request field ignored");
+    let is_it = |line: &String| line.contains(" WARN ") && line.ends_with("field=temprature");
+    assert!(told.len() == 1 && told.iter().all(is_it), "{told:?}");
+}
+
 /// The client says how long it waits; what is not done by then ends, and says why.
 #[test]
 fn a_client_s_own_deadline_is_kept() {
@@ -241,6 +300,7 @@ fn a_client_s_own_deadline_is_kept() {
     let late = ask("1", json!({}));
     let error: Value = serde_json::from_str(late.text()).unwrap();
     assert_eq!((late.status(), &error["error"]["code"]), (408, &json!("deadline")));
+    assert_eq!(error["error"]["type"], "timeout_error");
     // By now the pace is known, and it may be foretold.
     let late = ask("1", json!({"stream": true})).text().to_owned();
     assert!(late.contains("\"deadline\"") || late.contains("\"overloaded\""), "{late}");

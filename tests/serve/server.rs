@@ -110,6 +110,15 @@ impl Server {
         log.lines().filter(|line| line.contains(words)).map(str::to_owned).collect()
     }
 
+    /// The names of its threads.
+    pub fn threads(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let name = |task: std::io::Result<std::fs::DirEntry>| {
+            std::fs::read_to_string(task.unwrap().path().join("comm")).unwrap().trim().to_owned()
+        };
+        tasks.map(name).collect()
+    }
+
     pub fn connect(&self) -> Client {
         Client::new(self.address)
     }

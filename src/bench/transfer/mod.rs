@@ -50,10 +50,14 @@ pub fn run(plan: &Plan) -> Result<(), BenchError> {
     log::configure(LogConfig { level: LogLevel::Error, ..LogConfig::default() });
     match &plan.place {
         Place::Listen { address, until_eof } => listen(*address, *until_eof),
-        Place::Connect(peer) => lead(plan, meet(peer)?),
+        Place::Connect(peer) => {
+            let (survey, address) = meet(peer)?;
+            lead(plan, &measurable(plan, &survey.nics)?, address)
+        }
         Place::Local => {
+            let rows = measurable(plan, &Ok(String::new()))?;
             let follower = Follower::start()?;
-            lead(plan, follower.address)
+            lead(plan, &rows, follower.address)
         }
     }
 }
@@ -107,19 +111,39 @@ impl Drop for Follower {
     }
 }
 
-/// Where the one to be led listens, if that is what `peer` does.
-fn meet(peer: &str) -> Result<SocketAddr, BenchError> {
+/// What the one to be led can take part in, and where it listens, if that is what `peer` does.
+fn meet(peer: &str) -> Result<(Survey, SocketAddr), BenchError> {
     let (survey, address) = Survey::ask(peer).map_err(|why| {
         BenchError(format!("{peer} does not answer as `baton bench transfer --listen` does: {why}"))
     })?;
-    let (ours, theirs) = (env!("CARGO_PKG_VERSION"), survey.version);
+    let (ours, theirs) = (env!("CARGO_PKG_VERSION"), &survey.version);
     if theirs != ours {
         return Err(BenchError(format!("{peer} runs baton {theirs:?}, this is {ours}")));
     }
-    Ok(address)
+    Ok((survey, address))
 }
 
-fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
+/// The rows that can be measured, where the other process has these NICs: what all of a way would fail by is told once.
+fn measurable(plan: &Plan, theirs: &Result<String, String>) -> Result<Vec<Row>, BenchError> {
+    const RDMA: &str = "rdma";
+    let is_rdma = |row: &&Row| row.transport == RDMA;
+    if !plan.rows.iter().any(|row| is_rdma(&row)) {
+        return Ok(plan.rows.clone());
+    }
+    let lack = match (Survey::here().nics, theirs) {
+        (Err(why), _) => format!("no rdma here: {why}"),
+        (Ok(_), Err(why)) => format!("no rdma there: {why}"),
+        (Ok(_), Ok(_)) => return Ok(plan.rows.clone()),
+    };
+    let others: Vec<Row> = plan.rows.iter().filter(|row| !is_rdma(row)).cloned().collect();
+    if others.is_empty() {
+        return Err(BenchError(lack));
+    }
+    eprintln!("rdma is left out: {lack}");
+    Ok(others)
+}
+
+fn lead(plan: &Plan, rows: &[Row], peer: SocketAddr) -> Result<(), BenchError> {
     let unwritten = |path: &Path, error| BenchError(format!("--report {}: {error}", path.display()));
     if let Some(path) = &plan.report {
         // Known before minutes are spent; what it holds stays until there is something to write.
@@ -129,7 +153,6 @@ fn lead(plan: &Plan, peer: SocketAddr) -> Result<(), BenchError> {
     for left_out in &plan.left_out {
         eprintln!("{left_out}");
     }
-    let rows = &plan.rows;
     let mut shown = Progress::new(rows.len());
     let (mut done, mut failures) = (Vec::new(), 0);
     if !plan.json {

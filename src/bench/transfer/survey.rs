@@ -54,7 +54,10 @@ impl Survey {
         let mut line = serde_json::to_vec(&Say::Survey).expect("only strings are keys");
         line.push(b'\n');
         stream.write_all(&line).map_err(text)?;
-        let line = line_of(&mut stream)?;
+        let line = line_of(&mut stream).map_err(|why| match speaks_http(address) {
+            true => "HTTP is spoken there, as by a worker or router, and no bench listens".into(),
+            false => why,
+        })?;
         match serde_json::from_slice(&line) {
             Ok(Say::Surveyed(survey)) => Ok((survey, address)),
             Ok(Say::Failed { why }) => Err(why),
@@ -65,6 +68,18 @@ impl Survey {
             }
         }
     }
+}
+
+/// Whether it answers to HTTP, once it has said nothing to anything else.
+fn speaks_http(address: SocketAddr) -> bool {
+    let asked = TcpStream::connect_timeout(&address, PATIENCE).and_then(|mut stream| {
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /health HTTP/1.1\r\nhost: baton\r\nconnection: close\r\n\r\n")?;
+        let mut first = [0; 5];
+        stream.read_exact(&mut first)?;
+        Ok(&first == b"HTTP/")
+    });
+    asked.unwrap_or(false)
 }
 
 /// What it says first, however slowly: a line, or less where it hangs up or the line has no end.

@@ -42,6 +42,8 @@ pub struct EtcdEnrolment {
     due: Instant,
     /// As etcd writes it.
     lease: Option<String>,
+    /// Whether etcd has ever taken the entry, and then whether that was told.
+    entered: Option<bool>,
     withdrawn: bool,
     paused: bool,
 }
@@ -58,6 +60,7 @@ impl EtcdEnrolment {
             next: Stage::Granting,
             due: now,
             lease: None,
+            entered: None,
             withdrawn: false,
             paused: false,
         }
@@ -170,6 +173,7 @@ impl Errand for EtcdEnrolment {
                 Some(_) => self.go_on(Stage::Keeping, later),
             }),
             Stage::Putting => {
+                self.entered.get_or_insert(false);
                 self.go_on(Stage::Keeping, later);
                 Ok(())
             }
@@ -188,6 +192,10 @@ impl Errand for EtcdEnrolment {
 
     fn piece(&mut self, _: &[u8], _: Instant) -> Result<(), String> {
         Ok(())
+    }
+
+    fn is_first_kept(&mut self) -> bool {
+        self.entered.as_mut().is_some_and(|told| !std::mem::replace(told, true))
     }
 
     fn failed(&mut self, now: Instant) {

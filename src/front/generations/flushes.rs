@@ -34,7 +34,8 @@ impl<C: Copy + PartialEq> Flushes<C> {
     /// Too many wait.
     pub fn begin(&mut self, conn: C, workers: &[WorkerId], now: Instant) -> Result<(), ApiError> {
         if self.0.len() >= FLUSHES_MAX {
-            return Err(ApiError::overloaded(1));
+            let why = format!("{FLUSHES_MAX} requests wait for a flush, as many as may; try again later");
+            return Err(ApiError::busy(why));
         }
         self.0.push_back(Flush {
             conn: Some(conn),

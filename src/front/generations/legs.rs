@@ -250,7 +250,9 @@ impl Generations {
 
     pub(super) fn end_choice(&mut self, leg: &Leg, outcome: Outcome, cached: u32, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
-        live.timings[leg.choice].ended.get_or_insert(way.now);
+        let times = &mut live.timings[leg.choice];
+        times.ended.get_or_insert(way.now);
+        times.cached = cached;
         self.record(leg, way.now);
         let Some(live) = self.live.get(&leg.exchange) else { return };
         let timings = live.request.return_timings.then(|| self.timings(leg));

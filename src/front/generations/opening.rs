@@ -37,7 +37,10 @@ impl Generations {
         let choices = request.prompts.len() * request.samples;
         let most = self.terms.choices;
         if choices > most {
-            let message = format!("asks for {choices} choices; this server has places for {most} requests");
+            let message = format!(
+                "asks for {choices} choices at once; a worker here has {most} places for requests that run or wait \
+                 (--max-running-requests and --max-queued-requests)"
+            );
             return Err(ApiError::new(400, "too_many_choices", message));
         }
         Ok(())
@@ -153,6 +156,7 @@ impl Generations {
             ));
         }
         exchange.resume(choice, told, most, &self.text.tokenizer, out);
+        live.timings[choice].resumed = told.ids.len() as u32;
         Ok((!exchange.has_ended(choice)).then(|| Given {
             ids: prompt.iter().chain(&told.ids).copied().collect(),
             resumed: told.ids.len() as u32,

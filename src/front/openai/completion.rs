@@ -7,7 +7,8 @@ use crate::limits::TOP_LOGPROBS_MAX;
 
 const DIALECT: Dialect = Dialect {
     default_length: Some(16),
-    max_tokens: &["max_tokens"],
+    // The second is chat's name for it, by which others know it here, too.
+    max_tokens: &["max_tokens", "max_completion_tokens"],
     min_tokens: "min_tokens",
     seed: &["seed"],
 };

@@ -29,6 +29,7 @@ impl ApiError {
         let kind = match status {
             401 => "authentication_error",
             404 => "not_found_error",
+            408 => "timeout_error",
             429 => "rate_limit_error",
             400..500 => "invalid_request_error",
             _ => "server_error",
@@ -96,14 +97,17 @@ impl ApiError {
         Self { allow: Some(allow.to_owned()), ..error }
     }
 
-    /// A queue is full.
+    /// The queue of a worker is full.
     pub fn overloaded(retry_after: u32) -> Self {
-        let error =
-            Self::new(429, Cause::Overloaded.name(), "too many requests are waiting; try again later");
+        let error = Self::new(
+            429,
+            Cause::Overloaded.name(),
+            "as many requests wait here as may (--max-queued-requests); try again later",
+        );
         Self { retry_after: Some(retry_after), ..error }
     }
 
-    /// There is no memory for it now.
+    /// There is no room for it now.
     pub fn busy(message: impl Into<String>) -> Self {
         let error = Self::new(429, Cause::Overloaded.name(), message);
         Self { retry_after: Some(1), ..error }
@@ -159,8 +163,9 @@ mod tests {
         );
         assert_eq!(
             body(ApiError::overloaded(2)),
-            r#"{"error":{"message":"too many requests are waiting; try again later","type":"rate_limit_error","param":null,"code":"overloaded"}}"#
+            r#"{"error":{"message":"as many requests wait here as may (--max-queued-requests); try again later","type":"rate_limit_error","param":null,"code":"overloaded"}}"#
         );
         assert_eq!(ApiError::new(503, "draining", "").kind, "server_error");
+        assert_eq!(ApiError::new(408, "deadline", "").kind, "timeout_error");
     }
 }

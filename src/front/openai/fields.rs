@@ -7,7 +7,7 @@
 use super::error::ApiError;
 use crate::limits::{JSON_FIELDS_MAX, JSON_NODES_MAX, NAME_BYTES_MAX};
 use serde::Deserialize;
-use serde::de::{Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 use std::fmt;
 use std::marker::PhantomData;
@@ -65,10 +65,23 @@ impl<'a> Fields<'a> {
     /// A text of 1 to [`NAME_BYTES_MAX`] bytes.
     pub(super) fn name(&mut self, name: &str) -> Result<Option<String>, ApiError> {
         let text = self.text(name)?;
-        if text.as_ref().is_some_and(|text| text.is_empty() || text.len() > NAME_BYTES_MAX) {
-            return Err(self.invalid(name, format!("must have 1 to {NAME_BYTES_MAX} bytes")));
-        }
+        self.sized(name, text.iter(), NAME_BYTES_MAX)?;
         Ok(text)
+    }
+
+    /// Whether each of these texts of `name` has 1 to `most` bytes.
+    pub(super) fn sized<'t>(
+        &self,
+        name: &str,
+        texts: impl IntoIterator<Item = &'t String>,
+        most: usize,
+    ) -> Result<(), ApiError> {
+        match texts.into_iter().find(|text| text.is_empty() || text.len() > most) {
+            Some(text) => {
+                Err(self.invalid(name, format!("must have 1 to {most} bytes, and has {}", text.len())))
+            }
+            None => Ok(()),
+        }
     }
 
     /// A whole number within `range`; `1.0` is one.
@@ -107,19 +120,36 @@ impl<'a> Fields<'a> {
     ) -> Result<Option<OneOrMany<T>>, ApiError> {
         let Some(raw) = self.take(name) else { return Ok(None) };
         let value = if raw.get().starts_with('[') {
-            let List(items) = self.value::<List<T, MAX>>(name, raw, must)?;
-            OneOrMany::Many(items)
+            OneOrMany::Many(self.list::<T, MAX>(name, raw.get(), must)?)
         } else {
             OneOrMany::One(self.value(name, raw, must)?)
         };
         Ok(Some(value))
     }
 
+    /// The value of `name` in `json` as a list of at most `MAX`.
+    pub(super) fn list<T: Deserialize<'a>, const MAX: usize>(
+        &self,
+        name: &str,
+        json: &'a str,
+        must: &str,
+    ) -> Result<Vec<T>, ApiError> {
+        let List { items, count } =
+            serde_json::from_str::<List<T, MAX>>(json).map_err(|_| self.invalid(name, must))?;
+        if count > MAX {
+            return Err(self.invalid(name, format!("has {count} items, and {MAX} at most are taken")));
+        }
+        Ok(items)
+    }
+
     /// The value of `name` as a tree of bounded size.
     pub(super) fn tree<T: Deserialize<'a>>(&mut self, name: &str, must: &str) -> Result<Option<T>, ApiError> {
         let Some(raw) = self.take(name) else { return Ok(None) };
-        if nodes(raw.get()) > JSON_NODES_MAX {
-            return Err(self.invalid(name, format!("holds more than {JSON_NODES_MAX} values")));
+        let count = nodes(raw.get());
+        if count > JSON_NODES_MAX {
+            return Err(
+                self.invalid(name, format!("holds {count} values, and {JSON_NODES_MAX} at most are taken"))
+            );
         }
         self.value(name, raw, must).map(Some)
     }
@@ -219,7 +249,10 @@ impl<'de> Deserialize<'de> for Entries<'de> {
                         return Err(A::Error::custom(format!("more than {JSON_FIELDS_MAX} fields")));
                     }
                     if name.len() > NAME_BYTES_MAX {
-                        return Err(A::Error::custom("a field's name is too long"));
+                        let bytes = name.len();
+                        return Err(A::Error::custom(format!(
+                            "a field's name has {bytes} bytes, and may have {NAME_BYTES_MAX}"
+                        )));
                     }
                     if entries.iter().any(|(earlier, _)| *earlier == name) {
                         return Err(A::Error::custom(format!("the field `{name}` stands there twice")));
@@ -233,8 +266,11 @@ impl<'de> Deserialize<'de> for Entries<'de> {
     }
 }
 
-/// A list of at most `MAX` items, refused before it grows longer.
-pub(super) struct List<T, const MAX: usize>(pub(super) Vec<T>);
+/// A list: its first `MAX` items, and how many it has.
+struct List<T, const MAX: usize> {
+    items: Vec<T>,
+    count: usize,
+}
 
 impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MAX> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -243,18 +279,22 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MA
             type Value = List<T, MAX>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "a list of at most {MAX} items")
+                f.write_str("a list")
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
                 let mut items = Vec::new();
-                while let Some(item) = seq.next_element()? {
-                    if items.len() == MAX {
-                        return Err(A::Error::invalid_length(MAX + 1, &self));
-                    }
+                while items.len() < MAX
+                    && let Some(item) = seq.next_element()?
+                {
                     items.push(item);
                 }
-                Ok(List(items))
+                let mut count = items.len();
+                // What is too many is told by its number, and not kept.
+                while items.len() == MAX && seq.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(List { items, count })
             }
         }
         deserializer.deserialize_seq(Items(PhantomData))

@@ -107,7 +107,8 @@ impl Serialize for Usage {
     }
 }
 
-/// Where the time of a request went, in milliseconds; stages that it did not pass are absent.
+/// Where the time of a request went, in milliseconds; stages that it did not pass are absent. Of an answer that has gone on
+/// at other workers, since some were lost, all is told of those alone that ended it.
 #[derive(Clone, Copy, PartialEq, Default, Debug, Serialize)]
 pub struct Timings {
     /// Waiting for admission to prefill.
@@ -115,7 +116,7 @@ pub struct Timings {
     /// Waiting for decode's destination.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bootstrap_ms: Option<f64>,
-    /// Tokens computed by prefill.
+    /// Tokens computed by prefill: those of the prompt that no cache had, and of an answer that went on the ones before.
     pub prefill_tokens: u32,
     /// Computing them.
     pub prefill_ms: f64,
@@ -135,10 +136,13 @@ pub struct Timings {
     /// From there into the running batch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub join_ms: Option<f64>,
-    /// Tokens that decode generated.
+    /// Tokens that decode generated, the first not counted.
     pub decode_tokens: u32,
     /// Generating them.
     pub decode_ms: f64,
+    /// Tokens that the client had of workers that were lost, before these went on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resumed_tokens: Option<u32>,
 }
 
 /// One choice, whole or what is new of it.

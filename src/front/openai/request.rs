@@ -5,7 +5,7 @@
 
 use super::bootstrap::{self, Bootstrap};
 use super::error::ApiError;
-use super::fields::{Fields, List, Neutral, OneOrMany, first_item};
+use super::fields::{Fields, Neutral, OneOrMany, first_item};
 use super::kv_transfer::{self, Keep, KvTransfer, PrefillAddress};
 use super::resume::{self, Resume};
 use crate::limits::{
@@ -15,7 +15,7 @@ use crate::limits::{
 use serde_json::{Map, Value};
 use std::time::Duration;
 
-/// Fields of vLLM, SGLang and llama.cpp that a client relies on to be obeyed, at every endpoint.
+/// Fields of OpenAI, vLLM, SGLang and llama.cpp that a client relies on to be obeyed, at every endpoint.
 const OBEYED: &[Neutral<'_>] = &[
     ("guided_json", &[]),
     ("guided_regex", &[]),
@@ -35,6 +35,12 @@ const OBEYED: &[Neutral<'_>] = &[
     ("lora_path", &[]),
     ("custom_logit_processor", &[]),
     ("return_hidden_states", &["false"]),
+    // Of OpenAI's chat, which reads more of them: elsewhere they would change the answer no less.
+    ("response_format", &["{\"type\":\"text\"}"]),
+    ("tools", &["[]"]),
+    ("tool_choice", &["\"none\"", "\"auto\""]),
+    ("functions", &["[]"]),
+    ("reasoning_effort", &["\"none\"", "\"medium\""]),
 ];
 
 /// Which form the answer takes.
@@ -258,9 +264,9 @@ impl GenerateRequest {
         self.sampling = sampling(fields, dialect, defaults)?;
         self.samples = fields.integer("n", 1..=i128::from(SAMPLES_MAX))?.unwrap_or(1);
         if self.prompts.len() * self.samples > CHOICES_MAX {
-            return Err(
-                fields.invalid("n", format!("times the number of prompts is more than {CHOICES_MAX}"))
-            );
+            let asked = self.prompts.len() * self.samples;
+            let why = format!("times the number of prompts is {asked}, and may be {CHOICES_MAX} at most");
+            return Err(fields.invalid("n", why));
         }
         for name in dialect.max_tokens {
             let value = fields.integer(name, 1..=i128::from(u32::MAX))?;
@@ -270,9 +276,10 @@ impl GenerateRequest {
         let most = self.max_tokens.unwrap_or(u32::MAX);
         self.min_tokens = fields.integer(dialect.min_tokens, 0..=i128::from(most))?.unwrap_or(0);
         self.stop = stops(fields)?;
-        let ids =
-            fields.get("stop_token_ids", &format!("must be a list of at most {STOP_IDS_MAX} token ids"))?;
-        self.stop_token_ids = ids.map_or(Vec::new(), |List::<u32, STOP_IDS_MAX>(ids)| ids);
+        if let Some(raw) = fields.take("stop_token_ids") {
+            let must = format!("must be a list of at most {STOP_IDS_MAX} token ids");
+            self.stop_token_ids = fields.list::<u32, STOP_IDS_MAX>("stop_token_ids", raw.get(), &must)?;
+        }
         self.ignore_eos = fields.flag("ignore_eos", false)?;
         self.skip_special_tokens = fields.flag("skip_special_tokens", true)?;
         Ok(())
@@ -360,9 +367,7 @@ fn stops(fields: &mut Fields<'_>) -> Result<Vec<String>, ApiError> {
         Some(OneOrMany::One(stop)) => vec![stop],
         Some(OneOrMany::Many(stops)) => stops,
     };
-    if stops.iter().any(|stop| stop.is_empty() || stop.len() > STOP_STRING_BYTES_MAX) {
-        return Err(fields.invalid("stop", format!("must have texts of 1 to {STOP_STRING_BYTES_MAX} bytes")));
-    }
+    fields.sized("stop", &stops, STOP_STRING_BYTES_MAX)?;
     Ok(stops)
 }
 
@@ -379,9 +384,7 @@ fn rids(fields: &mut Fields<'_>, prompts: usize) -> Result<Vec<String>, ApiError
     if rids.len() != prompts {
         return Err(fields.invalid("rid", must));
     }
-    if rids.iter().any(|rid| rid.is_empty() || rid.len() > NAME_BYTES_MAX) {
-        return Err(fields.invalid("rid", format!("must have 1 to {NAME_BYTES_MAX} bytes")));
-    }
+    fields.sized("rid", &rids, NAME_BYTES_MAX)?;
     Ok(rids)
 }
 
@@ -394,14 +397,8 @@ pub(super) fn prompts(fields: &mut Fields<'_>, name: &str) -> Result<Option<(Pro
     let prompts = match first_item(json) {
         None if json.starts_with('[') => return Err(fields.invalid(name, "must not be empty")),
         None => (Prompts::Texts(vec![serde_json::from_str(json).map_err(broken)?]), false),
-        Some(b'"') => {
-            let List::<String, CHOICES_MAX>(texts) = serde_json::from_str(json).map_err(broken)?;
-            (Prompts::Texts(texts), true)
-        }
-        Some(b'[') => {
-            let List::<Vec<u32>, CHOICES_MAX>(lists) = serde_json::from_str(json).map_err(broken)?;
-            (Prompts::Ids(lists), true)
-        }
+        Some(b'"') => (Prompts::Texts(fields.list::<String, CHOICES_MAX>(name, json, must)?), true),
+        Some(b'[') => (Prompts::Ids(fields.list::<Vec<u32>, CHOICES_MAX>(name, json, must)?), true),
         Some(_) => (Prompts::Ids(vec![serde_json::from_str(json).map_err(broken)?]), false),
     };
     if let (Prompts::Ids(lists), _) = &prompts

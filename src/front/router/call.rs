@@ -14,7 +14,7 @@ use crate::front::openai::info::DRAINING;
 use crate::front::router::failure::Failure;
 use crate::front::turning::TAKEN_FOR;
 use crate::limits::{REQUEST_TIME_MAX, ROUTER_ANSWER_MAX, ROUTER_PIECE};
-use crate::net::{ConnId, Reactor, SendError};
+use crate::net::{ConnId, HTTPS_ALONE, Reactor, SendError};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -208,6 +208,17 @@ impl WorkerAnswer {
     /// Whether the worker says that it is another than the router takes it for.
     pub fn is_of_role(&self) -> bool {
         !self.is_success() && Failure::of(self).is_of_role()
+    }
+
+    /// What is wrong with it, which is no success, for operators.
+    pub fn complaint(&self) -> String {
+        let status = self.status;
+        match Failure::of(self).has_code(HTTPS_ALONE) {
+            true => {
+                format!("answers with status {status}: it speaks HTTPS alone, name it as https://HOST:PORT")
+            }
+            false => format!("answers with status {status}"),
+        }
     }
 
     /// For a client.

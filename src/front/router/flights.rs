@@ -166,7 +166,11 @@ impl Flights {
     fn queue(&mut self, client: ConnId, flight: Flight, way: &mut Way<'_>) {
         let deadline = flight.deadline();
         if let Err(mut flight) = self.line.join(client, flight, deadline, way.now) {
-            flight.last = Some(WorkerAnswer::error(&ApiError::overloaded(1)));
+            let most = self.line.length_max();
+            let why = format!(
+                "{most} requests wait at this router, as many as may (--queue-size); try again later"
+            );
+            flight.last = Some(WorkerAnswer::error(&ApiError::busy(why)));
             self.fail(client, flight, Cause::Overloaded, way);
         }
     }

@@ -35,6 +35,11 @@ impl<T> Line<T> {
         }
     }
 
+    /// How many may wait.
+    pub fn length_max(&self) -> usize {
+        self.length_max
+    }
+
     /// Whether nobody ever has to wait.
     pub fn is_open(&self) -> bool {
         self.running_max.is_none()

@@ -55,8 +55,12 @@ pub struct Target {
     pub fault: Option<String>,
     /// Its model, as its clients name it.
     pub model: Option<String>,
-    /// Whether it was said that it is not up, since it was last.
+    /// Whether it was said that it is not up, since it was last,
     pub(super) told_down: bool,
+    /// for which reason, as far as one was or needs to be said,
+    told_fault: Option<String>,
+    /// and which other one the last look has met.
+    other_fault: Option<String>,
     /// The one used last is the last.
     pub(super) idle: Vec<Idle>,
 }
@@ -85,6 +89,8 @@ impl Target {
             fault: Some("it was not asked yet".into()),
             model: None,
             told_down: false,
+            told_fault: None,
+            other_fault: None,
             idle: Vec::new(),
         }
     }
@@ -110,6 +116,31 @@ impl Target {
         }
     }
 
+    /// Why it is down, or is not used, has been said.
+    pub(super) fn tell_fault(&mut self) {
+        self.told_down = true;
+        (self.told_fault, self.other_fault) = (self.fault.clone(), None);
+    }
+
+    /// It is well: whatever it has next is news.
+    pub(super) fn is_well(&mut self) {
+        self.told_down = false;
+        (self.drains, self.fault, self.told_fault, self.other_fault) = (false, None, None, None);
+    }
+
+    /// A look has met it down again: whether that is for another reason than was said last. One look alone tells that of no
+    /// worker, as what is met at a port differs while its process comes and goes.
+    pub(super) fn has_another_fault(&mut self) -> bool {
+        if self.told_fault.is_none() || self.fault == self.told_fault {
+            // That one that drained is gone then was said without a reason.
+            self.tell_fault();
+            return false;
+        }
+        let is_met_again = self.other_fault == self.fault;
+        self.other_fault.clone_from(&self.fault);
+        is_met_again
+    }
+
     /// Where decode workers find it, as far as anybody has said.
     pub(super) fn registry_port(&self) -> Option<u16> {
         self.bootstrap_port.or(self.told_port)
@@ -131,6 +162,23 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn another_reason_is_news_once_it_was_met_twice() {
+        let mut target = Target::new("http://10.0.0.1:7".parse().unwrap(), None, None);
+        let mut met = |why: &str| {
+            target.fault = Some(why.into());
+            let is_news = target.has_another_fault();
+            if is_news {
+                target.tell_fault();
+            }
+            is_news
+        };
+        assert_eq!(["gone", "gone", "late", "gone", "late"].map(&mut met), [false; 5], "it comes and goes");
+        assert_eq!(["late", "late", "gone", "gone", "gone"].map(&mut met), [true, false, false, true, false]);
+        target.is_well();
+        assert!(!target.told_down && target.fault.is_none());
+    }
 
     #[test]
     fn who_cannot_change_may_be_able_to_as_something_else() {

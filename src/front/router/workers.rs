@@ -16,6 +16,7 @@
 
 use crate::cluster::entry::{Entry, Seat};
 use crate::cluster::etcd::view::{Change, View};
+use crate::cluster::kinds::Difference;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::membership::{Action, Full, Membership, Why};
 use crate::cluster::proof::{Asked, NONCE, Nonces, PROOF, Unproven};
@@ -65,6 +66,9 @@ pub struct Workers {
 
 /// Why a worker at an https:// address is not taken.
 const UNSPOKEN: &str = "workers are reached over TLS by a router with --tls-ca-file";
+
+/// What `/workers` calls a worker that does both.
+const MIXED: &str = "mixed";
 
 /// Status and body.
 type Told = (u16, Vec<u8>);
@@ -314,7 +318,13 @@ impl Workers {
         let role = way.fleet.role_name(worker);
         let entry = self.seat(worker).and_then(|seat| self.members.entry(seat));
         let misfit = way.fleet.router().misfit(worker).map(|(other, difference)| {
-            format!("it fits no worker of the other role; of it and {}: {difference}", way.fleet.url(other))
+            let other = way.fleet.url(other);
+            match difference {
+                Difference::Alone => {
+                    format!("no worker of the other role is here: {other} is mixed, and hands nothing over")
+                }
+                difference => format!("it fits no worker of the other role; of it and {other}: {difference}"),
+            }
         });
         let target = way.fleet.target(worker);
         let (status, reason) = match (misfit, target) {
@@ -368,7 +378,7 @@ impl Workers {
         while let Some(action) = self.members.poll() {
             match action {
                 Action::Join { seat, bootstrap_port, kind, has_turned } => {
-                    event!(Info, "router", "worker joins", role = seat.role, worker = seat.url);
+                    event!(Info, "router", "worker joins", seat = seat.role, worker = seat.url);
                     let target = Target::new(seat.url.clone(), None, bootstrap_port).turned(has_turned);
                     let worker = fleet.join(seat.role, target, now);
                     if let Some(kind) = kind {
@@ -421,8 +431,13 @@ impl Asking {
             .unwrap_or_else(|| Err("a worker's address is http://HOST:PORT or https://HOST:PORT".into()));
         let wrong = |why| ApiError::invalid("url", format!("is {url:?}, which is no address: {why}"));
         let url = parsed.map_err(wrong)?;
-        let role = asked.worker_type.as_deref().and_then(Role::named);
-        let role = role.ok_or_else(|| ApiError::invalid("worker_type", "must be prefill or decode"))?;
+        // Who does both has the seat of a decode worker; whether it may sit there it is asked.
+        let role = asked.worker_type.as_deref().and_then(|name| match name {
+            MIXED => Some(Role::Decode),
+            name => Role::named(name),
+        });
+        let role =
+            role.ok_or_else(|| ApiError::invalid("worker_type", "must be prefill, decode or mixed"))?;
         let port = |value: &Value| {
             let port = value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0);
             port.ok_or_else(|| ApiError::invalid("bootstrap_port", "must be 1 to 65535"))
@@ -431,10 +446,7 @@ impl Asking {
             (Role::Prefill, port) => port,
             (Role::Decode, None) => None,
             (Role::Decode, Some(_)) => {
-                return Err(ApiError::invalid(
-                    "bootstrap_port",
-                    "is a prefill worker's, not a decode worker's",
-                ));
+                return Err(ApiError::invalid("bootstrap_port", "is a prefill worker's, and of no other"));
             }
         };
         Ok((Seat { role, url }, bootstrap_port))

@@ -65,7 +65,12 @@ impl TextQueue {
         let ticket = Arc::new(());
         let lane = if job.task.size() <= TOKENISE_SHORT { &self.short } else { &self.long };
         lane.try_send(Entry { job, waits: Arc::downgrade(&ticket) }).map_err(|error| match error {
-            TrySendError::Full(_) => ApiError::overloaded(1),
+            TrySendError::Full(_) => {
+                let most = lane.capacity().unwrap_or(0);
+                ApiError::busy(format!(
+                    "{most} requests wait to be tokenised, as many as may; try again later"
+                ))
+            }
             TrySendError::Disconnected(_) => ApiError::new(500, "internal", "the tokeniser has stopped"),
         })?;
         Ok(Ticket(ticket))

@@ -73,7 +73,7 @@ impl Fleet {
             Owner::Report => self.reported(worker, &answer, now),
             // It says itself that it stands still.
             Owner::Probe => {
-                self.ails(worker, format!("/health answers with status {}", answer.status));
+                self.ails(worker, format!("/health {}", answer.complaint()));
                 self.unwell(reactor, worker, now);
             }
             _ => self.news.push_back(News { owner, conn, what: What::Ended(answer) }),
@@ -148,7 +148,7 @@ impl Fleet {
     /// it. Probes tell whether another one has come in its place.
     pub(in crate::front::router) fn drains(&mut self, reactor: &mut Reactor, worker: WorkerNumber) {
         if self.router.refused(worker).is_some()
-            && let (Some(role), Some(target)) = (self.router.role(worker), self.targets.get(&worker))
+            && let (Some(role), Some(target)) = (self.role_name(worker), self.targets.get(&worker))
         {
             event!(Info, "router", "worker drains", role = role, worker = target.url);
         }

@@ -32,7 +32,7 @@ impl Fleet {
         if !self.router.has(worker) {
             return;
         }
-        if let (Some(role), Some(target)) = (self.router.role(worker), self.targets.get_mut(&worker)) {
+        if let (Some(role), Some(target)) = (self.role_name(worker), self.targets.get_mut(&worker)) {
             event!(Info, "router", "worker leaves", role = role, worker = target.url, why = why);
             for idle in target.idle.drain(..) {
                 self.kept.remove(&idle.conn);

@@ -101,6 +101,7 @@ impl Fleet {
                 if target.fault.as_deref() != Some(WITHHELD) {
                     event!(Warn, "router", "worker cannot be used", worker = target.url, why = WITHHELD);
                     target.fault = Some(WITHHELD.into());
+                    target.tell_fault();
                 }
             }
         }
@@ -109,8 +110,9 @@ impl Fleet {
 
     /// One that drained is there no longer.
     pub(super) fn is_gone(&mut self, worker: WorkerNumber) {
+        let role = self.role_name(worker);
         let here = self.targets.get_mut(&worker).filter(|target| target.drains);
-        if let (Some(role), Some(target)) = (self.router.role(worker), here) {
+        if let (Some(role), Some(target)) = (role, here) {
             (target.drains, target.told_down) = (false, true);
             event!(Info, "router", "worker is down", role = role, worker = target.url, by = "drain");
         }
@@ -148,13 +150,11 @@ impl Fleet {
         });
         let (verdict, asked) = match (judged, answer) {
             (Some(verdict), _) => (verdict, true),
-            // It does not know the path, or wants a key that only clients have.
-            (None, Ok(WorkerAnswer { status: status @ (401 | 403 | 404 | 405), .. })) => {
-                (Verdict::Doubtful(format!("{} answers with status {status}", introduction::PATH)), true)
-            }
             (None, Ok(answer)) => {
-                let why = format!("{} answers with status {}", introduction::PATH, answer.status);
-                (Verdict::Doubtful(why), false)
+                let why = format!("{} {}", introduction::PATH, answer.complaint());
+                // It does not know the path, or wants a key that only clients have.
+                let asked = matches!(answer.status, 401 | 403 | 404 | 405);
+                (Verdict::Doubtful(why), asked)
             }
             (None, Err(why)) => {
                 (Verdict::Doubtful(format!("{} is not answered: {why}", introduction::PATH)), false)
@@ -186,7 +186,8 @@ impl Fleet {
             }
             Verdict::Unfit(ref why) => {
                 // That it is not used any more was said with the reason.
-                (target.introduced, target.fault, target.told_down) = (false, Some(why.clone()), true);
+                (target.introduced, target.fault) = (false, Some(why.clone()));
+                target.tell_fault();
                 // No matter how well it is.
                 self.router.refused(worker);
                 self.probed(worker, false, now);
@@ -201,30 +202,30 @@ impl Fleet {
         let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
         if is_well {
-            (target.drains, target.fault) = (false, None);
+            target.is_well();
         }
         // Who answers there next may be somebody else, unless it is only late.
         target.introduced &= is_well || is_usable;
-        if is_well {
-            target.told_down = false;
-        } else if !is_usable {
+        if !is_well && !is_usable {
             self.tell_why_not(worker);
         }
     }
 
-    /// Tells once why a worker is not used.
+    /// Tells why a worker is not used: once, and again where the reason is another one by now.
     pub(super) fn tell_why_not(&mut self, worker: WorkerNumber) {
         let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
-        if !std::mem::replace(&mut target.told_down, true) {
-            let address = target.address.map_or("unknown".into(), |address| address.to_string());
-            let why = target.fault.as_deref().unwrap_or("it is not known why");
-            event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);
+        if target.told_down && !target.has_another_fault() {
+            return;
         }
+        let address = target.address.map_or("unknown".into(), |address| address.to_string());
+        let why = target.fault.as_deref().unwrap_or("it is not known why");
+        event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);
+        target.tell_fault();
     }
 
     /// Tells that a worker is up or down by now, and why, by this unless more is known.
     pub(super) fn tell(&mut self, worker: WorkerNumber, change: Option<Change>, by: &dyn std::fmt::Display) {
-        let (role, has_left) = (self.router.role(worker), !self.router.has(worker));
+        let (role, has_left) = (self.role_name(worker), !self.router.has(worker));
         let (Some(role), Some(target)) = (role, self.targets.get_mut(&worker)) else { return };
         let url = &target.url;
         match change {
@@ -232,12 +233,12 @@ impl Fleet {
             Some(Change::Up) if has_left => {}
             Some(Change::Up) => event!(Info, "router", "worker is up", role = role, worker = url),
             Some(Change::Down) => {
-                target.told_down = true;
                 let why: &dyn std::fmt::Display = match &target.fault {
                     Some(fault) => fault,
                     None => by,
                 };
-                event!(Warn, "router", "worker is down", role = role, worker = url, why = why)
+                event!(Warn, "router", "worker is down", role = role, worker = url, why = why);
+                target.tell_fault();
             }
             None => {}
         }

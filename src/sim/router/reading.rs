@@ -47,7 +47,7 @@ impl Flights {
         flight.legs = [false, true];
         let (attempt, room, pair) = (flight.attempt, flight.room, flight.pair);
         // Whether decode is there is now of interest.
-        self.fleet.wishes.push(Wish::Choose { flight: id, room, pair });
+        self.fleet.wishes.push(Wish::Choose { flight: id, attempt, room, pair });
         let leg = CallName::Leg(LegName { flight: id, attempt, role: Role::Decode, copy: 0 });
         let awaited = u32::from(!self.fleet.open(leg, decode, until, now));
         self.follow(id, News::Opened(awaited), now);

@@ -761,6 +761,24 @@ fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
     }
 }
 
+/// A decode worker may end, or have another role, as soon as it has everything.
+#[test]
+fn what_is_told_to_be_there_is_handed_over_though_the_session_ends_at_every_point() {
+    for kind in WRITTEN.into_iter().chain([Kind::Shm, Kind::Tcp(1), Kind::Tcp(3)]) {
+        at_every_point(kind, |rig, handoff| {
+            let is_told = rig.states(handoff)[1] == State::Success;
+            rig.close(SESSION, At::Source);
+            rig.step_source();
+            let [from, _] = rig.states(handoff);
+            assert!(from.is_terminal() && (!is_told || from == State::Success), "{kind:?}: {from:?}");
+            rig.close(SESSION, At::Destination);
+            rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
+            rig.release(handoff);
+            rig.open_at(0, kind)
+        });
+    }
+}
+
 /// With the leases nothing is left that would read the pages, or write to where they went.
 #[test]
 fn queue_pairs_are_gone_when_their_sources_leases_have_ended_at_every_point() {

@@ -55,6 +55,8 @@ struct Transfer {
     /// The last post is out.
     complete: bool,
 }
+    /// Its destination has told that everything is there.
+    told: bool,
 
 impl SourceMover {
     /// A mover without sessions; `sessions` bounds their number.
@@ -106,8 +108,8 @@ impl SourceMover {
             }
             SourceCommand::Close { session } => self.close(session, Lost::GONE),
             SourceCommand::Begin { slot, generation, target, lease } => {
-                let transfer =
-                    Transfer { generation, target, lease, pending: None, cancelled: false, complete: false };
+                let (pending, cancelled, complete, told) = (None, false, false, false);
+                let transfer = Transfer { generation, target, lease, pending, cancelled, complete, told };
                 self.begin(slot, transfer);
             }
             SourceCommand::Chunk { slot, generation, tokens, last } => {
@@ -156,9 +158,9 @@ impl SourceMover {
 
     /// The peer's word ends the lease only where nothing of ours still reads the pages.
     fn done(&mut self, slot: SlotId, generation: Generation) {
-        let Some(session) = self.live(slot, generation).map(|transfer| transfer.target.session) else {
-            return;
-        };
+        let Some(transfer) = self.live(slot, generation) else { return };
+        transfer.told = true;
+        let session = transfer.target.session;
         let half = self.sessions.half(session).as_ref();
         if half.is_some_and(|half| half.completion() == Completion::Pulled) {
             self.finish(slot);
@@ -266,7 +268,7 @@ impl SourceMover {
         self.links.ctl.ring();
     }
 
-    /// Drops the session and fails what was bound to it; its streams are closed with it.
+    /// Drops the session and fails what was bound to it, unless its destination has everything; its streams are closed with it.
     fn close(&mut self, session: SessionId, lost: Lost) {
         *self.sessions.half(session) = None;
         for index in 0..self.slots.len() {
@@ -275,7 +277,11 @@ impl SourceMover {
                 continue;
             }
             let (slot, generation) = (SlotId(index as u32), transfer.generation);
-            let _ = self.links.status.advance(slot, generation, Move::Fail(lost.cause_for(slot)));
+            let step = match transfer.told && transfer.complete {
+                true => Move::Finish,
+                false => Move::Fail(lost.cause_for(slot)),
+            };
+            let _ = self.links.status.advance(slot, generation, step);
             self.end_lease(slot);
         }
         self.links.engine.ring();

@@ -2,7 +2,7 @@
 //!
 //! Thread: `move`. A slot's life: Begin (lease taken) → Chunks (posted in order, merged while the transport
 //! is full) → Done, last byte gone, or Cancel (lease ended). Invariants: what is posted was checked against
-//! the status word in the same step, after every Cancel before it in the ring; a lease ends exactly once.
+//! the status word in the same step, after every Cancel before it in the ring; a lease ends exactly once; `ctl` is told all.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SessionGeneration, SlotId};
@@ -14,6 +14,7 @@ use crate::transfer::mover::{Links, Report};
 use crate::transfer::status::{Move, State};
 use crate::transfer::transport::fake::Fake;
 use crate::transfer::transport::{Completion, Lost, Memory, Post, SourceHalf};
+use crossbeam_channel::TrySendError;
 use std::ops::Range;
 
 /// Halves by session; the last one is that of [`SessionId::NOBODY`].
@@ -54,9 +55,9 @@ struct Transfer {
     cancelled: bool,
     /// The last post is out.
     complete: bool,
-}
     /// Its destination has told that everything is there.
     told: bool,
+}
 
 impl SourceMover {
     /// A mover without sessions; `sessions` bounds their number.
@@ -82,13 +83,24 @@ impl SourceMover {
 
     /// One turn: commands, then posts, then completions. True when something was done.
     pub fn step(&mut self) -> bool {
-        let mut busy = false;
-        while let Ok(command) = self.links.commands.try_recv() {
+        let mut busy = self.take_commands();
+        busy |= self.post_pending();
+        busy | self.poll_sessions()
+    }
+
+    /// Takes commands while there is room for what they, and then all slots and sessions, have to say: behind a mover that
+    /// stood still many a use of a slot was cancelled before it had begun, and a session whose end is not told goes on failing
+    /// all that it is given.
+    fn take_commands(&mut self) -> bool {
+        let (most, mut busy) = (self.slots.len(), false);
+        while (self.links.reports.len() < most || is_planted("reports are dropped"))
+            && let Ok(command) = self.links.commands.try_recv()
+        {
             self.apply(command);
             busy = true;
         }
-        busy |= self.post_pending();
-        busy | self.poll_sessions()
+        // `ctl` tells nobody that it has read.
+        busy || !self.links.commands.is_empty()
     }
 
     /// Has the sessions' transports wake the mover, or no longer.
@@ -299,8 +311,9 @@ impl SourceMover {
     }
 
     fn report(&self, report: Report) {
-        // A full ring means that ctl is stuck; its deadlines then end what this report would have.
-        let _ = self.links.reports.try_send(report);
+        let sent = self.links.reports.try_send(report);
+        let is_dropped = matches!(sent, Err(TrySendError::Full(_)));
+        debug_assert!(!is_dropped || is_planted("reports are dropped"), "there is room for two of each slot");
         self.links.ctl.ring();
     }
 }

@@ -221,8 +221,11 @@ impl Reasons {
             Effect::Breaks => true,
             // A lane on which nothing comes for so long does not prove itself, also where so long was but a moment.
             Effect::Holds => reason.time.1 - reason.time.0 >= LOST_AFTER,
+            Effect::Silences => {
+                matches!(reason.place, Place::Way(..)) && reason.time.1 - reason.time.0 >= LOST_AFTER
+            }
             Effect::Skips(by) => by >= LOST_AFTER,
-            Effect::Silences | Effect::Delays => false,
+            Effect::Delays => false,
         };
         breaks && concerned.any(|&[one, other]| self.machines.may_stream(one, other))
     }

@@ -327,8 +327,8 @@ impl Flight {
                 self.refusals += 1;
                 Next::Rejoin
             }
-            // There is no other one, behind what was said of this one.
-            (Stage::Joining, News::Lost(Role::Decode, cause)) if !self.avoid.is_empty() => {
+            // There is no other one; what this one did was said before.
+            (Stage::Joining, News::Lost(Role::Decode, cause)) => {
                 self.accused = [None; 2];
                 self.again(cause, terms)
             }

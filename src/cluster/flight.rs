@@ -325,7 +325,11 @@ impl Flight {
             {
                 self.avoid.unwilling.extend(self.worker(Role::Decode));
                 self.refusals += 1;
-                Next::Rejoin
+                if is_planted("kept KV waits for a decode worker that goes") {
+                    Next::On
+                } else {
+                    Next::Rejoin
+                }
             }
             // There is no other one; what this one did was said before.
             (Stage::Joining, News::Lost(Role::Decode, cause)) => {

@@ -100,6 +100,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     kept("KV is kept for an hour", Checker::Idle, "transfers"),
     kept("turns outlive their try", Checker::Assertion, "decode answers what was sent"),
+    kept("kept KV waits for a decode worker that goes", Checker::Ends, "has not ended in time"),
     asked("prefill's end is its failure", Checker::Ends, "peer_lost"),
     mistake("change of role does not wait for requests", Checker::Idle, "holds"),
     tcp("change of role does not wait for Done", Checker::Ends, "peer_lost"),

@@ -41,8 +41,13 @@ impl Flights {
         let flight = &mut self.flights[id];
         let Some(decode) = flight.held.take() else { return };
         if !self.fleet.router().load(decode.worker()).is_some_and(|load| load.usable) {
+            // It drains, has left, or is down, since it was chosen.
+            let news = match self.fleet.is_going(decode.worker()) {
+                true => News::Failed(Role::Decode, Cause::Draining),
+                false => News::Refused(Role::Decode),
+            };
             self.fleet.release(decode, now);
-            return self.follow(id, News::Refused(Role::Decode), now);
+            return self.follow(id, news, now);
         }
         flight.legs = [false, true];
         let (attempt, room, pair) = (flight.attempt, flight.room, flight.pair);

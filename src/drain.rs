@@ -13,7 +13,7 @@ use crate::limits::{DRAIN_ANSWER_MAX, DRAIN_FLUSH_TIME, DRAIN_TIME_MAX};
 use crate::net::{Authorities, Distrust, HTTPS_ALONE};
 use std::fmt;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -84,17 +84,17 @@ pub fn run(config: &DrainConfig, out: &mut impl Write) -> Result<(), DrainError>
     // A closed standard output is no reason not to wait.
     let _ = writeln!(out, "{} drains; requests that run: {}", config.url, said["running"]);
     if config.wait {
-        await_end(&at)?;
+        let until = Instant::now() + DRAIN_TIME_MAX + DRAIN_FLUSH_TIME;
+        await_end(&at, || Instant::now() < until)?;
         let _ = writeln!(out, "{} has ended", config.url);
     }
     Ok(())
 }
 
-/// It has ended once nobody takes a connection there, or somebody else has taken its place.
-fn await_end(at: &At<'_>) -> Result<(), DrainError> {
-    let until = Instant::now() + DRAIN_TIME_MAX + DRAIN_FLUSH_TIME;
+/// It has ended once nobody takes a connection there, or somebody else has taken its place. Looks as long as there is time.
+fn await_end(at: &At<'_>, mut has_time: impl FnMut() -> bool) -> Result<(), DrainError> {
     let mut unseen = None;
-    while Instant::now() < until {
+    while has_time() {
         match at.ask(Method::Get, "/health", None) {
             Ok((200, body)) if body != DRAINING.as_bytes() => return Ok(()),
             Ok(_) => unseen = None,
@@ -156,9 +156,21 @@ impl At<'_> {
     }
 
     fn connect(&self) -> std::io::Result<Timed> {
-        let until = Instant::now() + PATIENCE;
-        let mut connected = Err(ErrorKind::AddrNotAvailable.into());
         let addresses: Vec<_> = (self.url.host.as_str(), self.url.port).to_socket_addrs()?.collect();
+        Timed::connect(&addresses, Instant::now() + PATIENCE)
+    }
+}
+
+/// A connection that is over at a time, whatever comes until then.
+struct Timed {
+    stream: TcpStream,
+    until: Instant,
+}
+
+impl Timed {
+    /// To the first of these that takes one.
+    fn connect(addresses: &[SocketAddr], until: Instant) -> std::io::Result<Timed> {
+        let mut connected = Err(ErrorKind::AddrNotAvailable.into());
         for (tried, address) in addresses.iter().enumerate() {
             // One that drops what comes leaves the others their share.
             let share = left(until)? / (addresses.len() - tried) as u32;
@@ -171,12 +183,6 @@ impl At<'_> {
         stream.set_nodelay(true)?;
         Ok(Timed { stream, until })
     }
-}
-
-/// A connection that is over at a time, whatever comes until then.
-struct Timed {
-    stream: TcpStream,
-    until: Instant,
 }
 
 impl Read for Timed {
@@ -229,3 +235,7 @@ fn answer(stream: &mut impl Read, method: Method) -> std::io::Result<(u16, Vec<u
         }
     }
 }
+
+#[cfg(test)]
+#[path = "drain_tests.rs"]
+mod tests;

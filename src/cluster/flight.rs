@@ -325,10 +325,14 @@ impl Flight {
             {
                 self.avoid.unwilling.extend(self.worker(Role::Decode));
                 self.refusals += 1;
-                Next::Rejoin
+                if is_planted("kept KV waits for a decode worker that goes") {
+                    Next::On
+                } else {
+                    Next::Rejoin
+                }
             }
-            // There is no other one, behind what was said of this one.
-            (Stage::Joining, News::Lost(Role::Decode, cause)) if !self.avoid.is_empty() => {
+            // There is no other one; what this one did was said before.
+            (Stage::Joining, News::Lost(Role::Decode, cause)) => {
                 self.accused = [None; 2];
                 self.again(cause, terms)
             }

@@ -185,25 +185,19 @@ fn decode_s_turn_comes_when_prefill_has_answered() {
 #[test]
 fn who_fails_alone_is_alone_to_blame() {
     use Cause::{ClientGone, Draining, Incompatible, Internal, Overloaded, PeerLost};
-    let (p, d) = (Role::Prefill, Role::Decode);
+    let p = Role::Prefill;
     let nobody: &[WorkerNumber] = &[];
-    // Before prefill has answered, and behind it.
-    for (read, news, failed, unwilling) in [
-        (false, News::Lost(p, PeerLost), &[PREFILL][..], nobody),
-        (false, News::Failed(p, Internal), &[PREFILL], nobody),
-        (false, News::Failed(p, ClientGone), &[PREFILL], nobody),
-        (false, News::Failed(p, PeerLost), &[PREFILL], nobody),
-        (false, News::Failed(p, Overloaded), nobody, &[PREFILL]),
-        (false, News::Failed(p, Draining), nobody, &[PREFILL]),
-        (false, News::Failed(p, Incompatible), nobody, &[PREFILL]),
-        (true, News::Lost(d, PeerLost), &[DECODE], nobody),
+    for (news, failed, unwilling) in [
+        (News::Lost(p, PeerLost), &[PREFILL][..], nobody),
+        (News::Failed(p, Internal), &[PREFILL], nobody),
+        (News::Failed(p, ClientGone), &[PREFILL], nobody),
+        (News::Failed(p, PeerLost), &[PREFILL], nobody),
+        (News::Failed(p, Overloaded), nobody, &[PREFILL]),
+        (News::Failed(p, Draining), nobody, &[PREFILL]),
+        (News::Failed(p, Incompatible), nobody, &[PREFILL]),
     ] {
         let mut rig = Rig::new(RETRIES_DEFAULT);
         reading(&mut rig);
-        if read {
-            assert_eq!(rig.take(News::Read), Next::Join);
-            assert_eq!(rig.take(News::Opened(1)), Next::On);
-        }
         assert!(matches!(rig.take(news), Next::Again(_)), "{news:?}");
         let Avoid { failed: shunned, unwilling: never } = rig.flight.avoid();
         assert_eq!((&shunned[..], &never[..]), (failed, unwilling), "{news:?}");

@@ -234,6 +234,8 @@ pub struct Edge {
     pub inbox: VecDeque<Input>,
     /// What is to be sent.
     pub outbox: Vec<Output>,
+    /// Legs that were taken.
+    pub taken: Vec<LegName>,
     links: BTreeMap<ConnNumber, Peering>,
     /// Sessions of a source whose destination has not called, by token.
     pending: BTreeMap<u64, (ConnNumber, SourceSession, ShmRing)>,
@@ -318,6 +320,7 @@ impl Edge {
             told: VecDeque::new(),
             inbox: VecDeque::new(),
             outbox: Vec::new(),
+            taken: Vec::new(),
             links: BTreeMap::new(),
             pending: BTreeMap::new(),
             calling: BTreeMap::new(),

@@ -74,6 +74,8 @@ pub enum Wish {
     Choose {
         /// Which request.
         flight: usize,
+        /// Which of its tries.
+        attempt: u32,
         /// Where its legs meet.
         room: Room,
         /// The hosts of its prefill and its decode worker, who are one where it is served alone.
@@ -356,7 +358,7 @@ impl Flights {
         }
         flight.legs = legs.each_ref().map(Option::is_some);
         let (attempt, room, pair_of) = (flight.attempt, flight.room, flight.pair);
-        self.fleet.wishes.push(Wish::Choose { flight: id, room, pair: pair_of });
+        self.fleet.wishes.push(Wish::Choose { flight: id, attempt, room, pair: pair_of });
         let until = self.until(id);
         let mut awaited = 0;
         let legs = [Role::Prefill, Role::Decode].into_iter().zip(legs);

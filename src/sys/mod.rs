@@ -3,4 +3,5 @@
 pub mod clock;
 pub mod event;
 pub mod files;
+pub mod heap;
 pub mod verbs;

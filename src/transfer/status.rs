@@ -22,7 +22,7 @@ pub enum State {
     WaitingForInput = 2,
     /// Bytes are offered, posted or arriving.
     Transferring = 3,
-    /// Pushed: all lanes complete. Pulled: copied and proven, or Done seen.
+    /// Pushed: all lanes complete, or Done seen and the session over. Pulled: copied and proven, or Done seen.
     Success = 4,
 }
 
@@ -52,7 +52,7 @@ pub enum Move {
         /// Mask of all lanes of the session.
         all: u32,
     },
-    /// `move`/`poll`, pulled: the copy is proven (destination), Done was seen (source).
+    /// `move`/`poll`, pulled: the copy is proven (destination), Done was seen (source; pushed, too, where its session ends).
     Finish,
     /// Whoever learns of it.
     Fail(Cause),

@@ -95,10 +95,12 @@ const MISTAKES: &[Mistake] = &[
     tcp("progress outlives its room", Checker::Ends, "corrupt"),
     tcp("early bytes are dropped", Checker::Ends, "corrupt"),
     tcp("link outlives its lanes", Checker::Ends, "too late"),
+    tcp("reports are dropped", Checker::Ends, "nothing was done to it"),
     tcp("drain does not wait for Done", Checker::Ends, "peer_lost"),
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     kept("KV is kept for an hour", Checker::Idle, "transfers"),
     kept("turns outlive their try", Checker::Assertion, "decode answers what was sent"),
+    kept("kept KV waits for a decode worker that goes", Checker::Ends, "has not ended in time"),
     asked("prefill's end is its failure", Checker::Ends, "peer_lost"),
     mistake("change of role does not wait for requests", Checker::Idle, "holds"),
     tcp("change of role does not wait for Done", Checker::Ends, "peer_lost"),
@@ -107,6 +109,7 @@ const MISTAKES: &[Mistake] = &[
     mistake("a worker's role is not compared", Checker::Roles, "worker and takes the"),
     mistake("who has turned keeps its number", Checker::Ends, "nothing was done to it"),
     mistake("who has turned is not followed back", Checker::Ends, "nothing was done to it"),
+    mistake("what has arrived is lost with its link", Checker::Ends, "peer_lost"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

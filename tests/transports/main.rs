@@ -6,12 +6,13 @@ mod rig;
 mod way;
 
 use baton::cause::Cause;
-use baton::ids::{PageId, SlotId};
+use baton::ids::{Generation, PageId, SlotId};
 use baton::kv::layout::{KvDtype, KvLayout};
 use baton::limits::RDMA_BREAKS_MAX;
 use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::verbs::Fault;
 use baton::transfer::command::{DestinationCommand, SessionId, SourceCommand};
+use baton::transfer::mover::Report;
 use baton::transfer::status::State;
 use baton::transfer::transport::{Arrival, Post};
 use rig::{At, Rig, layer_major, layer_major_of, on_ranks, page_major};
@@ -757,6 +758,41 @@ fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
             }
             rig.release(handoff);
             SESSION
+        });
+    }
+}
+
+/// A mover that has stood still finds more to tell than there is room for, and with it the end of a session.
+#[test]
+fn no_word_is_lost_however_much_there_is_to_tell() {
+    const CANCELLED: usize = 10 * rig::SLOTS;
+    let mut rig = Rig::new(Kind::Tcp(1));
+    let cancel = || SourceCommand::Cancel { slot: SlotId(0), generation: Generation(1) };
+    (0..CANCELLED).for_each(|_| rig.source.commands.send(cancel()).unwrap());
+    rig.close(SESSION, At::Destination);
+    rig.step_destination();
+    let told = |rig: &Rig| {
+        let of_source =
+            |(at, report): &&(At, Report)| *at == At::Source && matches!(report, Report::Withdrawn { .. });
+        rig.reports.iter().filter(of_source).count()
+    };
+    rig.until("all is told", |rig| told(rig) == CANCELLED && rig.lost(At::Source));
+}
+
+/// A decode worker may end, or have another role, as soon as it has everything.
+#[test]
+fn what_is_told_to_be_there_is_handed_over_though_the_session_ends_at_every_point() {
+    for kind in WRITTEN.into_iter().chain([Kind::Shm, Kind::Tcp(1), Kind::Tcp(3)]) {
+        at_every_point(kind, |rig, handoff| {
+            let is_told = rig.states(handoff)[1] == State::Success;
+            rig.close(SESSION, At::Source);
+            rig.step_source();
+            let [from, _] = rig.states(handoff);
+            assert!(from.is_terminal() && (!is_told || from == State::Success), "{kind:?}: {from:?}");
+            rig.close(SESSION, At::Destination);
+            rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
+            rig.release(handoff);
+            rig.open_at(0, kind)
         });
     }
 }

@@ -3,17 +3,30 @@
 use super::reasons::{Reasons, WEATHER};
 use super::{Checked, Checker, Finding};
 use crate::cause::Cause;
+use crate::cluster::router::Role;
 use crate::config::resolved::Flow;
 use crate::limits::KEPT_KV_LIFE;
 use crate::sched::mailbox::Outcome;
 use crate::sim::agenda::{MILLI, Nanos, SECOND};
 use crate::sim::plan::Plan;
+use crate::sim::router::LegName;
 
 /// How long a request takes at most where nothing goes wrong, and how much longer for each that came before it and has
 /// not ended.
 const SERVED: (Nanos, Nanos) = (10 * SECOND, 50 * MILLI);
 /// From the end of a request's time until its client has heard of that.
 const ANSWERED: Nanos = 2 * SECOND;
+
+/// Two workers that were chosen for a request.
+#[derive(Clone, Debug)]
+struct Try {
+    /// Which of its tries: another decode worker may claim what was read in the same one.
+    attempt: u32,
+    pair: [usize; 2],
+    chosen: Nanos,
+    /// By role: when the worker took its leg, if it did.
+    taken: [Option<Nanos>; 2],
+}
 
 #[derive(Clone, Debug)]
 struct Entry {
@@ -22,12 +35,7 @@ struct Entry {
     /// How long it may take in calm.
     served: Nanos,
     over: bool,
-    /// The workers that were chosen for it,
-    pairs: Vec<[usize; 2]>,
-    /// when,
-    chosen: Vec<Nanos>,
-    /// and when the first of them was asked last.
-    asked: Vec<Nanos>,
+    tries: Vec<Try>,
     /// One of its legs was sent twice.
     doubled: bool,
     /// Its client went away.
@@ -40,6 +48,18 @@ struct Entry {
     turned_away: bool,
     /// Nobody else is in its way, either.
     must_succeed: bool,
+}
+
+impl Try {
+    /// By role: when its leg came to the worker, or will have come.
+    fn came(&self) -> [Nanos; 2] {
+        let taken = match self.pair {
+            // Who serves alone takes one leg.
+            [one, other] if one == other => [self.taken[Role::Decode as usize]; 2],
+            _ => self.taken,
+        };
+        taken.map(|taken| taken.unwrap_or(Nanos::MAX))
+    }
 }
 
 impl Entry {
@@ -94,9 +114,7 @@ impl Ends {
             patience,
             served,
             over: false,
-            pairs: Vec::new(),
-            chosen: Vec::new(),
-            asked: Vec::new(),
+            tries: Vec::new(),
             doubled: false,
             left: false,
             aborted: false,
@@ -107,12 +125,21 @@ impl Ends {
         self.open += 1;
     }
 
-    /// These workers were chosen for a request.
-    pub fn chosen(&mut self, id: usize, pair: [usize; 2], now: Nanos) {
-        let entry = &mut self.entries[id];
-        entry.pairs.push(pair);
-        entry.chosen.push(now);
-        entry.asked.push(now);
+    /// These workers were chosen for a request, in this one of its tries.
+    pub fn chosen(&mut self, id: usize, attempt: u32, pair: [usize; 2], now: Nanos) {
+        let tries = &mut self.entries[id].tries;
+        // Prefill may have read for it before decode is chosen anew.
+        let before = tries.last().filter(|last| last.attempt == attempt);
+        let read = before.and_then(|last| last.taken[Role::Prefill as usize]);
+        tries.push(Try { attempt, pair, chosen: now, taken: [read, None] });
+    }
+
+    /// A worker has taken its leg.
+    pub fn taken(&mut self, leg: LegName, now: Nanos) {
+        let mut tries = self.entries[leg.flight].tries.iter_mut().rev();
+        if let Some(of_leg) = tries.find(|one| one.attempt == leg.attempt).filter(|_| leg.copy == 0) {
+            of_leg.taken[leg.role as usize].get_or_insert(now);
+        }
     }
 
     /// One of its legs was sent twice: a room that is open is refused to the newcomer.
@@ -131,10 +158,9 @@ impl Ends {
     }
 
     /// It is sent to its workers, which is not done once it was aborted.
-    pub fn sent(&mut self, id: usize, now: Nanos) -> Checked {
+    pub fn sent(&mut self, id: usize) -> Checked {
         let entry = &mut self.entries[id];
         entry.sent = true;
-        entry.asked.last_mut().into_iter().for_each(|asked| *asked = now);
         match entry.aborted {
             true => {
                 Err(Finding::about(Checker::Ends, id, format!("request {id} was sent after it was aborted")))
@@ -208,21 +234,20 @@ impl Entry {
             let pair = [worker; 2];
             !reasons.may_lose(&life, &[pair]) && !reasons.takes_nothing(pair, self.begun, now - self.begun)
         };
-        self.pairs.is_empty() && lone.iter().any(|&worker| is_well(worker))
+        self.tries.is_empty() && lone.iter().any(|&worker| is_well(worker))
     }
 
     fn is_explained(&self, cause: Cause, now: Nanos, slack: Slack, reasons: &Reasons) -> bool {
         let Slack { ample, unclaimed, late } = slack;
         let life = self.begun..now;
         // Legs find out by themselves that time is up, and one of them may hear it of the other.
-        let gone = now - self.begun + reasons.skipped(&life, &self.pairs);
+        let pairs: Vec<[usize; 2]> = self.tries.iter().map(|one| one.pair).collect();
+        let gone = now - self.begun + reasons.skipped(&life, &pairs);
         let is_up = || gone >= self.patience;
-        let mut tries = self.pairs.iter().zip(&self.chosen);
         let lost = || {
-            let mut tries = tries.clone().zip(&self.asked);
             self.turned_away
-                || reasons.may_lose(&life, &self.pairs)
-                || tries.any(|((&pair, &chosen), &asked)| reasons.has_changed(pair, [chosen, asked], late))
+                || reasons.may_lose(&life, &pairs)
+                || self.tries.iter().any(|one| reasons.has_changed(one.pair, one.chosen, late, one.came()))
         };
         match cause {
             Cause::ClientGone => self.left,
@@ -242,14 +267,12 @@ impl Entry {
             Cause::Draining => {
                 let slack = if ample { WEATHER } else { Nanos::MAX };
                 self.turned_away
-                    || reasons.may_lose(&life, &self.pairs)
-                    || tries.any(|(&pair, &chosen)| reasons.takes_nothing(pair, chosen, slack))
+                    || reasons.may_lose(&life, &pairs)
+                    || self.tries.iter().any(|one| reasons.takes_nothing(one.pair, one.chosen, slack))
             }
             Cause::Aborted => self.aborted,
-            Cause::Unreachable => reasons.may_break(&life, &self.pairs),
-            Cause::Flushed => {
-                reasons.may_break(&life, &self.pairs) || reasons.may_break_lanes(&life, &self.pairs)
-            }
+            Cause::Unreachable => reasons.may_break(&life, &pairs),
+            Cause::Flushed => reasons.may_break(&life, &pairs) || reasons.may_break_lanes(&life, &pairs),
             Cause::Mismatch | Cause::Corrupt | Cause::Internal | Cause::Incompatible | Cause::Denied => false,
         }
     }

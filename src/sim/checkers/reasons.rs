@@ -5,15 +5,13 @@
 //! reason but for whose time is up; nor is a silence that is shorter than what peers put up with.
 
 use crate::limits::{DIAL_HOLD_OFF, PEER_PROOF_TIME_MAX, PEER_SILENCE_MAX};
-use crate::sim::agenda::{MILLI, Nanos, SECOND};
+use crate::sim::agenda::{Nanos, SECOND};
 use crate::sim::faults::ROUTER;
 use crate::sim::machines::Machines;
 use std::ops::Range;
 
 /// What some messages in a row take at most where now and then one is lost and threads lag.
 pub const WEATHER: Nanos = SECOND;
-/// What one message takes, as a rule.
-const ON_ITS_WAY: Nanos = 20 * MILLI;
 /// From a fault's end until all have noticed that something was lost, and have dialled anew.
 const REPAIRED: Nanos =
     (PEER_SILENCE_MAX.as_nanos() + DIAL_HOLD_OFF.as_nanos() + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
@@ -136,17 +134,17 @@ impl Reasons {
         faults.chain(leaves).max().unwrap_or(0)
     }
 
-    /// Whether a request that these were chosen for then, and that they were asked later, may have come to one that had
-    /// ended, or to peers that do not know yet who is in its place; before that, its end may cost nobody anything. One of
-    /// them may be asked first when the other one has answered, so `late`.
-    pub fn has_changed(&self, pair: [usize; 2], [chosen, asked]: [Nanos; 2], late: Nanos) -> bool {
-        let is_felt = |leave: &Leave| {
-            // What is asked of one that turns is on its way for a while, and the other one may come to its closed port before.
-            let came = if leave.turns { asked + late.max(ON_ITS_WAY) } else { chosen + late };
+    /// Whether a request that these were chosen for then may have come to one that had ended, or to peers that do not know yet
+    /// who is in its place; before that, its end may cost nobody anything. One of them may be asked first when the other one
+    /// has answered, so `late`. Who turns waits for nobody who may ask it still: there it counts when a leg `came`.
+    pub fn has_changed(&self, pair: [usize; 2], chosen: Nanos, late: Nanos, came: [Nanos; 2]) -> bool {
+        self.leaves.iter().any(|leave| {
+            let came = pair.into_iter().zip(came).filter(|&(host, _)| host == leave.host);
+            let Some(came) = came.map(|(_, came)| came).max() else { return false };
+            let came = if leave.turns { came } else { chosen + late };
             leave.ended.is_some_and(|ended| ended <= came)
                 && leave.until.is_none_or(|until| until + REPAIRED >= chosen)
-        };
-        self.leaves.iter().any(|leave| pair.contains(&leave.host) && is_felt(leave))
+        })
     }
 
     /// Whether one of these, chosen then, takes nothing of what comes to it; what comes in `slack` does.
@@ -223,8 +221,11 @@ impl Reasons {
             Effect::Breaks => true,
             // A lane on which nothing comes for so long does not prove itself, also where so long was but a moment.
             Effect::Holds => reason.time.1 - reason.time.0 >= LOST_AFTER,
+            Effect::Silences => {
+                matches!(reason.place, Place::Way(..)) && reason.time.1 - reason.time.0 >= LOST_AFTER
+            }
             Effect::Skips(by) => by >= LOST_AFTER,
-            Effect::Silences | Effect::Delays => false,
+            Effect::Delays => false,
         };
         breaks && concerned.any(|&[one, other]| self.machines.may_stream(one, other))
     }

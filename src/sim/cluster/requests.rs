@@ -43,13 +43,13 @@ impl Cluster<'_> {
         let now = self.agenda.now();
         for wish in self.flights.take_wishes() {
             match wish {
-                Wish::Choose { flight, room, pair } => {
-                    self.ends.chosen(flight, pair, now);
+                Wish::Choose { flight, attempt, room, pair } => {
+                    self.ends.chosen(flight, attempt, pair, now);
                     self.story.tell(now, "request", flight, "gets a pair", Some(room), pair[1] as u64);
                 }
                 Wish::Open { call, host, life } => self.open_call(call, host, life),
                 Wish::Send { flight, attempt, again, legs, keeps, asks, taken_for, order } => {
-                    self.ends.sent(flight, now)?;
+                    self.ends.sent(flight)?;
                     let room = self.flights.room(flight);
                     let what = if again { "is sent again" } else { "is sent" };
                     self.report.retries += usize::from(again);

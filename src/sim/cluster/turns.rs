@@ -125,6 +125,7 @@ impl Cluster<'_> {
             silence::hangs(index, kept, now)?;
         }
         let tick = process.edge.next_tick - host.skew;
+        process.edge.taken.drain(..).for_each(|leg| self.ends.taken(leg, now));
         let outputs = std::mem::take(&mut process.edge.outbox);
         let sent = outputs.len();
         outputs.into_iter().for_each(|output| self.dispatch(index, output));

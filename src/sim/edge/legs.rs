@@ -62,12 +62,15 @@ impl Edge {
     /// # Errors
     /// It should have been refused.
     pub(super) fn submit(&mut self, job: Job, now: Instant) -> Checked {
-        let name = CallName::Leg(job.name);
-        let answer = match self.answer(&job)? {
-            None => self.place(job, now).err().map(|cause| Answer::Ended(Outcome::Failed(cause))),
-            answer => answer,
+        let leg = job.name;
+        let placed = match self.answer(&job)? {
+            None => self.place(job, now).map_err(|cause| Answer::Ended(Outcome::Failed(cause))),
+            Some(answer) => Err(answer),
         };
-        self.outbox.extend(answer.map(|answer| Output::Answer(name, answer)));
+        match placed {
+            Ok(()) => self.taken.push(leg),
+            Err(answer) => self.outbox.push(Output::Answer(CallName::Leg(leg), answer)),
+        }
         Ok(())
     }
 

@@ -5,7 +5,8 @@
 //! token is told. Ours sends chunks while others are computed, over NICs that others use, too, and tells the token that
 //! prefill has sampled; with `--engine recorded` it does as theirs. What is left between the two: decode's pages are
 //! taken before a prompt is read, a chunk that is not the last ends on a page, a decode worker is chosen at arrival and not when
-//! the prompt is read, and for the estimator there is a fit. Runs take turns on as many threads as there are CPUs.
+//! the prompt is read, and for the estimator there is a fit. Runs take turns on as many threads as there are CPUs, large ones
+//! one at a time.
 
 use super::arrivals::Arrivals;
 use super::cluster::Cluster;
@@ -19,8 +20,8 @@ use crate::say;
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex};
 use std::thread;
 
 /// The replay's polynomials: of all new tokens of a pass, and of the share of its KV that a worker's sequences take.
@@ -32,6 +33,8 @@ const POLYNOMIAL: Cost = Cost {
 const KV_TOKENS: u32 = 16_384 * 64;
 /// Of the columns of percentages.
 const PERCENT: f64 = 100.0;
+/// Workers of all runs at a time, unless one has more: each takes 3 to 5 MB.
+const WORKERS_AT_ONCE: usize = 1024;
 
 /// One line of the file.
 #[derive(Clone, Deserialize, Debug)]
@@ -90,11 +93,12 @@ pub fn run(plan: &Plan, against: &Against) -> Result<bool, ConfigError> {
     };
     let jobs: Vec<(usize, Policy)> =
         (0..rows.len()).flat_map(|row| against.policies.iter().map(move |&policy| (row, policy))).collect();
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()));
+    let (next, done, hall) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()), Hall::default());
     let work = || {
         while let Some(&(row, policy)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let row = &rows[row];
             let plan = Plan { policies: Policies::from(policy), ..row.plan.clone() };
+            let _seats = hall.enter(plan.prefill + plan.decode);
             let ended = Cluster::new(&plan, arrivals(row)).run();
             done.lock().expect("nobody panics with it").insert((row.name().to_owned(), policy as u8), ended);
         }
@@ -132,6 +136,36 @@ pub fn run(plan: &Plan, against: &Against) -> Result<bool, ConfigError> {
         }
     }
     Ok(is_well)
+}
+
+/// Runs that are under way, which share the memory of the machine.
+#[derive(Default)]
+struct Hall {
+    workers: Mutex<usize>,
+    left: Condvar,
+}
+
+/// A run's part of it.
+struct Seats<'a> {
+    hall: &'a Hall,
+    workers: usize,
+}
+
+impl Hall {
+    /// Waits until there is room for a run of so many workers, or nobody else is there.
+    fn enter(&self, workers: usize) -> Seats<'_> {
+        let here = self.workers.lock().expect("nobody panics with it");
+        let is_full = |here: &mut usize| *here > 0 && *here + workers > WORKERS_AT_ONCE;
+        *self.left.wait_while(here, is_full).expect("nobody panics with it") += workers;
+        Seats { hall: self, workers }
+    }
+}
+
+impl Drop for Seats<'_> {
+    fn drop(&mut self) {
+        *self.hall.workers.lock().expect("nobody panics with it") -= self.workers;
+        self.hall.left.notify_all();
+    }
 }
 
 fn rows(plan: &Plan, against: &Against) -> Result<Vec<Row>, ConfigError> {
@@ -288,6 +322,35 @@ mod tests {
     use super::*;
     use crate::sim::dice::Dice;
     use crate::sim::load::arrivals::Arrival;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    #[test]
+    fn large_runs_come_one_at_a_time() {
+        let hall = Hall::default();
+        drop(hall.enter(2 * WORKERS_AT_ONCE));
+        // Small ones fit beside each other.
+        let small = [(); 2].map(|()| hall.enter(WORKERS_AT_ONCE / 2));
+        let (comes, about_to) = mpsc::channel();
+        let is_alone = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let (hall, is_alone) = (&hall, &is_alone);
+            let large = scope.spawn(move || {
+                comes.send(()).unwrap();
+                let _seats = hall.enter(WORKERS_AT_ONCE);
+                is_alone.load(Ordering::SeqCst)
+            });
+            about_to.recv().unwrap();
+            let [one, other] = small;
+            drop(one);
+            thread::sleep(Duration::from_millis(20));
+            is_alone.store(true, Ordering::SeqCst);
+            drop(other);
+            assert!(large.join().unwrap(), "it came in beside another");
+        });
+        assert_eq!(*hall.workers.lock().unwrap(), 0);
+    }
 
     #[test]
     fn one_cache_keeps_what_was_used_last() {

@@ -25,6 +25,7 @@ pub mod transfers;
 
 use crate::config::error::ConfigError;
 use crate::say;
+use crate::sys::heap;
 use plan::Plan;
 
 /// Runs what was asked for and says what came of it. True when all is well.
@@ -32,6 +33,7 @@ use plan::Plan;
 /// # Errors
 /// The trace cannot be used.
 pub fn run(plan: &Plan) -> Result<bool, ConfigError> {
+    heap::map_large_blocks();
     if let Some(against) = &plan.against {
         return baselines::run(plan, against);
     }

@@ -17,6 +17,7 @@ use crate::config::error::ConfigError;
 use crate::config::flags::PlaceFlags;
 use crate::config::quantities::value;
 use crate::say;
+use crate::sys::heap;
 use sample::Sample;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -354,6 +355,7 @@ fn sorted(mut standings: Vec<Standing>) -> Vec<Standing> {
 /// # Errors
 /// The trace cannot be used.
 pub fn run(search: &Search) -> Result<bool, ConfigError> {
+    heap::map_large_blocks();
     let shown = Shown { is_terminal: io::stderr().is_terminal() };
     let found = search.run_telling(&|words| shown.show(words));
     shown.end();

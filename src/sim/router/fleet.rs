@@ -219,7 +219,7 @@ impl Fleet {
                 self.router.refused(worker);
                 // Who answers there next may be somebody else, or something else.
                 let target = self.target(worker);
-                target.introduced = false;
+                (target.drains, target.introduced) = (true, false);
                 target.kept.clear();
                 match name {
                     CallName::Leg(leg) => self.news.push_back((leg, What::TurnedAway)),
@@ -311,6 +311,7 @@ impl Fleet {
         let (worker, begun) = (call.booking.worker(), call.begun);
         if matches!(call.line, Line::Dialled(_)) {
             self.router.refused(worker);
+            self.target(worker).drains = false;
         }
         match begun {
             true => self.lose(name, Lost::Closed, now),
@@ -337,6 +338,7 @@ impl Fleet {
     fn unwell(&mut self, worker: WorkerNumber, now: Nanos) {
         self.probed(worker, false, now);
         if self.router.is_silent(worker) {
+            self.target(worker).drains = false;
             self.give_up(worker, now);
         }
     }

@@ -41,13 +41,18 @@ impl Flights {
         let flight = &mut self.flights[id];
         let Some(decode) = flight.held.take() else { return };
         if !self.fleet.router().load(decode.worker()).is_some_and(|load| load.usable) {
+            // It drains, has left, or is down, since it was chosen.
+            let news = match self.fleet.is_going(decode.worker()) {
+                true => News::Failed(Role::Decode, Cause::Draining),
+                false => News::Refused(Role::Decode),
+            };
             self.fleet.release(decode, now);
-            return self.follow(id, News::Refused(Role::Decode), now);
+            return self.follow(id, news, now);
         }
         flight.legs = [false, true];
         let (attempt, room, pair) = (flight.attempt, flight.room, flight.pair);
         // Whether decode is there is now of interest.
-        self.fleet.wishes.push(Wish::Choose { flight: id, room, pair });
+        self.fleet.wishes.push(Wish::Choose { flight: id, attempt, room, pair });
         let leg = CallName::Leg(LegName { flight: id, attempt, role: Role::Decode, copy: 0 });
         let awaited = u32::from(!self.fleet.open(leg, decode, until, now));
         self.follow(id, News::Opened(awaited), now);

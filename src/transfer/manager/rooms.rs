@@ -369,8 +369,8 @@ impl<L: Copy + PartialEq> Rooms<L> {
     }
 
     /// The link is dead, or its session void: early Destinations of it are forgotten, and what was draining, of
-    /// which nobody may ask any more; open slots bound to it are given to `failed`, and have no other end from then
-    /// on: a mover that has lost the session says nothing more of them.
+    /// which nobody may ask any more; open slots bound to it are given to `failed` unless all of theirs has arrived, and have
+    /// no other end from then on: a mover that has lost the session says nothing more of them.
     pub fn unlink(&mut self, link: L, mut failed: impl FnMut(Slot)) {
         self.unheard.retain(|_, (bound, _)| *bound != link);
         let by_slot = &mut self.by_slot;
@@ -380,8 +380,11 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 by_slot.remove(slot);
                 false
             }
-            Entry::Open { slot, wanted, .. } if wanted.link == link => {
-                failed(*slot);
+            Entry::Open { slot, wanted, done, .. } if wanted.link == link => {
+                // Of what is there the mover was told before: it is handed over.
+                if !*done || is_planted("what has arrived is lost with its link") {
+                    failed(*slot);
+                }
                 *entry = Entry::Waiting { slot: *slot, prompt: wanted.prompt };
                 true
             }

@@ -145,6 +145,20 @@ fn a_dead_link_takes_its_rooms_along() {
     assert_eq!(rooms.enter(Room(1), Slot { id: SlotId(9), ..OURS }, PROMPT, now), Entered::Waits);
 }
 
+/// A decode worker that has all may end, or have another role, before anybody here has taken that in.
+#[test]
+fn a_dead_link_takes_nothing_along_that_has_arrived() {
+    let now = Instant::now();
+    let mut rooms = Rooms::default();
+    let _ = rooms.enter(ROOM, OURS, PROMPT, now);
+    let _ = rooms.arrive(ROOM, wanted(5), now);
+    assert_eq!(rooms.done(ROOM, 9, theirs(5)), Some(OURS));
+    rooms.unlink(9, |slot| panic!("{slot:?} is handed over"));
+    assert_eq!(rooms.partner(OURS), None, "nobody is there to be told");
+    rooms.leave(OURS, true, now);
+    assert_eq!((rooms.open(), rooms.unheard()), (0, 0));
+}
+
 /// Of a source that writes by itself; another's pages come back without its word.
 fn written(slot: u32) -> Wanted<u8> {
     Wanted { place: Some(Place { pages: [PageId(3)].into(), first: 0 }), ..wanted(slot) }

@@ -2,7 +2,7 @@
 //!
 //! Thread: `move`. A slot's life: Begin (lease taken) → Chunks (posted in order, merged while the transport
 //! is full) → Done, last byte gone, or Cancel (lease ended). Invariants: what is posted was checked against
-//! the status word in the same step, after every Cancel before it in the ring; a lease ends exactly once.
+//! the status word in the same step, after every Cancel before it in the ring; a lease ends exactly once; `ctl` is told all.
 
 use crate::cause::Cause;
 use crate::ids::{Generation, SessionGeneration, SlotId};
@@ -14,6 +14,7 @@ use crate::transfer::mover::{Links, Report};
 use crate::transfer::status::{Move, State};
 use crate::transfer::transport::fake::Fake;
 use crate::transfer::transport::{Completion, Lost, Memory, Post, SourceHalf};
+use crossbeam_channel::TrySendError;
 use std::ops::Range;
 
 /// Halves by session; the last one is that of [`SessionId::NOBODY`].
@@ -54,6 +55,8 @@ struct Transfer {
     cancelled: bool,
     /// The last post is out.
     complete: bool,
+    /// Its destination has told that everything is there.
+    told: bool,
 }
 
 impl SourceMover {
@@ -80,13 +83,24 @@ impl SourceMover {
 
     /// One turn: commands, then posts, then completions. True when something was done.
     pub fn step(&mut self) -> bool {
-        let mut busy = false;
-        while let Ok(command) = self.links.commands.try_recv() {
+        let mut busy = self.take_commands();
+        busy |= self.post_pending();
+        busy | self.poll_sessions()
+    }
+
+    /// Takes commands while there is room for what they, and then all slots and sessions, have to say: behind a mover that
+    /// stood still many a use of a slot was cancelled before it had begun, and a session whose end is not told goes on failing
+    /// all that it is given.
+    fn take_commands(&mut self) -> bool {
+        let (most, mut busy) = (self.slots.len(), false);
+        while (self.links.reports.len() < most || is_planted("reports are dropped"))
+            && let Ok(command) = self.links.commands.try_recv()
+        {
             self.apply(command);
             busy = true;
         }
-        busy |= self.post_pending();
-        busy | self.poll_sessions()
+        // `ctl` tells nobody that it has read.
+        busy || !self.links.commands.is_empty()
     }
 
     /// Has the sessions' transports wake the mover, or no longer.
@@ -106,8 +120,8 @@ impl SourceMover {
             }
             SourceCommand::Close { session } => self.close(session, Lost::GONE),
             SourceCommand::Begin { slot, generation, target, lease } => {
-                let transfer =
-                    Transfer { generation, target, lease, pending: None, cancelled: false, complete: false };
+                let (pending, cancelled, complete, told) = (None, false, false, false);
+                let transfer = Transfer { generation, target, lease, pending, cancelled, complete, told };
                 self.begin(slot, transfer);
             }
             SourceCommand::Chunk { slot, generation, tokens, last } => {
@@ -156,9 +170,9 @@ impl SourceMover {
 
     /// The peer's word ends the lease only where nothing of ours still reads the pages.
     fn done(&mut self, slot: SlotId, generation: Generation) {
-        let Some(session) = self.live(slot, generation).map(|transfer| transfer.target.session) else {
-            return;
-        };
+        let Some(transfer) = self.live(slot, generation) else { return };
+        transfer.told = true;
+        let session = transfer.target.session;
         let half = self.sessions.half(session).as_ref();
         if half.is_some_and(|half| half.completion() == Completion::Pulled) {
             self.finish(slot);
@@ -266,7 +280,7 @@ impl SourceMover {
         self.links.ctl.ring();
     }
 
-    /// Drops the session and fails what was bound to it; its streams are closed with it.
+    /// Drops the session and fails what was bound to it, unless its destination has everything; its streams are closed with it.
     fn close(&mut self, session: SessionId, lost: Lost) {
         *self.sessions.half(session) = None;
         for index in 0..self.slots.len() {
@@ -275,7 +289,11 @@ impl SourceMover {
                 continue;
             }
             let (slot, generation) = (SlotId(index as u32), transfer.generation);
-            let _ = self.links.status.advance(slot, generation, Move::Fail(lost.cause_for(slot)));
+            let step = match transfer.told && transfer.complete {
+                true => Move::Finish,
+                false => Move::Fail(lost.cause_for(slot)),
+            };
+            let _ = self.links.status.advance(slot, generation, step);
             self.end_lease(slot);
         }
         self.links.engine.ring();
@@ -293,8 +311,9 @@ impl SourceMover {
     }
 
     fn report(&self, report: Report) {
-        // A full ring means that ctl is stuck; its deadlines then end what this report would have.
-        let _ = self.links.reports.try_send(report);
+        let sent = self.links.reports.try_send(report);
+        let is_dropped = matches!(sent, Err(TrySendError::Full(_)));
+        debug_assert!(!is_dropped || is_planted("reports are dropped"), "there is room for two of each slot");
         self.links.ctl.ring();
     }
 }

@@ -28,6 +28,8 @@ pub(super) struct Target {
     changes: Option<u64>,
     /// It has been asked who it is since somebody else may have taken its place.
     pub(super) introduced: bool,
+    /// It has said that it takes nothing new, and not yet that it does, and is there.
+    pub(super) drains: bool,
     /// The one used last is the last.
     pub(super) kept: Vec<Kept>,
 }
@@ -95,6 +97,11 @@ impl Fleet {
         is_asked.then(|| changes.map_or(role.to_string(), |changes| format!("{role}/{changes}")))
     }
 
+    /// Whether a worker that cannot be used drains, or has left, and is not merely down.
+    pub fn is_going(&self, worker: WorkerNumber) -> bool {
+        self.targets[&worker].drains || !self.router.has(worker)
+    }
+
     /// Whether a worker need not be asked who it is.
     pub(super) fn is_known(&self, worker: WorkerNumber) -> bool {
         !self.introduces || self.targets[&worker].introduced
@@ -137,8 +144,10 @@ impl Fleet {
         let instant = self.instant(now);
         self.router.probed(worker, is_well, instant);
         let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
+        let target = self.target(worker);
         // Who answers there next may be somebody else, unless it is only late.
-        self.target(worker).introduced &= is_well || is_usable;
+        target.introduced &= is_well || is_usable;
+        target.drains &= !is_well;
     }
 
     /// Takes in which workers have another role by now.
@@ -159,8 +168,8 @@ impl Fleet {
                     let worker = self.router.join(seat.role, instant);
                     let host = (0..self.read_alone.len()).find(|&host| url_of(host) == seat.url);
                     let host = host.expect("nobody else is named");
-                    let (changes, introduced, kept) = (None, false, Vec::new());
-                    let target = Target { host, seat, has_turned, changes, introduced, kept };
+                    let (changes, introduced, drains, kept) = (None, false, false, Vec::new());
+                    let target = Target { host, seat, has_turned, changes, introduced, drains, kept };
                     self.targets.insert(worker, target);
                 }
                 Action::Leave { seat, .. } => {

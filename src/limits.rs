@@ -233,8 +233,10 @@ pub const BYTES_PER_TOKEN: usize = 4;
 /// How long a connection may stand without a request: longer than the keep-alive of common clients and
 /// proxies, so that they close first.
 pub const HTTP_IDLE_MAX: Duration = Duration::from_secs(90);
-/// From a request's first byte to its last: the longest body over a slow link.
+/// From a request's first byte to its last, and
 pub const HTTP_REQUEST_TIME_MAX: Duration = Duration::from_secs(60);
+/// as much longer as a link of 1 Mbit/s takes for what has come of its body.
+pub const HTTP_BODY_BYTES_PER_SECOND: u64 = 128 << 10;
 /// Between two looks at files of certificates and keys: a change is used after two of them.
 pub const RELOAD_INTERVAL: Duration = Duration::from_secs(2);
 /// From a change of the cluster's keys at a router until all workers will have read theirs: some looks, and time for who

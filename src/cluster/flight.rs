@@ -290,9 +290,13 @@ impl Flight {
                 Next::Hurry(terms.now + ROUTER_LOST_PREFILL_TIME)
             }
             (Stage::Sent | Stage::Passing, News::Lost(Role::Decode, Cause::Deadline))
-                if self.prefill_lost =>
+                if self.prefill_lost && terms.deadline.is_none_or(|deadline| terms.now < deadline) =>
             {
                 self.failed(Role::Decode, Cause::PeerLost, terms)
+            }
+            // Its client had no more time than that, whoever would have served it.
+            (Stage::Sent | Stage::Passing, News::Lost(_, cause @ Cause::Deadline)) => {
+                self.again(cause, terms)
             }
             (Stage::Sent | Stage::Passing, News::Lost(role, cause)) => {
                 self.shun(role);

@@ -148,6 +148,25 @@ fn decode_has_a_while_to_decide_once_prefill_is_lost() {
     assert!(rig.flight.avoid().failed.contains(&PREFILL));
 }
 
+/// It may be that nobody could have served it in so little time.
+#[test]
+fn who_is_asked_when_its_client_s_time_is_up_is_not_to_blame() {
+    let late = News::Lost(Role::Decode, Cause::Deadline);
+    for is_passing in [false, true] {
+        let mut rig = Rig::new(1);
+        rig.sent();
+        if is_passing {
+            rig.take(passes(true));
+        }
+        assert_eq!(rig.take(late), Next::Fail(Cause::Deadline));
+        assert_eq!(rig.flight.accused().count(), 0);
+    }
+    let mut rig = Rig::new(1);
+    rig.deadline = Some(rig.now);
+    rig.sent().take(News::Lost(Role::Prefill, Cause::PeerLost));
+    assert_eq!(rig.take(late), Next::Fail(Cause::Deadline), "though prefill was lost");
+}
+
 /// Chosen, to be asked one after the other, and prefill asked.
 fn reading(rig: &mut Rig) {
     rig.flight.choose(Some(PREFILL), Some(DECODE));

@@ -247,16 +247,23 @@ impl Router {
     }
 
     /// A usable worker, whatever its role: of prefill workers, where there are any, the one that is here longest; one
-    /// that has failed the request only where there is no other.
+    /// that has failed the request only where there is no other, and none that will not serve it.
     ///
     /// # Errors
-    /// None is usable.
+    /// None is usable, or would serve it.
     pub fn first(&self, avoid: &Avoid) -> Result<WorkerNumber, NoWorker> {
         let usable = [Role::Prefill, Role::Decode]
             .into_iter()
-            .flat_map(|role| self.usable(role).map(move |seat| (role, seat.number)));
+            .flat_map(|role| self.usable(role).map(move |seat| (role, seat.number)))
+            .filter(|(_, number)| !avoid.unwilling.contains(number));
         let first = usable.min_by_key(|&(role, number)| (avoid.failed.contains(&number), role, number));
-        first.map(|(_, number)| number).ok_or(NoWorker::Of { role: Role::Prefill, may_come: true })
+        first.map(|(_, number)| number).ok_or_else(|| {
+            let mut here =
+                [Role::Prefill, Role::Decode].into_iter().flat_map(|role| self.here(role)).peekable();
+            let is_unwilling = |member: &Member| avoid.unwilling.contains(&member.number);
+            let may_come = here.peek().is_none() || !here.all(is_unwilling);
+            NoWorker::Of { role: Role::Prefill, may_come }
+        })
     }
 
     /// All workers have been told to forget what they have read.

@@ -12,10 +12,12 @@ use crate::front::http::{
     sse,
 };
 use crate::front::openai::ApiError;
-use crate::limits::{HTTP_BODIES_MAX, HTTP_BODY_USUAL, HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX};
+use crate::limits::{
+    HTTP_BODIES_MAX, HTTP_BODY_BYTES_PER_SECOND, HTTP_BODY_USUAL, HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX,
+};
 use crate::net::{ConnId, Event, Reactor, SendError};
 use std::collections::{HashMap, VecDeque};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Media type of most answers.
 pub const JSON: &str = "application/json";
@@ -69,6 +71,8 @@ struct Due {
     stream: Option<BodyStream>,
     /// Whether that is one of events.
     is_events: bool,
+    /// The last bytes of it.
+    tail: [u8; 4],
 }
 
 /// All client connections of one listener.
@@ -258,8 +262,12 @@ impl Connections {
 
     /// Sends a piece of a stream.
     pub fn stream(&mut self, reactor: &mut Reactor, conn: ConnId, piece: &[u8]) {
-        let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
-        let Some(stream) = due.and_then(|due| due.stream) else { return };
+        let due = self.clients.get_mut(&conn).and_then(|client| client.due.as_mut());
+        let Some(Due { stream: Some(stream), tail, .. }) = due else { return };
+        for &byte in &piece[piece.len().saturating_sub(tail.len())..] {
+            tail.rotate_left(1);
+            tail[3] = byte;
+        }
         let mut out = Vec::with_capacity(piece.len() + 16);
         stream.write(&mut out, piece);
         self.send(reactor, conn, &out);
@@ -284,7 +292,14 @@ impl Connections {
             .map(|(&conn, _)| conn)
             .collect();
         for conn in late {
-            self.end(reactor, conn);
+            match self.clients.get(&conn).is_some_and(|client| !client.decoder.is_idle()) {
+                true => {
+                    let why =
+                        "the request did not come in time: 60 s, and a second for each 128 KiB of its body";
+                    self.turn_away(reactor, conn, &ApiError::new(408, "deadline", why));
+                }
+                false => self.end(reactor, conn),
+            }
         }
     }
 
@@ -298,7 +313,8 @@ impl Connections {
             Ok((used, request)) => {
                 reactor.consume(conn, used);
                 let held = client.decoder.held() + request.as_ref().map_or(0, |request| request.body.len());
-                self.held = self.held - std::mem::replace(&mut client.held, held) + held;
+                let before = std::mem::replace(&mut client.held, held);
+                self.held = self.held - before + held;
                 // What is usual is always taken, so that few who send much keep nobody else out.
                 if held > HTTP_BODY_USUAL && self.held > self.held_max {
                     let why = format!("the bodies of all requests are more than {} bytes", self.held_max);
@@ -307,6 +323,8 @@ impl Connections {
                 if idle && !client.decoder.is_idle() {
                     client.until = now + HTTP_REQUEST_TIME_MAX;
                 }
+                let micros = held.saturating_sub(before) as u64 * 1_000_000 / HTTP_BODY_BYTES_PER_SECOND;
+                client.until += Duration::from_micros(micros);
                 if client.decoder.take_continue() {
                     let _ = reactor.send(conn, CONTINUE);
                 }
@@ -328,7 +346,7 @@ impl Connections {
             names => names.iter().find_map(|name| headers.get(name)),
         };
         let request_id = named.unwrap_or_default().to_owned();
-        client.due = Some(Due { exchange, request_id, stream: None, is_events: false });
+        client.due = Some(Due { exchange, request_id, stream: None, is_events: false, tail: *b"\0\0\n\n" });
         self.incoming.push_back(Incoming::Request(conn, Box::new(request)));
     }
 
@@ -368,12 +386,12 @@ impl Connections {
             Some(Due { stream: None, exchange, .. }) if exchange.version == Version::Http11 => {
                 self.send(reactor, conn, CONTINUE);
             }
-            Some(Due { stream: Some(stream), is_events: true, .. }) => {
+            Some(Due { stream: Some(stream), is_events: true, tail, .. }) if is_between_events(tail) => {
                 let mut out = Vec::new();
                 stream.write(&mut out, sse::NOTHING);
                 self.send(reactor, conn, &out);
             }
-            // The answer comes piece by piece, and each tells as much.
+            // The answer comes piece by piece, and each tells as much; in an event nothing is without a meaning.
             Some(Due { stream: Some(_), .. }) => {}
             _ => self.gone(reactor, conn),
         }
@@ -409,6 +427,11 @@ impl Connections {
         self.held -= client.held;
         Some(client)
     }
+}
+
+/// Whether these are the last bytes of an event.
+fn is_between_events(tail: &[u8]) -> bool {
+    [&b"\n\n"[..], b"\r\r", b"\r\n\r\n"].iter().any(|end| tail.ends_with(end))
 }
 
 #[cfg(test)]

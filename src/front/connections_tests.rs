@@ -44,6 +44,17 @@ impl Server {
         panic!("nothing comes of it");
     }
 
+    /// All that a client gets from now on.
+    fn rest(&mut self, mut client: TcpStream) -> String {
+        let mut answer = String::new();
+        let reader = std::thread::spawn(move || client.read_to_string(&mut answer).map(|_| answer));
+        while !reader.is_finished() {
+            self.reactor.poll(Some(Instant::now() + Duration::from_millis(5))).unwrap();
+            while self.reactor.next_event().is_some() {}
+        }
+        reader.join().unwrap().unwrap()
+    }
+
     #[track_caller]
     fn request(&mut self) -> (ConnId, Box<Request>) {
         match self.turn_until(|_| false) {
@@ -113,13 +124,7 @@ fn who_has_gone_is_not_taken_for_half_closed() {
                 true => server.connections.end_stream(&mut server.reactor, conn, Instant::now()),
             }
             assert_eq!(server.connections.count(), 0, "nothing more comes of it");
-            let mut answer = String::new();
-            let reader = std::thread::spawn(move || client.read_to_string(&mut answer).map(|_| answer));
-            while !reader.is_finished() {
-                server.reactor.poll(Some(Instant::now() + Duration::from_millis(5))).unwrap();
-                while server.reactor.next_event().is_some() {}
-            }
-            let answer = reader.join().unwrap().unwrap();
+            let answer = server.rest(client);
             match is_stream {
                 false => {
                     assert!(answer.starts_with("HTTP/1.1 100") && answer.ends_with("\r\n\r\n{}"), "{answer}")
@@ -128,4 +133,46 @@ fn who_has_gone_is_not_taken_for_half_closed() {
             }
         }
     }
+}
+
+/// What is sent to tell who has gone from who sends nothing more is no part of an event.
+#[test]
+fn who_sends_nothing_more_gets_each_event_whole() {
+    for (piece, is_told) in [("data: hel", false), ("data: hel\n", false), ("data: a\r\n\r\n", true)] {
+        let mut server = Server::new(Connections::default());
+        let mut client = server.client();
+        post(&mut client, 1, 1);
+        let (conn, _) = server.request();
+        server.connections.open_stream(&mut server.reactor, conn);
+        server.connections.stream(&mut server.reactor, conn, piece.as_bytes());
+        client.shutdown(std::net::Shutdown::Write).unwrap();
+        server.turn_until(|connections| connections.clients[&conn].half_closed);
+        server.connections.end_stream(&mut server.reactor, conn, Instant::now());
+        let answer = server.rest(client);
+        assert_eq!(answer.contains(":\n\n"), is_told, "{answer}");
+    }
+}
+
+/// A body may take as much longer as it is long, and who is too slow for that is told so.
+#[test]
+fn who_sends_slowly_is_told_when_it_is_too_slow() {
+    let limits = Limits { body: 1 << 20, ..Limits::default() };
+    let mut server = Server::new(Connections::within(limits));
+    let mut client = server.client();
+    let begun = Instant::now();
+    post(&mut client, 1 << 20, 512 << 10);
+    server.turn_until(|connections| connections.held == 512 << 10);
+    let longer = Duration::from_secs(4);
+    server.connections.expire(&mut server.reactor, begun + HTTP_REQUEST_TIME_MAX + longer);
+    assert_eq!(server.connections.count(), 1, "half a body has come");
+    let late = Instant::now() + HTTP_REQUEST_TIME_MAX + longer;
+    server.connections.expire(&mut server.reactor, late);
+    assert_eq!(server.connections.count(), 0);
+    let answer = server.rest(client);
+    assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("timeout_error"), "{answer}");
+    // Who has asked nothing is owed nothing.
+    let idle = server.client();
+    server.turn_until(|connections| connections.count() == 1);
+    server.connections.expire(&mut server.reactor, late + HTTP_IDLE_MAX);
+    assert_eq!(server.rest(idle), "");
 }

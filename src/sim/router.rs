@@ -400,7 +400,10 @@ impl Flights {
             Next::Rejoin => self.rejoin(id, now),
             Next::Calm => self.fleet.set_deadline(self.call(id, Role::Decode), self.until(id)),
             Next::Send => self.send(id, now),
-            Next::Hurry(until) => self.fleet.set_deadline(self.call(id, Role::Decode), self.nanos(until)),
+            Next::Hurry(until) => {
+                let until = self.nanos(until).min(self.until(id));
+                self.fleet.set_deadline(self.call(id, Role::Decode), until);
+            }
             Next::Again(_) if self.flights[id].aborted => self.end(id, Err(Cause::Aborted), now),
             Next::Again(at) => {
                 self.cancel(id, now);

@@ -17,7 +17,11 @@ pub fn pick(question: &Question<'_>) -> Option<usize> {
     if f64::from(matched) > threshold * f64::from(question.work.tokens) {
         return Some(best);
     }
-    question.cheapest(|worker| (worker.held, worker.sequences))
+    // Who has all of it, or where it is shorter than a block, gets nothing more to hold by it.
+    match question.cached(&question.workers[best]) as usize == question.work.blocks.len() {
+        true => question.cheapest(|worker| (worker.sequences, worker.held)),
+        false => question.cheapest(|worker| (worker.held, worker.sequences)),
+    }
 }
 
 #[cfg(test)]
@@ -25,6 +29,10 @@ mod tests {
     use super::super::Candidate;
     use super::super::asked::{ask, load};
     use super::*;
+    use crate::cluster::work::Work;
+    use std::sync::LazyLock;
+
+    static SHORT: LazyLock<Work> = LazyLock::new(|| Work::of(1));
 
     #[test]
     fn a_long_match_is_followed_and_an_overload_is_not() {
@@ -34,6 +42,12 @@ mod tests {
         assert_eq!(pick(&[has(2, 2, 0), has(3, 90, 30), has(0, 1, 9)]), Some(2), "three are not worth it");
         assert_eq!(pick(&[has(2, 2, 0), has(4, 90, 65), has(0, 1, 9)]), Some(0), "it has too much to do");
         assert_eq!(pick(&[has(2, 2, 200), has(4, 90, 280), has(0, 1, 250)]), Some(1), "all have much to do");
+        let nothing = |question: &mut Question<'_>| question.work = &SHORT;
+        assert_eq!(
+            ask(&[has(0, 1, 9), has(0, 90, 8)], 0, nothing, super::pick),
+            Some(1),
+            "it leaves no trace"
+        );
         let gone = Candidate { usable: false, ..has(9, 9, 0) };
         assert_eq!(pick(&[gone, has(4, 90, 30)]), Some(1));
         assert_eq!(pick(&[gone]), None);

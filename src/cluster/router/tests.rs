@@ -107,6 +107,10 @@ fn nothing_is_booked_without_a_pair() {
     );
     assert_eq!(booked(&router), [0, 0]);
     assert_eq!(router.first(&Avoid::default()), Ok(WorkerNumber(0)));
+    let unwilling = Avoid { unwilling: vec![WorkerNumber(0)], ..Avoid::default() };
+    assert_eq!(router.first(&unwilling), Err(NoWorker::Of { role: Role::Prefill, may_come: true }));
+    let unwilling = Avoid { unwilling: vec![WorkerNumber(0), WorkerNumber(1)], ..Avoid::default() };
+    assert_eq!(router.first(&unwilling), Err(NoWorker::Of { role: Role::Prefill, may_come: false }));
     router.refused(WorkerNumber(0));
     assert_eq!(
         router.choose(&Work::of(1), &Avoid::default(), Instant::now()),

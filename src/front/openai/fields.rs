@@ -267,9 +267,16 @@ impl<'de> Deserialize<'de> for Entries<'de> {
 }
 
 /// A list: its first `MAX` items, and how many it has.
-struct List<T, const MAX: usize> {
+pub(super) struct List<T, const MAX: usize> {
     items: Vec<T>,
     count: usize,
+}
+
+impl<T, const MAX: usize> List<T, MAX> {
+    /// Its items, where those are all.
+    pub(super) fn whole(self) -> Option<Vec<T>> {
+        (self.count <= MAX).then_some(self.items)
+    }
 }
 
 impl<'de, T: Deserialize<'de>, const MAX: usize> Deserialize<'de> for List<T, MAX> {

@@ -7,12 +7,12 @@
 //! workers check them.
 
 use super::error::ApiError;
-use super::fields::{Entries, first_item};
+use super::fields::{Entries, List, first_item};
 use super::kv_transfer::{self, Keep, PrefillAddress};
 use super::resume::{self, Resume};
 use crate::cluster::work::{Work, chained};
 use crate::ids::Room;
-use crate::limits::{BYTES_PER_TOKEN, CHOICES_MAX, PROMPT_BLOCK_BYTES, PROMPT_BLOCKS_MAX};
+use crate::limits::{BYTES_PER_TOKEN, CHOICES_MAX, NAME_BYTES_MAX, PROMPT_BLOCK_BYTES, PROMPT_BLOCKS_MAX};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
@@ -199,11 +199,15 @@ fn is_of_form(name: &str) -> bool {
     matches!(name, "stream" | "stream_options" | "echo" | "return_token_ids" | "return_timings")
 }
 
-/// `rid` is a name, or one for each prompt.
+/// `rid` is a name, or one for each prompt. What workers take for none is none here, and not kept.
 fn rids(entries: &[(String, &RawValue)]) -> Vec<String> {
     let rid = entries.iter().find(|(name, _)| name == "rid").map(|(_, value)| value.get());
-    let one = |raw| serde_json::from_str(raw).map(|name: String| vec![name]);
-    rid.and_then(|raw| one(raw).or_else(|_| serde_json::from_str(raw)).ok()).unwrap_or_default()
+    let read = |raw: &str| match serde_json::from_str::<String>(raw) {
+        Ok(name) => Some(vec![name]),
+        Err(_) => serde_json::from_str(raw).ok().and_then(List::<String, CHOICES_MAX>::whole),
+    };
+    let rids = rid.and_then(read).unwrap_or_default();
+    if rids.iter().all(|rid| rid.len() <= NAME_BYTES_MAX) { rids } else { Vec::new() }
 }
 
 /// The prompt as it stands in the body: texts that begin alike have prompts that do, under one salt. Escapes and the names
@@ -371,6 +375,20 @@ mod tests {
             assert_eq!(Routed::parse(body.as_bytes()).unwrap_err().code, "invalid_json", "{body}");
         }
         assert!(Routed::parse(b"{\"a\":\"\xff\"}").is_err());
+    }
+
+    #[test]
+    fn names_that_workers_do_not_take_are_not_kept() {
+        let named = |rid: serde_json::Value| {
+            let body = serde_json::json!({ "prompt": "a", "rid": rid }).to_string();
+            Routed::parse(body.as_bytes()).unwrap().rids
+        };
+        assert_eq!(named("a".into()), ["a"]);
+        assert_eq!(named(["a", "b"].into_iter().collect()), ["a", "b"]);
+        assert_eq!(named(vec!["a"; CHOICES_MAX].into()).len(), CHOICES_MAX);
+        for odd in [vec!["a".to_owned(); CHOICES_MAX + 1], vec!["a".repeat(NAME_BYTES_MAX + 1)]] {
+            assert!(named(odd.into()).is_empty());
+        }
     }
 
     #[test]

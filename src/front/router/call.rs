@@ -240,8 +240,6 @@ pub enum Lost {
     Deadline,
     /// The worker answers no probe either.
     Silent,
-    /// The worker, which is well, has closed the connection after it was not read from for want of a client that reads.
-    Behind,
     /// The request cannot be sent: this process holds too many unsent bytes.
     Full,
 }
@@ -254,7 +252,6 @@ impl fmt::Display for Lost {
             Lost::TooLong => write!(f, "its answer is longer than {ROUTER_ANSWER_MAX} bytes"),
             Lost::Deadline => f.write_str("it took too long"),
             Lost::Silent => f.write_str("its worker stands still"),
-            Lost::Behind => f.write_str("more is waiting for its client than a worker keeps"),
             Lost::Full => f.write_str("too many bytes wait to be sent"),
         }
     }
@@ -277,8 +274,6 @@ pub struct Call {
     pub is_last: bool,
     /// Whether its worker has become another since it was asked how it is.
     pub is_outdated: bool,
-    /// Whether it was not read from, since too much waits for its client.
-    pub held_back: bool,
     /// Once its head has come.
     pub answer: Option<WorkerAnswer>,
     outgoing: Option<Outgoing>,
@@ -299,7 +294,6 @@ impl Call {
             eof: false,
             is_last: false,
             is_outdated: false,
-            held_back: false,
             answer: None,
             outgoing: None,
             decoder,
@@ -368,8 +362,8 @@ impl Call {
     fn gather(&mut self, piece: &[u8]) -> Result<(), Lost> {
         let Some(answer) = &mut self.answer else { return Ok(()) };
         match self.owner {
-            // Passed on turn by turn.
-            Owner::Lead(_) => answer.body.extend_from_slice(piece),
+            // Passed on turn by turn; what says why there is none is read when it is whole.
+            Owner::Lead(_) if answer.is_success() => answer.body.extend_from_slice(piece),
             Owner::Nobody => {}
             // Only a stream may have what is of use before its end; that is taken turn by turn, too.
             Owner::Prefill(_) if answer.is_success() && answer.is_stream() => {
@@ -380,6 +374,7 @@ impl Call {
             Owner::Introduction
             | Owner::Probe
             | Owner::Report
+            | Owner::Lead(_)
             | Owner::Prefill(_)
             | Owner::Reader(_)
             | Owner::Part(_)

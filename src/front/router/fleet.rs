@@ -354,8 +354,11 @@ impl Fleet {
         if let Owner::Lead(client) = call.owner
             && reactor.queued(client) > ROUTER_CLIENT_QUEUED_MAX
         {
-            call.held_back = true;
             return;
+        }
+        if !call.is_begun() && !reactor.received(conn).is_empty() {
+            // An answer to nothing: what would come of it is not this request's.
+            return self.refuse(reactor, conn, now);
         }
         let mut some = false;
         loop {

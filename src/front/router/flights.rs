@@ -282,7 +282,7 @@ impl Flights {
             Next::Rejoin => return self.rejoin(client, flight, way),
             Next::Hurry(until) => {
                 if let Some(lead) = flight.lead {
-                    way.fleet.set_deadline(lead, until);
+                    way.fleet.set_deadline(lead, until.min(flight.until()));
                 }
             }
             Next::Again(at) => {

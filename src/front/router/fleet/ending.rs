@@ -83,7 +83,7 @@ impl Fleet {
     pub(super) fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
-        let (begun, held_back, is_greeting) = (call.is_begun(), call.held_back, reactor.is_greeting(conn));
+        let (begun, is_greeting) = (call.is_begun(), reactor.is_greeting(conn));
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
@@ -101,9 +101,6 @@ impl Fleet {
                 self.unwell(reactor, worker, now);
             }
             _ => {
-                // A worker that is gone was found to be, while its client read what was there.
-                let is_up = self.router.load(worker).is_some_and(|load| load.usable);
-                let lost = if lost == Lost::Closed && held_back && is_up { Lost::Behind } else { lost };
                 let what = if begun { What::Lost(lost) } else { What::Refused };
                 self.news.push_back(News { owner, conn, what });
             }

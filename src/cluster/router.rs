@@ -146,6 +146,7 @@ impl Router {
     /// A worker has told what it is; what keeps it from the first of the other role that it does not fit.
     pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
         let place = self.place(worker)?;
+        self.members[place].health.told();
         let kind = kind.with_entry_of(&self.members[place].kind);
         if self.members[place].kind != kind {
             self.members[place].kind = kind;

@@ -95,7 +95,6 @@ const MISTAKES: &[Mistake] = &[
     tcp("progress outlives its room", Checker::Ends, "corrupt"),
     tcp("early bytes are dropped", Checker::Ends, "corrupt"),
     tcp("link outlives its lanes", Checker::Ends, "too late"),
-    tcp("reports are dropped", Checker::Ends, "nothing was done to it"),
     tcp("drain does not wait for Done", Checker::Ends, "peer_lost"),
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     kept("KV is kept for an hour", Checker::Idle, "transfers"),

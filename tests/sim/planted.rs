@@ -108,7 +108,6 @@ const MISTAKES: &[Mistake] = &[
     mistake("a worker's role is not compared", Checker::Roles, "worker and takes the"),
     mistake("who has turned keeps its number", Checker::Ends, "nothing was done to it"),
     mistake("who has turned is not followed back", Checker::Ends, "nothing was done to it"),
-    mistake("what has arrived is lost with its link", Checker::Ends, "peer_lost"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

@@ -106,7 +106,7 @@ impl Fleet {
 
     /// Whether a worker need not be asked who it is.
     pub(super) fn is_known(&self, worker: WorkerNumber) -> bool {
-        !self.introduces || self.targets[&worker].introduced
+        !self.introduces || self.targets[&worker].introduced || !self.router.has(worker)
     }
 
     /// An introduction has ended: the worker has told its role, and how often that has changed, or nothing.

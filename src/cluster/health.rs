@@ -28,6 +28,10 @@ pub struct Health {
     awaited_until: Option<Instant>,
     /// Whether a probe has succeeded.
     is_met: bool,
+    /// Whether it has ever told who it is.
+    tells: bool,
+    /// Whether it did not, when it was asked before the probe that is to come.
+    is_mute: bool,
     /// When the next probe is due; `None` while one is under way.
     next_probe: Option<Instant>,
 }
@@ -43,6 +47,8 @@ impl Health {
             successes: 0,
             awaited_until,
             is_met: false,
+            tells: false,
+            is_mute: false,
             next_probe: Some(now),
         }
     }
@@ -73,12 +79,25 @@ impl Health {
         is_late && self.next_probe.take().is_some()
     }
 
+    /// It has told who it is.
+    pub fn told(&mut self) {
+        self.tells = true;
+    }
+
+    /// It was asked who it is, before a probe, and has not answered. That alone says little: other engines are slow to tell, or
+    /// when they are busy. If the probe behind it is not answered, either, both have failed; but who has never told may do so
+    /// as a rule.
+    pub fn unanswered(&mut self) {
+        self.is_mute = self.tells;
+    }
+
     /// A probe has ended.
     pub fn probed(&mut self, is_well: bool, now: Instant) -> Option<Change> {
         self.is_met |= is_well;
+        let failed = 1 + u32::from(std::mem::take(&mut self.is_mute));
         (self.failures, self.successes) = match is_well {
             true => (0, self.successes.saturating_add(1)),
-            false => (self.failures.saturating_add(1), 0),
+            false => (self.failures.saturating_add(failed), 0),
         };
         let stays = self.up && self.failures < self.terms.failures;
         let up = stays || self.successes >= self.terms.successes;
@@ -91,7 +110,7 @@ impl Health {
 
     /// A probe was answered, by one that takes nothing new: it stands not still, and what it runs goes on.
     pub fn declined(&mut self, now: Instant) -> Option<Change> {
-        (self.failures, self.successes, self.is_met) = (0, 0, true);
+        (self.failures, self.successes, self.is_met, self.is_mute) = (0, 0, true, false);
         self.next_probe = Some(now + self.terms.interval);
         self.turn(false)
     }
@@ -170,6 +189,27 @@ mod tests {
         assert!(!health.is_silent(), "one lost probe tells nothing");
         health.probed(false, now);
         assert!(health.is_silent() && !health.is_up());
+    }
+
+    #[test]
+    fn a_question_that_is_not_answered_counts_with_the_probe_behind_it() {
+        let now = Instant::now();
+        let mut health = Health::new(HealthTerms::default(), now);
+        let asked = |health: &mut Health, is_well| {
+            health.unanswered();
+            health.probed(is_well, now);
+            (health.is_up(), health.is_silent())
+        };
+        health.probed(true, now);
+        assert_eq!(asked(&mut health, false), (true, false), "it may never tell");
+        health.told();
+        assert_eq!([(); 3].map(|()| asked(&mut health, true)), [(true, false); 3], "it is slow to tell");
+        assert_eq!(asked(&mut health, false), (false, true));
+        health.probed(true, now);
+        health.unanswered();
+        health.declined(now);
+        health.probed(false, now);
+        assert!(!health.is_silent(), "it has answered since");
     }
 
     #[test]

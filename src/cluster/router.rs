@@ -154,6 +154,7 @@ impl Router {
     /// nothing over is as it should be.
     pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
         let place = self.place(worker)?;
+        self.members[place].health.told();
         let kind = kind.with_entry_of(&self.members[place].kind);
         if self.members[place].kind != kind {
             self.members[place].kind = kind;

@@ -78,12 +78,24 @@ fn whatever_else_goes_wrong_they_do_too() {
 }
 
 /// A connection between two workers that was cut and brought what was written to it all the same; a clock that jumped while
-/// a lane had not proven itself.
+/// a lane had not proven itself; a decode worker that said Done and had another role at once; a prefill worker that had one
+/// before its leg came; lanes on which nothing came from the start; more to tell than a mover had room for.
 #[test]
 fn seeds_that_once_failed_go_well() {
+    use SimFlow::{DecodeFirst, Dual};
+    use SimTransfer::{Auto, Tcp};
     quiet();
-    for (flow, seed) in [(SimFlow::DecodeFirst, 530), (SimFlow::DecodeFirst, 1844)] {
-        well(seed, Scale { faults: true, flow, ..SCALE });
+    for (flow, transfer, seed) in [
+        (DecodeFirst, Auto, 530),
+        (DecodeFirst, Auto, 1844),
+        (Dual, Auto, 1844),
+        (Dual, Auto, 586),
+        (Dual, Auto, 1517),
+        (Dual, Tcp, 628),
+        (Dual, Tcp, 801),
+        (Dual, Tcp, 1001),
+    ] {
+        well(seed, Scale { faults: true, flow, transfer, ..SCALE });
     }
 }
 

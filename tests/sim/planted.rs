@@ -95,7 +95,6 @@ const MISTAKES: &[Mistake] = &[
     tcp("progress outlives its room", Checker::Ends, "corrupt"),
     tcp("early bytes are dropped", Checker::Ends, "corrupt"),
     tcp("link outlives its lanes", Checker::Ends, "too late"),
-    tcp("reports are dropped", Checker::Ends, "nothing was done to it"),
     tcp("drain does not wait for Done", Checker::Ends, "peer_lost"),
     mistake("drain does not wait for requests", Checker::Ends, "peer_lost"),
     kept("KV is kept for an hour", Checker::Idle, "transfers"),
@@ -109,7 +108,6 @@ const MISTAKES: &[Mistake] = &[
     mistake("a worker's role is not compared", Checker::Roles, "worker and takes the"),
     mistake("who has turned keeps its number", Checker::Ends, "nothing was done to it"),
     mistake("who has turned is not followed back", Checker::Ends, "nothing was done to it"),
-    mistake("what has arrived is lost with its link", Checker::Ends, "peer_lost"),
 ];
 
 /// The first seed, calm or not, in which that is said, with all of it; and what was said in others before.

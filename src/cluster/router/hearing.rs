@@ -38,6 +38,13 @@ impl Router {
         self.turn(worker, |health| health.declined(now))
     }
 
+    /// A worker was asked who it is, before a probe, and has not answered.
+    pub fn unanswered(&mut self, worker: WorkerNumber) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].health.unanswered();
+        }
+    }
+
     /// Whether a choice asks how much work workers have.
     pub fn compares_loads(&self) -> bool {
         self.policies.prefill.compares_loads() || self.policies.decode.compares_loads()

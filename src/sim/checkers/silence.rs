@@ -12,11 +12,9 @@ use crate::sim::cluster::ENGINE_LOOKS;
 pub const KNOWN: Nanos = (ROUTER_PROBE_INTERVAL.as_nanos()
     + ROUTER_PROBE_FAILURES as u128 * ROUTER_PROBE_TIME.as_nanos()) as Nanos
     + SECOND;
-/// The same where workers are asked who they are: each probe may come behind such a question that is not answered, which
-/// says nothing of how a worker is, and the next look at one that was down already comes at its interval.
-pub const KNOWN_ANEW: Nanos = KNOWN
-    + (ROUTER_PROBE_FAILURES as u128 * ROUTER_PROBE_TIME.as_nanos() + ROUTER_PROBE_INTERVAL.as_nanos())
-        as Nanos;
+/// The same where workers are asked who they are: one that was down already may have just told that when it fell silent, and
+/// the next look comes at its interval, with a question that is not answered and counts only with the probe behind it.
+pub const KNOWN_ANEW: Nanos = KNOWN + ROUTER_PROBE_TIME.as_nanos() as Nanos;
 /// From the end of what kept an engine until it has moved, also one without work, and somebody has looked.
 const LOOKS_AGAIN: Nanos = ENGINE_LOOKS + WEATHER;
 

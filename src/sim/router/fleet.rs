@@ -328,7 +328,10 @@ impl Fleet {
             CallName::Leg(leg) => {
                 self.news.push_back((leg, if begun { What::Lost(lost) } else { What::Refused }));
             }
-            CallName::Introduction(_) if stands => self.introduced(worker, None, now),
+            CallName::Introduction(_) if stands => {
+                self.router.unanswered(worker);
+                self.introduced(worker, None, now);
+            }
             CallName::Introduction(_) | CallName::Probe(_) => self.unwell(worker, now),
             CallName::Notice(..) => {}
         }

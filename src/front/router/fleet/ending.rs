@@ -87,6 +87,7 @@ impl Fleet {
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
+                self.router.unanswered(worker);
                 self.introduced(reactor, worker, Err(lost.to_string()), now);
             }
             // What it has is not known; whether it is well is for probes to say.

@@ -6,6 +6,7 @@ use crate::cluster::loads::WorkerNumber;
 use crate::front::router::call::{Order, Owner, WorkerAnswer};
 use crate::front::router::introduction::{self, Verdict, Words};
 use crate::front::router::report;
+use crate::front::router::target::Target;
 use crate::net::Reactor;
 use crate::obs::log::event;
 use std::sync::Arc;
@@ -33,7 +34,9 @@ impl Fleet {
         if target.address.is_none() {
             self.look_up_again(worker, now);
         }
-        match self.targets.get(&worker).is_some_and(|target| target.introduced) {
+        // Who leaves is asked only whether what it runs goes on.
+        let is_known = |target: &Target| target.introduced || !self.router.has(worker);
+        match self.targets.get(&worker).is_some_and(is_known) {
             false => self.call(reactor, worker, Owner::Introduction, now),
             true => self.call(reactor, worker, Owner::Probe, now),
         }
@@ -242,5 +245,65 @@ impl Fleet {
             }
             None => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::flight::Avoid;
+    use crate::cluster::router::{Role, Router};
+    use crate::config::resolved::Policy;
+    use crate::front::resolver::Resolver;
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
+
+    /// Answers each request on a connection of its own, and tells its path.
+    fn serve(worker: &TcpListener, asked: &mpsc::Sender<String>) {
+        for stream in worker.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            let mut head = String::new();
+            while !head.ends_with("\r\n\r\n") {
+                assert!(stream.read_line(&mut head).unwrap() > 0, "it asks");
+            }
+            let _ = stream.get_mut().write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}");
+            if asked.send(head.split(' ').nth(1).unwrap().to_owned()).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// Whom it is taken for when it has left is nobody's concern; whether it stands still is that of who waits for it.
+    #[test]
+    fn who_leaves_is_asked_how_it_is_as_long_as_somebody_waits_for_it() {
+        let worker = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", worker.local_addr().unwrap()).parse().unwrap();
+        let (asked, paths) = mpsc::channel();
+        thread::spawn(move || serve(&worker, &asked));
+        let begun = Instant::now();
+        let mut reactor = Reactor::new().unwrap();
+        let waker = reactor.waker();
+        let names = Resolver::over(|_| Ok(Vec::new()), move || waker.wake());
+        let mut fleet = Fleet::new(Router::new(Policy::RoundRobin), names.unwrap());
+        let leaves = fleet.join(Role::Decode, Target::new(url, None, None), begun);
+        fleet.router().probed(leaves, true, begun);
+        let waits = fleet.router().choose_one(Role::Decode, 1, &Avoid::default(), begun).unwrap();
+        fleet.part_with(&mut reactor, leaves, &"it drains");
+        let mut seen = Vec::new();
+        while seen.len() < 2 {
+            let now = Instant::now();
+            assert!(begun.elapsed() < Duration::from_secs(60), "it is asked no more: {seen:?}");
+            fleet.probe(&mut reactor, now);
+            reactor.poll(Some(now + Duration::from_millis(50))).unwrap();
+            while let Some(event) = reactor.next_event() {
+                fleet.handle(&mut reactor, event, now);
+            }
+            seen.extend(paths.try_iter());
+        }
+        assert!(seen.iter().all(|path| path == "/health"), "{seen:?}");
+        fleet.release(waits, begun);
     }
 }

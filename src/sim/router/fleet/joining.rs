@@ -6,6 +6,7 @@
 
 use super::{Call, CallName, Fleet, Kept};
 use crate::cluster::entry::Seat;
+use crate::cluster::kinds::Kind;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::membership::{Action, Membership};
 use crate::cluster::router::{Role, Router};
@@ -65,6 +66,7 @@ impl Fleet {
         let numbers: Vec<WorkerNumber> = fleet.targets.keys().copied().collect();
         for worker in numbers {
             fleet.router.probed(worker, true, base);
+            fleet.router.introduced(worker, Kind::default());
             let target = fleet.target(worker);
             (target.introduced, target.changes) = (true, Some(0));
             let reads_alone = target.seat.role == Role::Decode && fleet.read_alone[fleet.host(worker)];
@@ -104,7 +106,7 @@ impl Fleet {
 
     /// Whether a worker need not be asked who it is.
     pub(super) fn is_known(&self, worker: WorkerNumber) -> bool {
-        !self.introduces || self.targets[&worker].introduced
+        !self.introduces || self.targets[&worker].introduced || !self.router.has(worker)
     }
 
     /// An introduction has ended: the worker has told its role, and how often that has changed, or nothing.
@@ -118,6 +120,7 @@ impl Fleet {
         });
         if let Some(words) = &words {
             self.router.set_reads_alone(worker, words.reads_alone);
+            self.router.introduced(worker, words.kind.clone());
         }
         // It may have left while it was asked.
         let Some(role) = self.router.role(worker).filter(|_| self.router.has(worker)) else { return };

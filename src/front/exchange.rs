@@ -66,13 +66,13 @@ pub struct Prompted {
 }
 
 /// What is to be done after a token.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 #[must_use]
 pub enum Step {
     /// The next one, please.
     Continue,
-    /// A stop string is complete: generation of this choice must end.
-    Stop,
+    /// A stop string is complete: generation of this choice must end, and [`Exchange::stop`] says so.
+    Stop(Finish),
 }
 
 impl Exchange {
@@ -158,7 +158,9 @@ impl Exchange {
         // All of it was told by somebody else.
         let mut unsaid = Vec::new();
         for sampled in told.sampled() {
-            let _ = self.push(choice, &sampled, tokenizer, &mut unsaid);
+            if let Step::Stop(finish) = self.push(choice, &sampled, tokenizer, &mut unsaid) {
+                self.end(choice, finish, None, &mut unsaid);
+            }
         }
         let outcome = match told.end {
             Some(End::Length) => Some(Outcome::Length),
@@ -198,14 +200,27 @@ impl Exchange {
         state.detokenizer.push(tokenizer, sampled.token, &mut piece);
         if let Some(stop) = state.stop.push(&piece, &mut state.text) {
             let finish = Finish::StopString(self.stops[stop].clone());
-            self.end(choice, finish, None, out);
-            return Step::Stop;
+            return Step::Stop(finish);
         }
         let due = !state.text.is_empty() || self.logprobs || self.return_token_ids;
         if self.stream && due {
             self.emit(choice, None, out);
         }
         Step::Continue
+    }
+
+    /// A stop string has ended a choice, of whose prompt so many tokens were not computed. `timings` as with
+    /// [`Exchange::finish`].
+    pub fn stop(
+        &mut self,
+        choice: usize,
+        finish: Finish,
+        cached: u32,
+        timings: Option<&Timings>,
+        out: &mut Vec<u8>,
+    ) {
+        self.choices[choice].cached = cached;
+        self.end(choice, finish, timings, out);
     }
 
     /// A choice's generation has ended well. `timings` go out with the last chunk where asked for.

@@ -20,8 +20,6 @@ pub struct ChoiceTimes {
     pub ended: Option<Instant>,
     /// Tokens of the answer that other workers had generated before this one went on.
     pub resumed: u32,
-    /// Tokens that prefill had, and did not compute.
-    pub cached: u32,
 }
 
 /// The share of a prefill worker of another process, in its own words.
@@ -67,6 +65,11 @@ impl ChoiceTimes {
         Some(Stages { queue, bootstrap, prefill, handover, join, first_step })
     }
 
+    /// Tokens that prefill had, and did not compute.
+    pub fn cached(&self) -> u32 {
+        self.decode.map_or(0, |at| at.cached)
+    }
+
     /// Whether another worker, here or elsewhere, read the prompt.
     pub fn were_handed_over(&self) -> bool {
         self.prefill.is_some() || self.elsewhere().is_some_and(|told| !told.prefill.is_zero())
@@ -79,7 +82,7 @@ impl ChoiceTimes {
         let reader = self.prefill.or(self.decode);
         let decode = self.decode;
         let handed = self.prefill.is_some();
-        let prefill_tokens = given.saturating_sub(self.cached);
+        let prefill_tokens = given.saturating_sub(self.cached());
         let resumed_tokens = Some(self.resumed).filter(|&tokens| tokens > 0);
         // The first one is sampled where the prompt was read.
         let decode_tokens = generated.saturating_sub(self.resumed + 1);

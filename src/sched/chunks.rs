@@ -173,6 +173,7 @@ impl Chunks {
             let (tokens, taken) = held.take_pages(&self.config, pool);
             room.take(taken);
             (held.computed, held.cached) = (tokens, tokens);
+            held.request.stamps.cached = tokens;
             held.request.stamps.admitted = Some(turn.now);
             self.begun.push_back(slot);
             left -= self.add(slot, slots, turn.batch, left);

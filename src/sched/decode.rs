@@ -219,6 +219,7 @@ impl DecodeWorker {
         held.computed = tokens;
         held.keep(&mut self.pool);
         held.cached = aux.cached_tokens.min(tokens);
+        held.request.stamps.cached = held.cached;
         // Not the turn's time: a prefill worker of this engine may have computed since it began.
         held.request.stamps.filled = Some((turn.clock)());
         held.request.stamps.prefill_us = Some((aux.queue_us, aux.prefill_us));

@@ -90,6 +90,8 @@ pub struct Stamps {
     pub first_token: Option<Instant>,
     /// Prefill's share of the time to first token as it told in the aux record: (queue, prefill) in µs.
     pub prefill_us: Option<(u32, u32)>,
+    /// Tokens of the prompt that were not computed for it, once it is admitted; decode: once its KV is there.
+    pub cached: u32,
 }
 
 impl Stamps {
@@ -103,6 +105,7 @@ impl Stamps {
             joined: None,
             first_token: None,
             prefill_us: None,
+            cached: 0,
         }
     }
 }

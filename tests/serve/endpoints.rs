@@ -435,6 +435,33 @@ fn timings_tell_where_the_time_went() {
     assert_eq!(events.last().unwrap()["timings"]["decode_tokens"], 39);
 }
 
+/// It is told where a stop string ends an answer, too, which is before its worker hears of it.
+#[test]
+fn timings_and_cached_tokens_are_told_where_a_stop_string_ends_it() {
+    for flags in [&[][..], &["--mixed"]] {
+        let server = Server::start(flags);
+        let prompt: Vec<u32> = (0..40).map(|i| 10 + i).collect();
+        let body = completion(json!({"prompt": prompt, "return_timings": true, "return_token_ids": true}));
+        let whole = server.post("/v1/completions", &body).ok();
+        // What stands in the middle of the text is complete with some token in the middle.
+        let text: Vec<char> = whole["choices"][0]["text"].as_str().unwrap().chars().collect();
+        let stop: String = text[text.len() / 2..text.len() / 2 + 4].iter().collect();
+        let body = with(body, json!({"stop": stop}));
+        let answer = server.post("/v1/completions", &body).ok();
+        assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
+        let generated = answer["usage"]["completion_tokens"].as_u64().unwrap();
+        assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 32, "{answer}");
+        let streamed = server.post("/v1/completions", &with(body, json!({"stream": true}))).events();
+        for timings in [&answer["timings"], &streamed.last().unwrap()["timings"]] {
+            assert_eq!(
+                (&timings["prefill_tokens"], &timings["decode_tokens"]),
+                (&json!(8), &json!(generated - 1))
+            );
+            assert!(timings["decode_ms"].as_f64().is_some_and(|ms| ms > 0.0), "{timings}");
+        }
+    }
+}
+
 /// What is told of an answer that has gone on here is told of its part that was made here, and says so.
 #[test]
 fn timings_of_an_answer_that_goes_on_are_of_these_workers_alone() {

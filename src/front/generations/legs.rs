@@ -64,7 +64,13 @@ impl Generations {
                 }
                 let leg = *leg;
                 match leg.part {
-                    Part::Visible => self.visible(&leg, &sampled, way),
+                    Part::Visible => {
+                        // A stop string may end it before its leg does.
+                        if let Some(live) = self.live.get_mut(&leg.exchange).filter(|_| first.is_some()) {
+                            live.timings[leg.choice].decode = first;
+                        }
+                        self.visible(&leg, &sampled, way);
+                    }
                     Part::Prefill => {
                         if let Some(live) = self.live.get_mut(&leg.exchange) {
                             live.timings[leg.choice].prefill = first;
@@ -181,21 +187,27 @@ impl Generations {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let Some(exchange) = live.exchange.as_mut() else { return };
         let mut out = Vec::new();
-        let step = exchange.push(leg.choice, sampled, &self.text.tokenizer, &mut out);
+        let Step::Stop(finish) = exchange.push(leg.choice, sampled, &self.text.tokenizer, &mut out) else {
+            return live.stream(&out, way);
+        };
+        live.timings[leg.choice].ended = Some(way.now);
+        let cached = live.timings[leg.choice].cached();
+        let wants_timings = live.request.return_timings;
+        let timings = wants_timings.then(|| self.timings(leg));
+        let Some(live) = self.live.get_mut(&leg.exchange) else { return };
+        let Some(exchange) = live.exchange.as_mut() else { return };
+        exchange.stop(leg.choice, finish, cached, timings.as_ref(), &mut out);
         live.stream(&out, way);
-        if step == Step::Stop {
-            live.timings[leg.choice].ended = Some(way.now);
-            match leg.part {
-                // Decode's KV: it ends by the same token, and this leg when it has that KV.
-                Part::Ahead => return,
-                Part::Kept => {}
-                Part::Visible | Part::Prefill | Part::Held => {
-                    self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
-                    self.end_partner(leg, Cause::ClientGone);
-                }
+        match leg.part {
+            // Decode's KV: it ends by the same token, and this leg when it has that KV.
+            Part::Ahead => return,
+            Part::Kept => {}
+            Part::Visible | Part::Prefill | Part::Held => {
+                self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::ClientGone);
+                self.end_partner(leg, Cause::ClientGone);
             }
-            self.close_if_over(leg.exchange, way);
         }
+        self.close_if_over(leg.exchange, way);
     }
 
     pub(super) fn finished(
@@ -250,9 +262,7 @@ impl Generations {
 
     pub(super) fn end_choice(&mut self, leg: &Leg, outcome: Outcome, cached: u32, way: &mut Way<'_>) {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
-        let times = &mut live.timings[leg.choice];
-        times.ended.get_or_insert(way.now);
-        times.cached = cached;
+        live.timings[leg.choice].ended.get_or_insert(way.now);
         self.record(leg, way.now);
         let Some(live) = self.live.get(&leg.exchange) else { return };
         let timings = live.request.return_timings.then(|| self.timings(leg));

@@ -26,6 +26,8 @@ pub struct Health {
     successes: u32,
     /// When it is given up, until a probe has succeeded.
     awaited_until: Option<Instant>,
+    /// Whether it was.
+    given_up: bool,
     /// Whether a probe has succeeded.
     is_met: bool,
     /// Whether it has ever told who it is.
@@ -46,6 +48,7 @@ impl Health {
             failures: 0,
             successes: 0,
             awaited_until,
+            given_up: false,
             is_met: false,
             tells: false,
             is_mute: false,
@@ -75,8 +78,20 @@ impl Health {
 
     /// Whether it is given up now: it has never been well, for as long as it may take. It is probed no more.
     pub fn give_up(&mut self, now: Instant) -> bool {
+        let was_given_up = self.given_up;
         let is_late = !self.is_met && self.awaited_until.is_some_and(|until| until <= now);
-        is_late && self.next_probe.take().is_some()
+        self.given_up |= is_late && self.next_probe.take().is_some();
+        is_late && !was_given_up && self.given_up
+    }
+
+    /// Somebody says that it is there: if it was given up, it is looked for as at first, the first time now. Whether it was.
+    pub fn await_anew(&mut self, now: Instant) -> bool {
+        let was_given_up = std::mem::take(&mut self.given_up);
+        if was_given_up {
+            self.awaited_until = self.terms.first_time.map(|time| now + time);
+            self.next_probe = Some(now);
+        }
+        was_given_up
     }
 
     /// It has told who it is.
@@ -258,6 +273,9 @@ mod tests {
         assert!(
             never.give_up(late) && !never.give_up(late) && !never.begin_probe(late + ROUTER_PROBE_INTERVAL)
         );
+        assert!(never.await_anew(late) && !never.await_anew(late) && never.begin_probe(late));
+        never.probed(false, late);
+        assert!(!never.give_up(late) && never.give_up(late + Duration::from_secs(5)), "as long as at first");
         once.probed(true, now);
         once.probed(false, now);
         once.probed(false, now);

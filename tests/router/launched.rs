@@ -208,6 +208,10 @@ fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
     thread::sleep(Duration::from_millis(2500));
     assert_eq!(router.get("/readiness").answer().0, 503);
     assert!(late.is_unasked());
+    // But somebody says that it is there.
+    let named = format!(r#"{{"url":"http://{address}","worker_type":"prefill","bootstrap_port":9000}}"#);
+    assert_eq!(router.post("/workers", &named).answer().0, 202);
+    router.wait_for("/readiness", 200);
 }
 
 /// By default one failure is enough to be asked last; with a higher threshold it is not.

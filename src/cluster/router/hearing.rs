@@ -89,6 +89,11 @@ impl Router {
         late.filter(|&worker| self.has(worker))
     }
 
+    /// Somebody says that this worker is there. Whether it was given up, and is looked for anew.
+    pub fn await_anew(&mut self, worker: WorkerNumber, now: Instant) -> bool {
+        self.place(worker).is_some_and(|place| self.members[place].health.await_anew(now))
+    }
+
     /// A request failed at this worker, or because of it.
     pub fn accuse(&mut self, worker: WorkerNumber, now: Instant) {
         let Some(place) = self.place(worker) else { return };

@@ -247,8 +247,18 @@ impl Workers {
             self.refuse(entry);
             return Err(ApiError::new(400, "invalid_entry", UNSPOKEN));
         }
+        let seat = entry.seat.clone();
         self.members.renew(entry, Some(way.now + REGISTRY_ENTRY_LIFE)).map_err(full)?;
+        self.await_anew(&seat, way);
         Ok(json_of(&json!({ "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64 })))
+    }
+
+    /// Somebody says that a worker is there, which may have been given up.
+    fn await_anew(&self, seat: &Seat, way: &mut Way<'_>) {
+        let Some(&worker) = self.numbers.get(seat) else { return };
+        if way.fleet.router().await_anew(worker, way.now) {
+            event!(Info, "router", "worker is looked for again", worker = seat.url);
+        }
     }
 
     /// A worker has entered itself that this router cannot speak to.
@@ -271,6 +281,7 @@ impl Workers {
             return Err(ApiError::invalid("url", format!("is {}: {UNSPOKEN}", seat.url)));
         }
         self.members.name(seat.clone(), bootstrap_port).map_err(full)?;
+        self.await_anew(&seat, way);
         self.act(way.fleet, way.reactor, way.now);
         let id = self.numbers.get(&seat).map(|worker| worker.0.to_string());
         let (_, body) = json_of(&json!({

@@ -180,10 +180,10 @@ fn what_cannot_start_says_why_in_one_line() {
     let whole = std::fs::read(fixture("llama.Q8_0.gguf")).unwrap();
     std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
     for (path, flags, named) in [
-        ("/no/such/model.gguf", &[][..], "/no/such/model.gguf"),
-        (empty.to_str().unwrap(), &[], "config.json"),
-        (garbage.to_str().unwrap(), &[], "garbage.gguf"),
-        (cut.to_str().unwrap(), &[], "cut.gguf"),
+        ("/no/such/model.gguf", &["--port", "0"][..], "/no/such/model.gguf"),
+        (empty.to_str().unwrap(), &["--port", "0"], "config.json"),
+        (garbage.to_str().unwrap(), &["--port", "0"], "garbage.gguf"),
+        (cut.to_str().unwrap(), &["--port", "0"], "cut.gguf"),
         (model, &["--port", &port], "listen"),
         (model, &["--max-model-len", "4096", "--port", "0"], "--max-model-len"),
     ] {
@@ -208,7 +208,7 @@ fn a_file_that_is_not_there_has_the_status_of_wrong_usage() {
     let common = ["--port", "0", "--kv-memory", "8MiB", "--threads", "1"];
     let worker = |more: &[&'static str]| [&["serve", model][..], &common, more].concat();
     for line in [
-        vec!["serve", NOWHERE],
+        vec!["serve", NOWHERE, "--port", "0"],
         worker(&["--api-key-file", NOWHERE]),
         worker(&["--tls-cert-file", NOWHERE, "--tls-key-file", NOWHERE]),
         vec!["router", "--port", "0", "--tls-ca-file", NOWHERE],

@@ -156,14 +156,14 @@ fn who_is_asked_when_its_client_s_time_is_up_is_not_to_blame() {
         let mut rig = Rig::new(1);
         rig.sent();
         if is_passing {
-            rig.take(passes(true));
+            let _ = rig.take(passes(true));
         }
         assert_eq!(rig.take(late), Next::Fail(Cause::Deadline));
         assert_eq!(rig.flight.accused().count(), 0);
     }
     let mut rig = Rig::new(1);
     rig.deadline = Some(rig.now);
-    rig.sent().take(News::Lost(Role::Prefill, Cause::PeerLost));
+    let _ = rig.sent().take(News::Lost(Role::Prefill, Cause::PeerLost));
     assert_eq!(rig.take(late), Next::Fail(Cause::Deadline), "though prefill was lost");
 }
 

@@ -50,7 +50,7 @@ pub(in crate::config) struct RoutingFlags {
     /// How its decode worker is chosen [default: --policy]
     #[arg(long, value_enum)]
     pub(in crate::config) decode_policy: Option<Policy>,
-    /// Share of a prompt, 0 to 1, that cache_aware goes where it is for, if that has more than it [default: 0.3]
+    /// Share of a prompt, 0 to 1: cache_aware goes to the worker that has more of it than that [default: 0.3]
     #[arg(long, value_name = "SHARE")]
     pub(in crate::config) cache_threshold: Option<f64>,
     /// Sequences by which the busiest worker may be ahead of the idlest while cache_aware asks for caches [default: 64]

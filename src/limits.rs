@@ -423,6 +423,9 @@ pub const ROUTER_ANSWER_MAX: usize = 1 << 20;
 pub const ROUTER_PIECE: usize = 256 << 10;
 /// Bytes that wait for a client before its worker is no longer read from.
 pub const ROUTER_CLIENT_QUEUED_MAX: usize = 128 << 10;
+/// Since that was so last, until what had come meanwhile has been read: a worker that ends within it may have given its
+/// slow reader up.
+pub const ROUTER_CATCH_UP_TIME: Duration = Duration::from_secs(2);
 /// As many pieces of answers
 pub const ROUTER_DENSE_PIECES: usize = 16;
 /// in this time

@@ -84,6 +84,11 @@ impl Health {
         is_late && !was_given_up && self.given_up
     }
 
+    /// It is looked for as long as it is here: somebody says again and again that it is there.
+    pub fn keep_looking(&mut self) {
+        self.awaited_until = None;
+    }
+
     /// Somebody says that it is there: if it was given up, it is looked for as at first, the first time now. Whether it was.
     pub fn await_anew(&mut self, now: Instant) -> bool {
         let was_given_up = std::mem::take(&mut self.given_up);
@@ -96,7 +101,7 @@ impl Health {
 
     /// It has told who it is.
     pub fn told(&mut self) {
-        self.tells = true;
+        (self.tells, self.is_mute) = (true, false);
     }
 
     /// It was asked who it is, before a probe, and has not answered. That alone says little: other engines are slow to tell, or

@@ -181,6 +181,13 @@ impl Router {
         Some((first.number, one.kind.difference(&first.kind)?))
     }
 
+    /// Whether nobody of the other role is here, whom it cannot do without.
+    pub fn is_lonely(&self, worker: WorkerNumber) -> bool {
+        let reads_alone = |one: &Member| one.role == Role::Decode && self.seat(one).reads_alone;
+        let is_only = |one: &Member| self.here(one.role.other()).next().is_none();
+        self.member(worker).is_some_and(|one| is_only(one) && !reads_alone(one))
+    }
+
     /// A worker has told whether it reads prompts where no prefill worker is left.
     pub fn set_reads_alone(&mut self, worker: WorkerNumber, reads_alone: bool) {
         self.tables[Role::Decode as usize].set_reads_alone(worker, reads_alone);

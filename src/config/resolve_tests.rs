@@ -426,7 +426,12 @@ fn commands_without_configuration() {
 
 #[test]
 fn a_limit_that_no_step_keeps_is_warned_of() {
-    let warned = |ms: &str| run(&format!("router --policy slo --decode-ms 5,0,0 --slo-tpot-ms {ms}")).1;
+    let warned = |ms: &str| {
+        let costs = "--prefill-ms 1,0.1,0 --decode-ms 5,0,0";
+        run(&format!("router --policy slo {costs} --slo-tpot-ms {ms}")).1
+    };
     assert!(warned("5")[0].contains("--slo-tpot-ms 5: a step takes 5 ms (--decode-ms)"), "{:?}", warned("5"));
     assert_eq!(warned("5.1"), [""; 0]);
+    let (_, unfounded) = run("router --policy conditional --decode-ms 5,0,0");
+    assert!(unfounded[0].contains("without --prefill-ms"), "{unfounded:?}");
 }

@@ -58,10 +58,19 @@ struct Client {
     due: Option<Due>,
     /// When it is closed: idle, or its request not whole.
     until: Instant,
+    /// When something came of that last.
+    heard: Instant,
     /// It sends nothing more.
     half_closed: bool,
     /// Bytes of a body that are held for it.
     held: usize,
+}
+
+impl Client {
+    fn is_late(&self, now: Instant) -> bool {
+        let stands_still = !self.decoder.is_idle() && self.heard + HTTP_REQUEST_TIME_MAX <= now;
+        self.until <= now || stands_still
+    }
 }
 
 #[derive(Debug)]
@@ -127,6 +136,7 @@ impl Connections {
                     decoder: Decoder::new(self.limits),
                     due: None,
                     until: now + HTTP_IDLE_MAX,
+                    heard: now,
                     half_closed: false,
                     held: 0,
                 };
@@ -288,14 +298,17 @@ impl Connections {
         let late: Vec<ConnId> = self
             .clients
             .iter()
-            .filter(|(_, client)| client.due.is_none() && client.until <= now)
+            .filter(|(_, client)| client.due.is_none() && client.is_late(now))
             .map(|(&conn, _)| conn)
             .collect();
         for conn in late {
             match self.clients.get(&conn).is_some_and(|client| !client.decoder.is_idle()) {
                 true => {
-                    let why =
-                        "the request did not come in time: 60 s, and a second for each 128 KiB of its body";
+                    let (most, rate) = (HTTP_REQUEST_TIME_MAX.as_secs(), HTTP_BODY_BYTES_PER_SECOND);
+                    let why = format!(
+                        "the request did not come in time: {most} s, and a second for each {rate} bytes of its body, \
+                         of which some come every {most} s"
+                    );
                     self.turn_away(reactor, conn, &ApiError::new(408, "deadline", why));
                 }
                 false => self.end(reactor, conn),
@@ -325,6 +338,7 @@ impl Connections {
                 }
                 let micros = held.saturating_sub(before) as u64 * 1_000_000 / HTTP_BODY_BYTES_PER_SECOND;
                 client.until += Duration::from_micros(micros);
+                client.heard = now;
                 if client.decoder.take_continue() {
                     let _ = reactor.send(conn, CONTINUE);
                 }

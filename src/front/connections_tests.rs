@@ -12,6 +12,8 @@ struct Server {
     reactor: Reactor,
     connections: Connections,
     listener: crate::net::ListenerId,
+    /// By how much its clock is ahead.
+    ahead: Duration,
 }
 
 impl Server {
@@ -19,7 +21,7 @@ impl Server {
         let mut reactor = Reactor::new().unwrap();
         let address = Address::Tcp("127.0.0.1:0".parse().unwrap());
         let listener = reactor.listen(&address, 16).unwrap();
-        Server { reactor, connections, listener }
+        Server { reactor, connections, listener, ahead: Duration::ZERO }
     }
 
     fn client(&self) -> TcpStream {
@@ -34,7 +36,7 @@ impl Server {
         while begun.elapsed() < PATIENCE {
             self.reactor.poll(Some(Instant::now() + Duration::from_millis(5))).unwrap();
             while let Some(event) = self.reactor.next_event() {
-                self.connections.handle(&mut self.reactor, event, Instant::now());
+                self.connections.handle(&mut self.reactor, event, Instant::now() + self.ahead);
             }
             let incoming = self.connections.poll();
             if incoming.is_some() || is_over(&self.connections) {
@@ -162,14 +164,27 @@ fn who_sends_slowly_is_told_when_it_is_too_slow() {
     let begun = Instant::now();
     post(&mut client, 1 << 20, 512 << 10);
     server.turn_until(|connections| connections.held == 512 << 10);
+    server.ahead = HTTP_REQUEST_TIME_MAX / 2;
+    client.write_all(b"x").unwrap();
+    server.turn_until(|connections| connections.held > 512 << 10);
     let longer = Duration::from_secs(4);
     server.connections.expire(&mut server.reactor, begun + HTTP_REQUEST_TIME_MAX + longer);
     assert_eq!(server.connections.count(), 1, "half a body has come");
-    let late = Instant::now() + HTTP_REQUEST_TIME_MAX + longer;
+    let late = Instant::now() + HTTP_REQUEST_TIME_MAX + 2 * longer;
     server.connections.expire(&mut server.reactor, late);
     assert_eq!(server.connections.count(), 0);
     let answer = server.rest(client);
     assert!(answer.starts_with("HTTP/1.1 408") && answer.contains("timeout_error"), "{answer}");
+    // What it has sent buys no time to stand still.
+    let mut still = server.client();
+    server.ahead = Duration::ZERO;
+    let begun = Instant::now();
+    post(&mut still, 1 << 20, 1 << 19);
+    server.turn_until(|connections| connections.held == 1 << 19);
+    server.connections.expire(&mut server.reactor, begun + HTTP_REQUEST_TIME_MAX / 2);
+    assert_eq!(server.connections.count(), 1);
+    server.connections.expire(&mut server.reactor, Instant::now() + HTTP_REQUEST_TIME_MAX);
+    assert!(server.rest(still).starts_with("HTTP/1.1 408"));
     // Who has asked nothing is owed nothing.
     let idle = server.client();
     server.turn_until(|connections| connections.count() == 1);

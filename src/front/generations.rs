@@ -392,7 +392,7 @@ fn error_of(cause: Cause) -> ApiError {
     let message = match cause {
         Cause::ClientGone => "the connection of the request's other leg was closed",
         Cause::Aborted => "the request was aborted",
-        Cause::Refused => "the request does not fit this server's KV memory",
+        Cause::Refused => "the request does not fit this server's KV memory, or its room is another's",
         Cause::Overloaded => return ApiError::overloaded(1),
         Cause::PeerLost => "the worker at the other end of the hand-off was lost",
         Cause::Deadline => "the request took too long",

@@ -67,7 +67,7 @@ impl ChoiceTimes {
 
     /// Tokens that prefill had, and did not compute.
     pub fn cached(&self) -> u32 {
-        self.decode.map_or(0, |at| at.cached)
+        self.decode.or(self.prefill).map_or(0, |at| at.cached)
     }
 
     /// Whether another worker, here or elsewhere, read the prompt.

@@ -6,11 +6,10 @@
 const MAPPED_FROM: libc::c_int = 128 << 10;
 
 /// Large blocks go on to be mapped one by one: zeroes take no memory before something is written there, and what is freed is
-/// given back. glibc would have those that come after one that was freed on its heap, and write the zeroes. To be called before
-/// there is a second thread.
+/// given back. glibc would have those that come after one that was freed on its heap, and write the zeroes.
 pub fn map_large_blocks() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: sets a number of the allocator, which nobody else reads at the moment.
+    // SAFETY: sets a number of the allocator, under its own lock.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPED_FROM);
     }

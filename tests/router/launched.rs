@@ -203,7 +203,7 @@ fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
         args.iter().chain(&["--worker-startup-timeout-secs", "1"]).map(|arg| arg.to_string()).collect();
     let router = Router::run(&args);
     router.wait_for_workers(1);
-    thread::sleep(Duration::from_millis(2500));
+    router.await_said("no longer looked for");
     let late = Worker::at(address, Some(("200 OK", "{}")));
     thread::sleep(Duration::from_millis(2500));
     assert_eq!(router.get("/readiness").answer().0, 503);

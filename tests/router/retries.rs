@@ -3,6 +3,7 @@
 use crate::client::{Client, Router};
 use crate::worker::{Asked, PATIENCE, Worker};
 use crate::{PROMPT, STREAM, trio};
+use baton::limits::ROUTER_CATCH_UP_TIME;
 use serde_json::json;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -69,12 +70,11 @@ pub fn event(ids: &[u32], text: &str) -> String {
     format!(": {mark}\ndata: {text}\n\n")
 }
 
-/// Whoever reads slowly has its stream go on elsewhere as anybody else: that its worker was not read from meanwhile is no
-/// reason for which it ended.
+/// A worker gives up a connection for which too much waits. That is its client's doing, who reads too slowly, and would
+/// be again elsewhere; unless the worker is gone.
 #[test]
-fn who_reads_slowly_is_sent_elsewhere_when_its_worker_ends() {
+fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
     let text = "x".repeat(60 << 10);
-    // Before that is known by its health, and behind.
     for is_gone in [false, true] {
         let quartet = Quartet::start(&[]);
         let mut client = quartet.router.post("/v1/completions", STREAM);
@@ -90,20 +90,67 @@ fn who_reads_slowly_is_sent_elsewhere_when_its_worker_ends() {
             at_decode.hang_up();
         }
         let reader = thread::spawn(move || rest(&mut client));
-        let ([_, other], _, mut at_decode) = quartet.asked();
-        assert!(other != worker);
-        let told = at_decode.json()["baton_resume"]["choices"][0]["ids"].as_array().unwrap().len();
-        // What was cut off is not told.
-        assert!(told <= events + 1, "{told} of {events}");
-        at_decode.open_stream();
-        at_decode.chunk(&event(&[6], "the end"));
-        at_decode.chunk("data: [DONE]\n\n");
-        at_decode.end_stream();
+        if is_gone {
+            let ([_, other], _, mut at_decode) = quartet.asked();
+            assert!(other != worker);
+            let told = at_decode.json()["baton_resume"]["choices"][0]["ids"].as_array().unwrap().len();
+            // What was cut off is not told.
+            assert!(told <= events + 1, "{told} of {events}");
+            at_decode.open_stream();
+            at_decode.chunk(&event(&[6], "the end"));
+            at_decode.chunk("data: [DONE]\n\n");
+            at_decode.end_stream();
+        }
         let told = reader.join().unwrap();
-        assert!(told.ends_with("data: the end\n\ndata: [DONE]\n\n"), "{}", &told[told.len() - 300..]);
-        assert!(quartet.router.get("/metrics").answer().1.contains("baton_router_resumed_total 1"));
+        let end =
+            if is_gone { "data: the end\n\ndata: [DONE]\n\n" } else { "\"code\":\"client_gone\"}}\n\n" };
+        assert!(told.ends_with(end), "{}", &told[told.len() - 300..]);
+        let metrics = quartet.router.get("/metrics").answer().1;
+        let count = |name: &str| {
+            let lines = metrics.lines().filter(|line| line.starts_with(name));
+            lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum::<f64>()
+        };
+        let gone = count("smg_router_request_errors_total{error_type=\"client_gone\"");
+        assert_eq!(
+            (gone, count("baton_router_retries_total")),
+            if is_gone { (0.0, 1.0) } else { (1.0, 0.0) }
+        );
         assert!(quartet.prefill.iter().all(Worker::is_unasked), "nobody else is asked");
     }
+}
+
+/// Who has read all that was kept from it since is as anybody else.
+#[test]
+fn who_once_read_slowly_is_sent_elsewhere_when_its_worker_ends() {
+    let text = "x".repeat(60 << 10);
+    let quartet = Quartet::start(&[]);
+    let mut client = quartet.router.post("/v1/completions", STREAM);
+    let ([_, worker], mut at_prefill, mut at_decode) = quartet.asked();
+    at_prefill.answer("200 OK", "{}");
+    at_decode.open_stream();
+    let reader = thread::spawn(move || {
+        // It looks away while its worker sends more than the router keeps for it.
+        thread::sleep(Duration::from_secs(1));
+        let caught_up = std::iter::from_fn(|| client.piece()).any(|piece| piece.contains("data: seen"));
+        (caught_up, client)
+    });
+    for _ in 0..100 {
+        at_decode.chunk(&event(&[5], &text));
+    }
+    at_decode.chunk(&event(&[6], "seen"));
+    let (caught_up, mut client) = reader.join().unwrap();
+    assert!(caught_up);
+    thread::sleep(ROUTER_CATCH_UP_TIME);
+    at_decode.hang_up();
+    let reader = thread::spawn(move || rest(&mut client));
+    let ([_, other], _, mut at_decode) = quartet.asked();
+    assert!(other != worker);
+    at_decode.open_stream();
+    at_decode.chunk(&event(&[7], "the end"));
+    at_decode.chunk("data: [DONE]\n\n");
+    at_decode.end_stream();
+    let told = reader.join().unwrap();
+    assert!(told.ends_with("data: the end\n\ndata: [DONE]\n\n"), "{told}");
 }
 
 /// What says why there is no answer is gathered, as far as an error may be long.

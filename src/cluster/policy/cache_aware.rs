@@ -1,4 +1,5 @@
-//! Who has most of the prompt, as long as nobody has too much to do: the rule of SGLang's router.
+//! Who has most of the prompt, as long as nobody has too much to do: the rule of SGLang's router, but that
+//! prompts too short for a block go by load.
 
 use super::Question;
 use crate::config::resolved::CacheTerms;

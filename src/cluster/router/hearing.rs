@@ -89,6 +89,13 @@ impl Router {
         late.filter(|&worker| self.has(worker))
     }
 
+    /// A worker is never given up, however long it takes.
+    pub fn keep_looking(&mut self, worker: WorkerNumber) {
+        if let Some(place) = self.place(worker) {
+            self.members[place].health.keep_looking();
+        }
+    }
+
     /// Somebody says that this worker is there. Whether it was given up, and is looked for anew.
     pub fn await_anew(&mut self, worker: WorkerNumber, now: Instant) -> bool {
         self.place(worker).is_some_and(|place| self.members[place].health.await_anew(now))

@@ -41,9 +41,9 @@ pub(in crate::config) struct RoutingFlags {
     /// that host
     #[arg(long, value_name = "FILE")]
     pub(in crate::config) tls_ca_file: Option<PathBuf>,
-    /// How the workers of a request are chosen
-    #[arg(long, value_enum, default_value_t)]
-    pub(in crate::config) policy: Policy,
+    /// How the workers of a request are chosen [default: least_loaded; cache_aware where one of its thresholds is given]
+    #[arg(long, value_enum)]
+    pub(in crate::config) policy: Option<Policy>,
     /// How its prefill worker is chosen [default: --policy]
     #[arg(long, value_enum)]
     pub(in crate::config) prefill_policy: Option<Policy>,
@@ -56,7 +56,7 @@ pub(in crate::config) struct RoutingFlags {
     /// Sequences by which the busiest worker may be ahead of the idlest while cache_aware asks for caches [default: 64]
     #[arg(long, value_name = "N")]
     pub(in crate::config) balance_abs_threshold: Option<u32>,
-    /// and how many times as many it may have; beyond both who has fewest is chosen [default: 1.5]
+    /// Times as many sequences as the idlest that the busiest may have; beyond both who has fewest is chosen [default: 1.5]
     #[arg(long, value_name = "FACTOR")]
     pub(in crate::config) balance_rel_threshold: Option<f64>,
     /// Take workers from this etcd, too, as etcd://HOST:PORT,HOST:PORT: all routers over it see the same ones

@@ -58,8 +58,19 @@ impl Resolver<'_> {
         let takes_anybody = insecure || flags.front.host.is_loopback();
         let front = self.front(flags.front, FRONT_PORT)?;
         let metrics = metrics(&flags.scrape, front.address())?;
+        let is_tuned =
+            cache_threshold.is_some() || balance_abs_threshold.is_some() || balance_rel_threshold.is_some();
+        // What sglang-router has unless told otherwise, and whoever tunes it means.
+        let usual = if is_tuned { Policy::CacheAware } else { Policy::default() };
+        let policy = policy.unwrap_or(usual);
         let policies =
             Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };
+        if [policies.prefill, policies.decode].into_iter().any(Policy::forecasts)
+            && (flags.forecast.prefill_ms.is_empty() || flags.forecast.decode_ms.is_empty())
+        {
+            let why = "how long steps take is foretold for Qwen3-32B-FP8 on two H200";
+            self.warnings.push(format!("--policy: without --prefill-ms and --decode-ms {why}"));
+        }
         let cache = cache(policies, cache_threshold, balance_abs_threshold, balance_rel_threshold)?;
         if flags.balance.rebalance && flags.forecast.prefill_ms.is_empty() {
             let why = "how far prefill workers are behind is foretold for Qwen3-32B-FP8 on two H200";

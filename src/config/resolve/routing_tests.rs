@@ -91,6 +91,8 @@ fn thresholds_of_caches_are_for_the_policy_that_has_them() {
     for policy in ["--policy", "--prefill-policy", "--decode-policy"] {
         assert_eq!(router(&format!("{policy} cache_aware {typed}")).0.cache, cache);
     }
+    let (tuned, _) = router(typed);
+    assert_eq!((tuned.cache, tuned.policies), (cache, Policies::from(Policy::CacheAware)));
     assert_eq!(router("--policy cache_aware").0.cache, CacheTerms::default());
     let why = refusal("--policy slo --balance-abs-threshold 8");
     assert!(why.contains("--policy cache_aware is needed: --balance-abs-threshold"), "{why}");

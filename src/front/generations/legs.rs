@@ -64,12 +64,15 @@ impl Generations {
                 }
                 let leg = *leg;
                 match leg.part {
-                    Part::Visible => {
+                    Part::Visible | Part::Ahead => {
                         // A stop string may end it before its leg does.
                         if let Some(live) = self.live.get_mut(&leg.exchange).filter(|_| first.is_some()) {
                             live.timings[leg.choice].decode = first;
                         }
-                        self.visible(&leg, &sampled, way);
+                        match leg.part {
+                            Part::Ahead => self.token(&leg, &sampled, way),
+                            _ => self.visible(&leg, &sampled, way),
+                        }
                     }
                     Part::Prefill => {
                         if let Some(live) = self.live.get_mut(&leg.exchange) {
@@ -77,7 +80,6 @@ impl Generations {
                         }
                         self.ahead(&leg, &sampled, way);
                     }
-                    Part::Ahead => self.token(&leg, &sampled, way),
                     Part::Held => {}
                     Part::Kept => {
                         if let Some(live) = self.live.get_mut(&leg.exchange) {

@@ -20,18 +20,13 @@ const DIALECT: Dialect = Dialect {
 const UNSUPPORTED: &[Neutral<'_>] = &[
     ("audio", &[]),
     ("function_call", &["\"none\"", "\"auto\""]),
-    ("functions", &["[]"]),
     ("logit_bias", &["{}"]),
     ("modalities", &["[\"text\"]"]),
     ("moderation", &[]),
     ("parallel_tool_calls", &["true"]),
     ("prediction", &[]),
-    ("reasoning_effort", &["\"none\"", "\"medium\""]),
-    ("response_format", &["{\"type\":\"text\"}"]),
     ("service_tier", &["\"auto\"", "\"default\""]),
     ("store", &["false"]),
-    ("tool_choice", &["\"none\"", "\"auto\""]),
-    ("tools", &["[]"]),
     ("verbosity", &["\"medium\""]),
     ("web_search_options", &[]),
     // Of vLLM and SGLang: they would change the prompt.

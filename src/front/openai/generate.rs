@@ -19,6 +19,8 @@ const UNSUPPORTED: &[Neutral<'_>] = &[
     ("video_data", &["[]"]),
     ("audio_data", &["[]"]),
     ("session_params", &[]),
+    // Of the prompt there are none.
+    ("logprob_start_len", &["-1"]),
 ];
 
 /// The same inside `sampling_params`.
@@ -38,7 +40,6 @@ const ADDED: &[Neutral<'_>] = &[
     ("no_logs", &["true", "false"]),
     ("return_bytes", &["false"]),
     ("return_entropy", &["false"]),
-    ("logprob_start_len", &["-1"]),
 ];
 
 /// Reads a body; sampling fields that it does not hold are taken from `defaults`.

@@ -240,6 +240,8 @@ pub enum Lost {
     Deadline,
     /// The worker answers no probe either.
     Silent,
+    /// The worker, which is well, has closed the connection after it was not read from for want of a client that reads.
+    Behind,
     /// The request cannot be sent: this process holds too many unsent bytes.
     Full,
 }
@@ -252,6 +254,7 @@ impl fmt::Display for Lost {
             Lost::TooLong => write!(f, "its answer is longer than {ROUTER_ANSWER_MAX} bytes"),
             Lost::Deadline => f.write_str("it took too long"),
             Lost::Silent => f.write_str("its worker stands still"),
+            Lost::Behind => f.write_str("more is waiting for its client than a worker keeps"),
             Lost::Full => f.write_str("too many bytes wait to be sent"),
         }
     }
@@ -274,6 +277,8 @@ pub struct Call {
     pub is_last: bool,
     /// Whether its worker has become another since it was asked how it is.
     pub is_outdated: bool,
+    /// When it was last not read from, since too much waited for its client.
+    pub held_back: Option<Instant>,
     /// Once its head has come.
     pub answer: Option<WorkerAnswer>,
     outgoing: Option<Outgoing>,
@@ -294,6 +299,7 @@ impl Call {
             eof: false,
             is_last: false,
             is_outdated: false,
+            held_back: None,
             answer: None,
             outgoing: None,
             decoder,

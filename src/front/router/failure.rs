@@ -123,6 +123,9 @@ pub fn cause_of(status: u16) -> Cause {
 pub fn of_loss(lost: Lost) -> (Cause, String) {
     match lost {
         Lost::Deadline => (Cause::Deadline, "the request took too long".into()),
+        Lost::Behind => {
+            (Cause::ClientGone, "the answer is read too slowly: its worker has given it up".into())
+        }
         Lost::Full => (Cause::Overloaded, format!("the request was not passed on: {lost}")),
         lost => (Cause::PeerLost, format!("the worker's answer did not come: {lost}")),
     }

@@ -354,6 +354,7 @@ impl Fleet {
         if let Owner::Lead(client) = call.owner
             && reactor.queued(client) > ROUTER_CLIENT_QUEUED_MAX
         {
+            call.held_back = Some(now);
             return;
         }
         if !call.is_begun() && !reactor.received(conn).is_empty() {

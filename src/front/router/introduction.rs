@@ -27,13 +27,11 @@ const BOTH: &str = "null";
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct RouterInfo {
     disaggregation_mode: &'static str,
-    version: &'static str,
 }
 
-impl RouterInfo {
-    /// Of this software.
-    pub fn new(version: &'static str) -> RouterInfo {
-        RouterInfo { disaggregation_mode: ROUTER, version }
+impl Default for RouterInfo {
+    fn default() -> RouterInfo {
+        RouterInfo { disaggregation_mode: ROUTER }
     }
 }
 
@@ -173,7 +171,7 @@ mod tests {
         let both = br#"{"disaggregation_mode":"null"}"#;
         assert_eq!(judge(Role::Decode, None, false, both), Verdict::Fits);
         assert!(matches!(judge(Role::Prefill, None, false, both), Verdict::Unfit(_)));
-        let router = serde_json::to_vec(&RouterInfo::new("1")).unwrap();
+        let router = serde_json::to_vec(&RouterInfo::default()).unwrap();
         for role in [Role::Prefill, Role::Decode] {
             assert!(matches!(judge(role, None, true, &router), Verdict::Unfit(_)));
         }

@@ -263,7 +263,7 @@ impl Paths {
                 Told::json(&Loads::new(load, now, VERSION))
             }
             Course::Version => Told::json(&Version { version: VERSION }),
-            Course::Introduction => Told::json(&RouterInfo::new(VERSION)),
+            Course::Introduction => Told::json(&RouterInfo::default()),
             Course::Drain => Told::json(&Draining::with(flights.count())),
             Course::Health | Course::Alive if self.draining => {
                 Told::well("text/plain", DRAINING.as_bytes().to_vec())
@@ -365,7 +365,11 @@ fn name_between<'a>(path: &'a str, before: &str, behind: &str) -> Option<&'a str
 
 fn course(request: &http::Request) -> Result<Course, ApiError> {
     let path = request.head.path();
-    if path == introduction::PATH && request.head.headers.get(introduction::ASKED_BY_ROUTER).is_some() {
+    let is_get = request.head.method == Method::Get;
+    if is_get
+        && path == introduction::PATH
+        && request.head.headers.get(introduction::ASKED_BY_ROUTER).is_some()
+    {
         return Ok(Course::Introduction);
     }
     let is_meant = |known: &str| match known.split_once('*') {

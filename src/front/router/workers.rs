@@ -247,9 +247,7 @@ impl Workers {
             self.refuse(entry);
             return Err(ApiError::new(400, "invalid_entry", UNSPOKEN));
         }
-        let seat = entry.seat.clone();
         self.members.renew(entry, Some(way.now + REGISTRY_ENTRY_LIFE)).map_err(full)?;
-        self.await_anew(&seat, way);
         Ok(json_of(&json!({ "life_ms": REGISTRY_ENTRY_LIFE.as_millis() as u64 })))
     }
 
@@ -314,12 +312,16 @@ impl Workers {
 
     fn list(&self, way: &mut Way<'_>) -> Value {
         let here: Vec<WorkerNumber> = way.fleet.router().workers().map(|(worker, ..)| worker).collect();
-        let count = |role| self.numbers.keys().filter(|seat| seat.role == role).count();
+        let mut count = |role: &str| {
+            here.iter().filter(|&&worker| way.fleet.role_name(worker).as_deref() == Some(role)).count()
+        };
+        // SGLang's word for those that do both.
+        let [prefill, decode, regular] = ["prefill", "decode", MIXED].map(&mut count);
         json!({
             "workers": here.iter().map(|&worker| self.describe(worker, way)).collect::<Vec<_>>(),
             "total": here.len(),
             "stats": {
-                "prefill_count": count(Role::Prefill), "decode_count": count(Role::Decode), "regular_count": 0,
+                "prefill_count": prefill, "decode_count": decode, "regular_count": regular,
             },
         })
     }
@@ -337,6 +339,8 @@ impl Workers {
                 difference => format!("it fits no worker of the other role; of it and {other}: {difference}"),
             }
         });
+        let lonely = || String::from("no worker of the other role is here");
+        let misfit = misfit.or_else(|| way.fleet.router().is_lonely(worker).then(lonely));
         let target = way.fleet.target(worker);
         let (status, reason) = match (misfit, target) {
             _ if !load.usable && target.is_some_and(|target| target.drains) => ("draining", None),
@@ -392,6 +396,10 @@ impl Workers {
                     event!(Info, "router", "worker joins", seat = seat.role, worker = seat.url);
                     let target = Target::new(seat.url.clone(), None, bootstrap_port).turned(has_turned);
                     let worker = fleet.join(seat.role, target, now);
+                    if self.members.entry(&seat).is_some() {
+                        // Its entry goes with it.
+                        fleet.router().keep_looking(worker);
+                    }
                     if let Some(kind) = kind {
                         fleet.router().entered(worker, kind);
                     }

@@ -369,9 +369,10 @@ impl<L: Copy + PartialEq> Rooms<L> {
     }
 
     /// The link is dead, or its session void: early Destinations of it are forgotten, and what was draining, of
-    /// which nobody may ask any more; open slots bound to it are given to `failed` unless all of theirs has arrived, and have
-    /// no other end from then on: a mover that has lost the session says nothing more of them.
-    pub fn unlink(&mut self, link: L, mut failed: impl FnMut(Slot)) {
+    /// which nobody may ask any more; open slots bound to it are given to `parted`, with whether their destination has told
+    /// that all of theirs is there, and have no other end from then on: a mover that has lost the session says nothing more
+    /// of them.
+    pub fn unlink(&mut self, link: L, mut parted: impl FnMut(Slot, bool)) {
         self.unheard.retain(|_, (bound, _)| *bound != link);
         let by_slot = &mut self.by_slot;
         self.entries.retain(|_, entry| match entry {
@@ -381,10 +382,7 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 false
             }
             Entry::Open { slot, wanted, done, .. } if wanted.link == link => {
-                // Of what is there the mover was told before: it is handed over.
-                if !*done {
-                    failed(*slot);
-                }
+                parted(*slot, *done);
                 *entry = Entry::Waiting { slot: *slot, prompt: wanted.prompt };
                 true
             }

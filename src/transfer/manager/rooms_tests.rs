@@ -138,22 +138,24 @@ fn a_dead_link_takes_its_rooms_along() {
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let _ = rooms.arrive(ROOM, wanted(5), now);
     let mut failed = Vec::new();
-    rooms.unlink(8, |slot| failed.push(slot));
+    rooms.unlink(8, |slot, _| failed.push(slot));
     assert!(failed.is_empty());
-    rooms.unlink(9, |slot| failed.push(slot));
+    rooms.unlink(9, |slot, _| failed.push(slot));
     assert_eq!(failed, [OURS]);
     assert_eq!(rooms.enter(Room(1), Slot { id: SlotId(9), ..OURS }, PROMPT, now), Entered::Waits);
 }
 
 /// A decode worker that has all may end, or have another role, before anybody here has taken that in.
 #[test]
-fn a_dead_link_takes_nothing_along_that_has_arrived() {
+fn a_dead_link_tells_what_has_arrived() {
     let now = Instant::now();
     let mut rooms = Rooms::default();
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let _ = rooms.arrive(ROOM, wanted(5), now);
     assert_eq!(rooms.done(ROOM, 9, theirs(5)), Some(OURS));
-    rooms.unlink(9, |slot| panic!("{slot:?} is handed over"));
+    let mut parted = Vec::new();
+    rooms.unlink(9, |slot, is_told| parted.push((slot, is_told)));
+    assert_eq!(parted, [(OURS, true)]);
     assert_eq!(rooms.partner(OURS), None, "nobody is there to be told");
     rooms.leave(OURS, true, now);
     assert_eq!((rooms.open(), rooms.unheard()), (0, 0));
@@ -212,7 +214,7 @@ fn nobody_can_ask_for_what_was_draining_on_a_dead_link() {
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let _ = rooms.arrive(ROOM, written(5), now);
     rooms.leave(OURS, false, now);
-    rooms.unlink(9, |slot| panic!("{slot:?} is over"));
+    rooms.unlink(9, |slot, _| panic!("{slot:?} is over"));
     assert_eq!(rooms.open(), 0);
     assert_eq!(rooms.withdrawn(OURS, now), None);
 }
@@ -239,7 +241,7 @@ fn no_room_waits_for_a_mover_that_has_lost_its_session() {
     let mut rooms = Rooms::default();
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let _ = rooms.arrive(ROOM, written(5), now);
-    rooms.unlink(9, |_| ());
+    rooms.unlink(9, |_, _| ());
     assert_eq!(rooms.partner(OURS), None);
     assert_eq!(rooms.withdrawn(OURS, now), None);
     rooms.leave(OURS, false, now);
@@ -307,7 +309,7 @@ fn an_interest_ends_like_a_destination() {
     let _ = rooms.arrive(ROOM, interest(5), now);
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
     let mut failed = Vec::new();
-    rooms.unlink(9, |slot| failed.push(slot));
+    rooms.unlink(9, |slot, _| failed.push(slot));
     assert_eq!(failed, [OURS]);
 }
 
@@ -332,7 +334,7 @@ fn what_is_written_is_unheard_until_its_destination_says_so() {
     assert_eq!(rooms.unheard(), 1, "that was somebody else");
     assert_eq!((rooms.done(ROOM, 9, theirs(5)), rooms.unheard()), (None, 0));
     let mut rooms = over(false);
-    rooms.unlink(9, |_| ());
+    rooms.unlink(9, |_, _| ());
     assert_eq!(rooms.unheard(), 0, "nobody is left to say so");
     let mut rooms = over(false);
     assert_eq!((rooms.abort(ROOM, 9, theirs(5), now), rooms.unheard()), (Aborted::Answer, 0));

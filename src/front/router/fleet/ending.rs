@@ -8,7 +8,7 @@ use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::Booking;
 use crate::front::router::call::{Call, Lost, Owner};
 use crate::front::router::target::Idle;
-use crate::limits::ROUTER_IDLE_MAX;
+use crate::limits::{ROUTER_CATCH_UP_TIME, ROUTER_IDLE_MAX};
 use crate::net::{CloseReason, ConnId, Distrust, Reactor};
 use crate::obs::log::event;
 use std::time::Instant;
@@ -83,7 +83,7 @@ impl Fleet {
     pub(super) fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
-        let (begun, is_greeting) = (call.is_begun(), reactor.is_greeting(conn));
+        let (begun, held_back, is_greeting) = (call.is_begun(), call.held_back, reactor.is_greeting(conn));
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
@@ -102,6 +102,10 @@ impl Fleet {
                 self.unwell(reactor, worker, now);
             }
             _ => {
+                // Its end comes behind what it had sent by then. A worker that is gone was found to be meanwhile.
+                let is_up = self.router.load(worker).is_some_and(|load| load.usable);
+                let is_behind = held_back.is_some_and(|at| now < at + ROUTER_CATCH_UP_TIME);
+                let lost = if lost == Lost::Closed && is_behind && is_up { Lost::Behind } else { lost };
                 let what = if begun { What::Lost(lost) } else { What::Refused };
                 self.news.push_back(News { owner, conn, what });
             }

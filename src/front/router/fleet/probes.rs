@@ -143,7 +143,10 @@ impl Fleet {
             let (worker, other) = (self.url(worker), self.url(other));
             event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
         }
-        // It may have left while it was asked.
+        // It may have left while it was asked; what it runs goes on as long as it does.
+        if !self.router.has(worker) && self.targets.contains_key(&worker) {
+            return self.call(reactor, worker, Owner::Probe, now);
+        }
         let here = self.targets.get_mut(&worker).filter(|_| self.router.has(worker));
         let (Some(role), Some(target)) = (self.router.role(worker), here) else { return };
         target.withholds = matches!(answer, Ok(WorkerAnswer { status: 401 | 403, .. }));
@@ -279,31 +282,37 @@ mod tests {
     /// Whom it is taken for when it has left is nobody's concern; whether it stands still is that of who waits for it.
     #[test]
     fn who_leaves_is_asked_how_it_is_as_long_as_somebody_waits_for_it() {
-        let worker = TcpListener::bind("127.0.0.1:0").unwrap();
-        let url = format!("http://{}", worker.local_addr().unwrap()).parse().unwrap();
-        let (asked, paths) = mpsc::channel();
-        thread::spawn(move || serve(&worker, &asked));
-        let begun = Instant::now();
-        let mut reactor = Reactor::new().unwrap();
-        let waker = reactor.waker();
-        let names = Resolver::over(|_| Ok(Vec::new()), move || waker.wake());
-        let mut fleet = Fleet::new(Router::new(Policy::RoundRobin), names.unwrap());
-        let leaves = fleet.join(Role::Decode, Target::new(url, None, None), begun);
-        fleet.router().probed(leaves, true, begun);
-        let waits = fleet.router().choose_one(Role::Decode, 1, &Avoid::default(), begun).unwrap();
-        fleet.part_with(&mut reactor, leaves, &"it drains");
-        let mut seen = Vec::new();
-        while seen.len() < 2 {
-            let now = Instant::now();
-            assert!(begun.elapsed() < Duration::from_secs(60), "it is asked no more: {seen:?}");
-            fleet.probe(&mut reactor, now);
-            reactor.poll(Some(now + Duration::from_millis(50))).unwrap();
-            while let Some(event) = reactor.next_event() {
-                fleet.handle(&mut reactor, event, now);
+        for leaves_while_it_is_asked in [false, true] {
+            let worker = TcpListener::bind("127.0.0.1:0").unwrap();
+            let url = format!("http://{}", worker.local_addr().unwrap()).parse().unwrap();
+            let (asked, paths) = mpsc::channel();
+            thread::spawn(move || serve(&worker, &asked));
+            let begun = Instant::now();
+            let mut reactor = Reactor::new().unwrap();
+            let waker = reactor.waker();
+            let names = Resolver::over(|_| Ok(Vec::new()), move || waker.wake());
+            let mut fleet = Fleet::new(Router::new(Policy::RoundRobin), names.unwrap());
+            let leaves = fleet.join(Role::Decode, Target::new(url, None, None), begun);
+            fleet.router().probed(leaves, true, begun);
+            let waits = fleet.router().choose_one(Role::Decode, 1, &Avoid::default(), begun).unwrap();
+            if leaves_while_it_is_asked {
+                fleet.probe(&mut reactor, begun + Duration::from_secs(10));
             }
-            seen.extend(paths.try_iter());
+            fleet.part_with(&mut reactor, leaves, &"it drains");
+            let mut seen = Vec::new();
+            while seen.len() < 3 {
+                let now = Instant::now();
+                assert!(begun.elapsed() < Duration::from_secs(60), "it is asked no more: {seen:?}");
+                fleet.probe(&mut reactor, now);
+                reactor.poll(Some(now + Duration::from_millis(50))).unwrap();
+                while let Some(event) = reactor.next_event() {
+                    fleet.handle(&mut reactor, event, now);
+                }
+                seen.extend(paths.try_iter());
+            }
+            let first = if leaves_while_it_is_asked { introduction::PATH } else { "/health" };
+            assert_eq!(seen, [first, "/health", "/health"]);
+            fleet.release(waits, begun);
         }
-        assert!(seen.iter().all(|path| path == "/health"), "{seen:?}");
-        fleet.release(waits, begun);
     }
 }

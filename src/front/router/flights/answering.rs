@@ -57,6 +57,13 @@ impl Flights {
                 flight.lead = None;
                 self.take(client, flight, News::Landed, way);
             }
+            // Nobody is to blame but its client, and nobody else would do better.
+            What::Lost(Lost::Behind) => {
+                flight.lead = None;
+                let (cause, why) = failure::of_loss(Lost::Behind);
+                flight.last = Some(WorkerAnswer::error(&failure::error(cause, why)));
+                self.fail(client, flight, cause, way);
+            }
             What::Lost(lost) => {
                 flight.lead = None;
                 let (cause, why) = failure::of_loss(lost);

@@ -122,7 +122,10 @@ impl Fleet {
             self.router.set_reads_alone(worker, words.reads_alone);
             self.router.introduced(worker, words.kind.clone());
         }
-        // It may have left while it was asked.
+        // It may have left while it was asked; what it runs goes on as long as it does.
+        if !self.router.has(worker) && self.router.knows(worker) {
+            return self.probe(worker, now);
+        }
         let Some(role) = self.router.role(worker).filter(|_| self.router.has(worker)) else { return };
         let target = self.target(worker);
         let verdict = words.map(|words| {

@@ -174,7 +174,18 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
 
     pub(super) fn fail_rooms(&mut self, link: L, cause: Cause, effects: &mut impl SourceEffects<L>) {
         let mut slots = Vec::new();
-        self.rooms.unlink(link, |slot| slots.push(slot));
+        let has_begun = |slot: Slot| {
+            let status = self.status.load(slot.id);
+            status.generation == slot.generation
+                && matches!(status.state, State::Transferring | State::Success)
+        };
+        self.rooms.unlink(link, |slot, is_told| {
+            // Of what is there the mover was told before: it is handed over. Who says so of what has not begun lies, and
+            // nothing may begin towards who is gone.
+            if !is_told || !has_begun(slot) {
+                slots.push(slot);
+            }
+        });
         slots.sort_unstable_by_key(|slot: &Slot| slot.id);
         for slot in slots {
             self.fail(slot, cause, effects);

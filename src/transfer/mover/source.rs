@@ -92,15 +92,14 @@ impl SourceMover {
     /// stood still many a use of a slot was cancelled before it had begun, and a session whose end is not told goes on failing
     /// all that it is given.
     fn take_commands(&mut self) -> bool {
-        let (most, mut busy) = (self.slots.len(), false);
-        while self.links.reports.len() < most
-            && let Ok(command) = self.links.commands.try_recv()
-        {
+        let mut busy = false;
+        // `ctl` tells nobody that it has read.
+        while self.links.reports.len() < self.slots.len() {
+            let Ok(command) = self.links.commands.try_recv() else { return busy };
             self.apply(command);
             busy = true;
         }
-        // `ctl` tells nobody that it has read.
-        busy || !self.links.commands.is_empty()
+        true
     }
 
     /// Has the sessions' transports wake the mover, or no longer.

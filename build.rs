@@ -9,7 +9,8 @@ fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-changed=tools/link/libgcc_s.so");
     let is_gnu = var("CARGO_CFG_TARGET_ENV").as_deref() == Ok("gnu");
-    let is_static = var("CARGO_CFG_TARGET_FEATURE").is_ok_and(|features| features.contains("crt-static"));
+    let is_static =
+        var("CARGO_CFG_TARGET_FEATURE").is_ok_and(|features| features.contains("crt-static"));
     if is_gnu && !is_static {
         let root = var("CARGO_MANIFEST_DIR").expect("cargo sets it");
         println!("cargo::rustc-link-arg-bins=-L{root}/tools/link");

@@ -28,7 +28,10 @@ fn main() {
     println!(
         "{WORKERS} prefill and {WORKERS} decode workers, {OPEN} requests open; a decision is a pair, booked"
     );
-    println!("{:<14} {:>9} {:>9} {:>9} {:>9} {:>12}", "us", "p50", "p99", "max", "wall p99", "one round");
+    println!(
+        "{:<14} {:>9} {:>9} {:>9} {:>9} {:>12}",
+        "us", "p50", "p99", "max", "wall p99", "one round"
+    );
     let rows = [
         ("bare scan", None),
         ("round_robin", Some(Policy::RoundRobin)),
@@ -52,10 +55,12 @@ fn main() {
 }
 
 fn scans() -> Vec<[Duration; 2]> {
-    let table: Vec<Load> =
-        (0..2 * WORKERS).map(|at| Load { usable: true, booked: at as u32, ..Load::default() }).collect();
+    let table: Vec<Load> = (0..2 * WORKERS)
+        .map(|at| Load { usable: true, booked: at as u32, ..Load::default() })
+        .collect();
     let scan = || {
-        let least = black_box(&table).iter().filter(|load| load.usable).min_by_key(|load| load.booked);
+        let least =
+            black_box(&table).iter().filter(|load| load.usable).min_by_key(|load| load.booked);
         black_box(least);
     };
     (0..DECISIONS).map(|_| timed(scan).0).collect()
@@ -65,8 +70,9 @@ fn scans() -> Vec<[Duration; 2]> {
 fn work(at: usize) -> Work {
     let chat = mix(at as u64) % 3000;
     let blocks = 4 + mix(chat) % 60;
-    let blocks =
-        (0..blocks).map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) }).collect::<Box<[u64]>>();
+    let blocks = (0..blocks)
+        .map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) })
+        .collect::<Box<[u64]>>();
     Work { sequences: 1, samples: 1, tokens: blocks.len() as u32 * 512 + 100, block: 512, blocks }
 }
 

@@ -5,7 +5,9 @@ use baton::ids::{Generation, PageId, Peer, Room, SessionGeneration, SlotId};
 use baton::net::{ConnId, Event, Reactor};
 use baton::wire::auth::{ClusterKey, Side};
 use baton::wire::link::{self, Link};
-use baton::wire::message::{Destination, Done, Hello, MINOR, Message, PageList, Role, TransferId, ids_hash};
+use baton::wire::message::{
+    Destination, Done, Hello, MINOR, Message, PageList, Role, TransferId, ids_hash,
+};
 use baton::wire::zmtp::{Connection, Limits, Socket};
 use baton::wire::{Multipart, zmtp};
 use std::hint::black_box;
@@ -26,7 +28,10 @@ fn main() {
     for pages in [&[][..], &pages] {
         let message = message(pages);
         let len = wire_len(&message);
-        println!("\n{} ({len} bytes)", if pages.is_empty() { "Done" } else { "Destination, 1,024 pages" });
+        println!(
+            "\n{} ({len} bytes)",
+            if pages.is_empty() { "Done" } else { "Destination, 1,024 pages" }
+        );
         codec(&message);
         compare("round trip", REPEATS, || bare_round_trip(len), |key| round_trip(pages, key));
         compare("one way", REPEATS, || bare_one_way(len), |key| one_way(pages, key));
@@ -51,7 +56,12 @@ fn message(pages: &[PageId]) -> Message<'_> {
 }
 
 /// Runs all three in turn, so that whatever else the machine does meets them alike.
-fn compare(what: &str, repeats: usize, bare: impl Fn() -> f64, ours: impl Fn(Option<ClusterKey>) -> f64) {
+fn compare(
+    what: &str,
+    repeats: usize,
+    bare: impl Fn() -> f64,
+    ours: impl Fn(Option<ClusterKey>) -> f64,
+) {
     let key = || ClusterKey::new(&[1; 32]).ok();
     let runs: Vec<[f64; 3]> = (0..repeats).map(|_| [bare(), ours(None), ours(key())]).collect();
     let column = |at: usize| median(runs.iter().map(|run| run[at]).collect());
@@ -241,7 +251,8 @@ impl Node {
     }
 
     fn pair(key: Option<ClusterKey>) -> (Node, Node) {
-        let (mut theirs, mut ours) = (Reactor::new().expect("epoll"), Reactor::new().expect("epoll"));
+        let (mut theirs, mut ours) =
+            (Reactor::new().expect("epoll"), Reactor::new().expect("epoll"));
         let loopback: std::net::SocketAddr = "127.0.0.1:0".parse().expect("an address");
         let listener = theirs.listen(&loopback.into(), 1).expect("loopback");
         let address = theirs.local_address(listener).expect("bound").into();
@@ -294,7 +305,9 @@ impl Node {
         let (mut taken, mut messages) = (0, 0);
         while taken < input.len() {
             taken += self.link.handle_input(&input[taken..]).expect("our own bytes");
-            if let Some(link::Event::Message(message)) = self.link.poll_event().expect("our own message") {
+            if let Some(link::Event::Message(message)) =
+                self.link.poll_event().expect("our own message")
+            {
                 messages += 1;
                 self.pages.clear();
                 if let Message::Destination(destination) = message {

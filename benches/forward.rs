@@ -28,7 +28,10 @@ fn main() {
     let filter = std::env::args().nth(1).filter(|arg| !arg.starts_with("--")).unwrap_or_default();
     let threads = std::env::var("THREADS").map_or(2, |n| n.parse().expect("a number"));
     let kernel = std::env::var("KERNEL").ok().map(|name| {
-        *available_kernels().iter().find(|family| family.name() == name).expect("a family of this CPU")
+        *available_kernels()
+            .iter()
+            .find(|family| family.name() == name)
+            .expect("a family of this CPU")
     });
     let config = ModelConfig {
         hidden: 576,

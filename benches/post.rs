@@ -14,14 +14,16 @@ use baton::stdx::seal::{SealingAllocator, seal_thread, violations};
 use baton::sys::event::WaitSet;
 use baton::sys::verbs::provider::{Fabric, Pace};
 use baton::sys::verbs::{
-    Access, Capacity, Chain, CompletionQueue, Completions, Domain, Marks, Piece, QueuePair, Registration,
-    Remote,
+    Access, Capacity, Chain, CompletionQueue, Completions, Domain, Marks, Piece, QueuePair,
+    Registration, Remote,
 };
 use baton::transfer::command::{SessionId, Target};
 use baton::transfer::copiers::Copiers;
 use baton::transfer::pages::PageLists;
 use baton::transfer::plan::Template;
-use baton::transfer::transport::rdma::{Nic, Poller, Poster, Rails, RdmaOffer, RdmaSource, Settings, Split};
+use baton::transfer::transport::rdma::{
+    Nic, Poller, Poster, Rails, RdmaOffer, RdmaSource, Settings, Split,
+};
 use baton::transfer::transport::{Memory, Post, SourceHalf};
 use baton::transfer::waiter::Turns;
 use std::sync::Arc;
@@ -123,19 +125,30 @@ struct Session {
 impl Session {
     fn new(split: bool) -> Session {
         let fabric = Fabric::new();
-        let nic =
-            || [Nic { device: fabric.device(), route: fabric.route(), number: 0, chosen: String::new() }];
+        let nic = || {
+            [Nic {
+                device: fabric.device(),
+                route: fabric.route(),
+                number: 0,
+                chosen: String::new(),
+            }]
+        };
         let (source, destination) = (memory(1), memory(1));
         let settings = Settings::default();
-        let rails = |memory: &Memory| Rails::new(&nic(), memory, 1, PAGES as usize, settings).expect("NICs");
+        let rails = |memory: &Memory| {
+            Rails::new(&nic(), memory, 1, PAGES as usize, settings).expect("NICs")
+        };
         let (mut from, to) = (rails(&source), Arc::new(rails(&destination)));
         let bell = Arc::new(Bell::new(|| ()));
-        let threads = if split { from.split(&bell, true).expect("descriptors").pop() } else { None };
+        let threads =
+            if split { from.split(&bell, true).expect("descriptors").pop() } else { None };
         let (poster, poller) = threads.map(|made: Split| (made.poster.0, made.poller.0)).unzip();
-        let (offer, wait) = (RdmaOffer::new(&to, || 1).expect("queue pairs"), WaitSet::new().expect("epoll"));
+        let (offer, wait) =
+            (RdmaOffer::new(&to, || 1).expect("queue pairs"), WaitSet::new().expect("epoll"));
         let template = Template::new(&source.layout, &destination.layout).expect("they fit");
         let from = Arc::new(from);
-        let (half, _) = RdmaSource::new(&from, &offer.grant(), template, &wait, || 2).expect("queue pairs");
+        let (half, _) =
+            RdmaSource::new(&from, &offer.grant(), template, &wait, || 2).expect("queue pairs");
         source.lists.store(SLOT, &pages(401));
         from.targets.store(SLOT, &pages(613));
         fabric.set_pace(Pace::Discarded);
@@ -146,8 +159,13 @@ impl Session {
 
     /// Nanoseconds from the post to the last completion taken; and those of them that a poster posted for.
     fn hand_over(&mut self) -> (f64, f64) {
-        let target =
-            Target { session: SessionId(0), slot: SLOT, generation: Generation(1), room: Room(1), prefix: 0 };
+        let target = Target {
+            session: SessionId(0),
+            slot: SLOT,
+            generation: Generation(1),
+            room: Room(1),
+            prefix: 0,
+        };
         let post = Post { slot: SLOT, target, tokens: 0..PAGES, last: None };
         let _seal = seal_thread();
         let begun = Instant::now();
@@ -181,20 +199,26 @@ impl Bare {
         let (device, memory) = (fabric.device(), memory(1));
         let domain = Domain::new(&device).expect("it opens");
         let access = Access { remote_write: true, relaxed_ordering: true };
-        let registration = Registration::new(&domain, &memory.region, 0..memory.region.len(), access);
+        let registration =
+            Registration::new(&domain, &memory.region, 0..memory.region.len(), access);
         let registration = Arc::new(registration.expect("it registers"));
         let completions = CompletionQueue::new(&device, 1024).expect("memory");
         let wanted = Capacity { requests: 512, receives: 1, pieces: 1, inline: 0 };
-        let pair = || QueuePair::new(&domain, &completions, &completions, wanted, true).expect("queue pairs");
+        let pair = || {
+            QueuePair::new(&domain, &completions, &completions, wanted, true).expect("queue pairs")
+        };
         let (mut pair, mut peer) = (pair(), pair());
-        let ends = [&mut pair, &mut peer].map(|pair| pair.open(&fabric.route(), 1).expect("it opens"));
+        let ends =
+            [&mut pair, &mut peer].map(|pair| pair.open(&fabric.route(), 1).expect("it opens"));
         pair.connect(&ends[1]).expect("it connects");
         std::mem::forget(peer);
         let chain = Chain::new(std::slice::from_ref(&registration), CHAIN, 1);
         let (from, to) = (pages(401), pages(613));
         let at = |buffer: u32, page: PageId| u64::from((buffer * PAGES + page.0) * ITEM);
         let blocks = (0..2 * LAYERS).flat_map(|buffer| {
-            from.iter().zip(&to).map(move |(&from, &to)| (at(buffer, from) as usize, at(buffer, to)))
+            from.iter()
+                .zip(&to)
+                .map(move |(&from, &to)| (at(buffer, from) as usize, at(buffer, to)))
         });
         let blocks = blocks.collect();
         (fabric, Bare { pair, chain, completions, taken: Completions::new(64), blocks })
@@ -207,7 +231,12 @@ impl Bare {
             self.chain.clear();
             for &(offset, to) in chain {
                 let piece = Piece { registration: 0, offset, len: ITEM };
-                self.chain.write(0, &[piece], Remote { address: 1 << 40 | to, key: 7 }, Marks::default());
+                self.chain.write(
+                    0,
+                    &[piece],
+                    Remote { address: 1 << 40 | to, key: 7 },
+                    Marks::default(),
+                );
             }
             self.chain.signal_last(0);
             self.pair.post(&mut self.chain).expect("there is room");

@@ -126,7 +126,12 @@ struct At<'a> {
 
 impl At<'_> {
     /// One request on a connection of its own: the answer's status and body.
-    fn ask(&self, method: Method, target: &str, key: Option<&Secret>) -> std::io::Result<(u16, Vec<u8>)> {
+    fn ask(
+        &self,
+        method: Method,
+        target: &str,
+        key: Option<&Secret>,
+    ) -> std::io::Result<(u16, Vec<u8>)> {
         let mut stream = self.connect()?;
         match self.authorities {
             Some(authorities) if self.url.tls => {
@@ -156,7 +161,8 @@ impl At<'_> {
     }
 
     fn connect(&self) -> std::io::Result<Timed> {
-        let addresses: Vec<_> = (self.url.host.as_str(), self.url.port).to_socket_addrs()?.collect();
+        let addresses: Vec<_> =
+            (self.url.host.as_str(), self.url.port).to_socket_addrs()?.collect();
         Timed::connect(&addresses, Instant::now() + PATIENCE)
     }
 }
@@ -210,7 +216,8 @@ fn left(until: Instant) -> std::io::Result<Duration> {
 }
 
 fn answer(stream: &mut impl Read, method: Method) -> std::io::Result<(u16, Vec<u8>)> {
-    let mut decoder = ResponseDecoder::new(method, Limits { body: DRAIN_ANSWER_MAX, ..Limits::default() });
+    let mut decoder =
+        ResponseDecoder::new(method, Limits { body: DRAIN_ANSWER_MAX, ..Limits::default() });
     let (mut status, mut body, mut input) = (0, Vec::new(), Vec::new());
     let mut part = [0; 4096];
     loop {

@@ -22,12 +22,13 @@ fn believed() -> Authorities {
 fn accept(listener: &TcpListener) -> StreamOwned<ServerConnection, TcpStream> {
     let chain = vec![CertificateDer::from_pem_file(fixture("one.pem")).unwrap()];
     let key = PrivateKeyDer::from_pem_file(fixture("one.key")).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .unwrap();
+    let config =
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
     let (tcp, _) = listener.accept().unwrap();
     StreamOwned::new(ServerConnection::new(Arc::new(config)).unwrap(), tcp)
 }
@@ -72,7 +73,10 @@ fn looked_at(looks: &'static [bool]) -> DrainError {
 fn what_was_seen_last_is_told_when_time_is_up() {
     assert!(matches!(looked_at(&[true, true]), DrainError::Stuck));
     assert!(matches!(looked_at(&[true, false]), DrainError::Unseen(_)));
-    assert!(matches!(looked_at(&[false, true]), DrainError::Stuck), "it was only cut off in between");
+    assert!(
+        matches!(looked_at(&[false, true]), DrainError::Stuck),
+        "it was only cut off in between"
+    );
 }
 
 /// Of the time for all there is some left for the second address, and for the handshake with who is there.

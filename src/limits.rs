@@ -496,10 +496,12 @@ pub const REGISTRY_NONCES_USED_MAX: usize = 32 << 10;
 
 const _: () = assert!(
     REGISTRY_NONCES_USED_MAX as u128
-        >= REGISTRY_ENTRIES_MAX as u128 * REGISTRY_NONCE_LIFE.as_millis() / REGISTRY_RENEWAL.as_millis()
+        >= REGISTRY_ENTRIES_MAX as u128 * REGISTRY_NONCE_LIFE.as_millis()
+            / REGISTRY_RENEWAL.as_millis()
 );
 
 // A client, its two legs, and a probe of every worker.
 const _: () = assert!(
-    3 * HTTP_CONNECTIONS_MAX + 2 * ROUTER_WORKERS_MAX + ROUTER_IDLE_MAX + SCRAPERS_MAX <= NET_CONNECTIONS_MAX
+    3 * HTTP_CONNECTIONS_MAX + 2 * ROUTER_WORKERS_MAX + ROUTER_IDLE_MAX + SCRAPERS_MAX
+        <= NET_CONNECTIONS_MAX
 );

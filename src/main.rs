@@ -105,7 +105,9 @@ fn run_sim(flags: &SimFlags) -> ExitCode {
         Some(SimCommand::Place(place)) => {
             load::place::Search::new(place).and_then(|search| load::place::run(&search))
         }
-        None if flags.load.is_asked_for => load::plan::Plan::new(flags).and_then(|plan| load::run(&plan)),
+        None if flags.load.is_asked_for => {
+            load::plan::Plan::new(flags).and_then(|plan| load::run(&plan))
+        }
         None => Campaign::new(flags).map(|campaign| campaign.run()),
     };
     match is_well {

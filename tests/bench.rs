@@ -33,9 +33,9 @@ fn rows(arguments: &str) -> Vec<Value> {
 fn every_small_case_goes_each_way_and_is_verified() {
     let rows = rows("--case small --duration 0 --json");
     let named = |case: &str, layout: &str, transport: &str| {
-        let found = rows
-            .iter()
-            .find(|row| row["case"] == case && row["layout"] == layout && row["transport"] == transport);
+        let found = rows.iter().find(|row| {
+            row["case"] == case && row["layout"] == layout && row["transport"] == transport
+        });
         found.unwrap_or_else(|| panic!("no row {case} {layout} {transport}"))
     };
     assert_eq!(rows.len(), 4 * 2 * 2);
@@ -79,7 +79,8 @@ fn workers_of_other_layouts_and_ranks_fit_together() {
         let rows = rows(arguments);
         assert!(rows.len() >= 2 && rows.iter().all(|row| row["verified"] == true), "{arguments}");
     }
-    let twice = &rows("--case smol-128 --src-tp 3 --dst-tp 6 --transport tcp --duration 0 --json")[0];
+    let twice =
+        &rows("--case smol-128 --src-tp 3 --dst-tp 6 --transport tcp --duration 0 --json")[0];
     assert_eq!(twice["bytes"], 2 * 8 * 60 * (6 << 10), "each replica its own");
     assert_eq!((&twice["src_tp"], &twice["dst_tp"]), (&Value::from(3), &Value::from(6)));
 }
@@ -92,7 +93,8 @@ fn the_table_has_a_line_for_each_row() {
     assert_eq!(lines.len(), 4, "{lines:?}");
     assert!(lines[0].ends_with("ratio") && lines[1].starts_with("tiny-2k"), "{lines:?}");
     assert!(lines[3].contains("tells wake-ups") && lines[3].contains("--busy-poll"), "{lines:?}");
-    let spinning = run("--case tiny-2k --layout page-major --transport shm --duration 0 --busy-poll");
+    let spinning =
+        run("--case tiny-2k --layout page-major --transport shm --duration 0 --busy-poll");
     assert_eq!(text(&spinning.stdout).lines().count(), 2, "{}", text(&spinning.stdout));
     // A machine with a NIC has nothing to say, and one line more.
     assert!(text(&output.stderr).starts_with("rdma is left out: "), "{}", text(&output.stderr));
@@ -113,7 +115,11 @@ fn the_report_is_one_page_with_every_row() {
     assert!(!page.contains("http") && !page.contains("NaN"), "{page}");
     let output = run("--case tiny-2k --duration 0 --report /nowhere/page.html");
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("--report /nowhere/page.html: "), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("--report /nowhere/page.html: "),
+        "{}",
+        text(&output.stderr)
+    );
     assert_eq!(text(&output.stdout), "", "nothing was measured for it");
 }
 
@@ -122,8 +128,11 @@ struct Follower(Child, String);
 
 impl Follower {
     fn start() -> Follower {
-        let mut child =
-            bench("--listen 127.0.0.1:0").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut child = bench("--listen 127.0.0.1:0")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         Follower(child, line.trim().strip_prefix("listening on ").unwrap().to_string())
@@ -156,7 +165,10 @@ fn doctor_asks_who_listens_what_would_be_chosen() {
     let chosen = format!("auto chooses shm between this host and {} (same_host)", follower.1);
     let output = doctor(&follower.1);
     assert!(text(&output.stdout).contains(&chosen), "{}", text(&output.stdout));
-    let rows = rows(&format!("--connect {} --case tiny-2k --transport shm --duration 0 --json", follower.1));
+    let rows = rows(&format!(
+        "--connect {} --case tiny-2k --transport shm --duration 0 --json",
+        follower.1
+    ));
     assert_eq!(rows.len(), 2, "it listens on");
 }
 
@@ -196,7 +208,8 @@ fn who_does_not_listen_for_a_bench_is_told_once_and_in_time() {
         let begun = Instant::now();
         let output = run(&format!("--connect {peer} --case small"));
         let said = text(&output.stderr);
-        let wanted = format!("error: {peer} does not answer as `baton bench transfer --listen` does: {why}");
+        let wanted =
+            format!("error: {peer} does not answer as `baton bench transfer --listen` does: {why}");
         assert!(said.starts_with(&wanted) && said.lines().count() == 1, "{said}");
         assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""), "{said}");
         assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
@@ -230,8 +243,9 @@ fn doctor_knows_a_router_when_it_meets_one() {
     let mut router = Command::new(env!("CARGO_BIN_EXE_baton"));
     let mut router = router.args(["router", "--port", "0"]).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(router.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let address =
-        lines.find_map(|line| Some(line.split_once("address=")?.1.split(' ').next()?.to_owned())).unwrap();
+    let address = lines
+        .find_map(|line| Some(line.split_once("address=")?.1.split(' ').next()?.to_owned()))
+        .unwrap();
     let output = doctor(&address);
     let said = text(&output.stdout);
     router.kill().unwrap();
@@ -257,11 +271,16 @@ fn a_row_without_figures_is_told_and_is_a_failure() {
     let path = std::env::temp_dir().join(format!("baton-bench-{}-kept.html", std::process::id()));
     std::fs::write(&path, "of another day").unwrap();
     let report = path.display();
-    let output = run(&format!("--connect {surveyed} --case tiny-2k --layout page-major --report {report}"));
+    let output =
+        run(&format!("--connect {surveyed} --case tiny-2k --layout page-major --report {report}"));
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("tiny-2k page-major tcp: "), "{}", text(&output.stderr));
     assert!(text(&output.stderr).contains("2 of 2 rows"), "{}", text(&output.stderr));
-    assert_eq!(std::fs::read_to_string(&path).unwrap(), "of another day", "there is nothing to write");
+    assert_eq!(
+        std::fs::read_to_string(&path).unwrap(),
+        "of another day",
+        "there is nothing to write"
+    );
     std::fs::remove_file(&path).unwrap();
 }
 

@@ -57,13 +57,19 @@ fn log_softmax(logits: &[f32]) -> Vec<f64> {
 }
 
 /// Logprobs over the vocabulary at each position that predicts one of a case's ids.
-fn logprobs(files: &ModelFiles, kernel: KernelFamily, kv: KvDtype, cases: &[&Case]) -> Vec<Vec<Vec<f64>>> {
+fn logprobs(
+    files: &ModelFiles,
+    kernel: KernelFamily,
+    kv: KvDtype,
+    cases: &[&Case],
+) -> Vec<Vec<Vec<f64>>> {
     let longest = cases.iter().map(|case| case.fed().len()).max().unwrap();
     let pages = longest.div_ceil(PAGE_SIZE as usize);
     let limits = BatchLimits { tokens: longest, rows: 1, logits: longest, context: longest, pages };
     let options = CpuOptions { threads: 2, limits, kernel: Some(kernel), pin: None };
     let config = &files.config;
-    let mut model = CpuModel::load(config, files.weights.as_ref(), &options, &mut |_, _| {}).unwrap();
+    let mut model =
+        CpuModel::load(config, files.weights.as_ref(), &options, &mut |_, _| {}).unwrap();
     let (layers, heads) = (config.layers as u32, config.kv_heads as u32);
     let layout = KvLayout::page_major(PAGE_SIZE, layers, heads, config.head_dim as u32, kv);
     let region = Region::new(c"goldens", (layout.page_stride * pages as u64) as usize).unwrap();
@@ -76,7 +82,9 @@ fn logprobs(files: &ModelFiles, kernel: KernelFamily, kv: KvDtype, cases: &[&Cas
         let kv = KvPool { region: &region, layout: &layout };
         let end = model.step(&batch, kv, &mut |_| ControlFlow::Continue(()));
         assert_eq!(end, StepEnd::Complete);
-        (case.prompt.len() - 1..fed.len()).map(|position| log_softmax(model.logits(position))).collect()
+        (case.prompt.len() - 1..fed.len())
+            .map(|position| log_softmax(model.logits(position)))
+            .collect()
     };
     cases.iter().copied().map(run).collect()
 }
@@ -91,8 +99,9 @@ fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64, of_spread: f64) -> R
     assert_eq!(found.len(), case.ids.len());
     let mut worst: f64 = 0.0;
     for (position, row) in found.iter().enumerate() {
-        let (least, most) =
-            row.iter().fold((0.0f64, f64::NEG_INFINITY), |(least, most), x| (least.min(*x), most.max(*x)));
+        let (least, most) = row
+            .iter()
+            .fold((0.0f64, f64::NEG_INFINITY), |(least, most), x| (least.min(*x), most.max(*x)));
         let chosen = (case.ids[position], case.logprobs[position]);
         let top = &case.top[position];
         for (index, &(id, expected)) in [chosen].iter().chain(top).enumerate() {
@@ -100,7 +109,9 @@ fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64, of_spread: f64) -> R
             let allowed = tolerance + if index == 0 { 0.0 } else { of_spread * (most - least) };
             if difference.is_nan() || difference > allowed {
                 let found = row[id as usize];
-                return Err(format!("position {position}, id {id}: {found:.6}, expected {expected:.6}"));
+                return Err(format!(
+                    "position {position}, id {id}: {found:.6}, expected {expected:.6}"
+                ));
             }
             worst = worst.max(difference);
         }
@@ -116,7 +127,8 @@ fn compare(case: &Case, found: &[Vec<f64>], tolerance: f64, of_spread: f64) -> R
 /// `briefly`, unrounded too. Briefly, the slowest family is asked only the shortest case.
 fn check(model: &Path, golden: &Path, briefly: bool) {
     let files = ModelFiles::open(model, LoadFormat::Auto).unwrap();
-    let mut cases: Vec<Case> = serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
+    let mut cases: Vec<Case> =
+        serde_json::from_str(&std::fs::read_to_string(golden).unwrap()).unwrap();
     cases.sort_by_key(|case| case.fed().len());
     let tolerance = tolerance(files.checkpoint);
     let mut kinds = vec![kv_dtype(files.checkpoint)];
@@ -131,7 +143,8 @@ fn check(model: &Path, golden: &Path, briefly: bool) {
             let found = logprobs(&files, kernel, kv, &cases);
             let mut worst: f64 = 0.0;
             for (case, found) in cases.iter().zip(&found) {
-                match compare(case, found, tolerance, if kv == KvDtype::F16 { F16_KV } else { 0.0 }) {
+                match compare(case, found, tolerance, if kv == KvDtype::F16 { F16_KV } else { 0.0 })
+                {
                     Ok(difference) => worst = worst.max(difference),
                     Err(wrong) => {
                         panic!("{} on {kernel}, KV {kv:?}, {}: {wrong}", model.display(), case.name)
@@ -164,7 +177,8 @@ fn each_fixture_agrees_with_the_reference() {
 #[test]
 fn smollm2_agrees_with_the_reference() {
     let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache"));
+    let cache =
+        cache.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").unwrap()).join(".cache"));
     let model = cache.join("baton/SmolLM2-135M-Instruct.Q4_1.gguf");
     if !model.exists() {
         let required = std::env::var("BATON_REQUIRE_MODEL").is_ok_and(|value| value == "1");

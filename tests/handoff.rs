@@ -100,11 +100,17 @@ impl Cluster {
         let engines: [_; 2] = std::array::from_fn(|_| channel::bounded(64));
         let bells = Bells { engine: bell(), ctl: bell(), mover: bell() };
         let from: Rings<SourceCommand> = Rings::new(&statuses[0], &source.lists, SESSIONS, &bells);
-        let to: Rings<DestinationCommand> = Rings::new(&statuses[1], &destination.lists, SESSIONS, &bells);
+        let to: Rings<DestinationCommand> =
+            Rings::new(&statuses[1], &destination.lists, SESSIONS, &bells);
         let right = MoverRight::for_mover_thread;
         let mover = Mover {
             sources: vec![SourceMover::new(from.links, source.clone(), SESSIONS, right())],
-            destinations: vec![DestinationMover::new(to.links, destination.clone(), SESSIONS, right())],
+            destinations: vec![DestinationMover::new(
+                to.links,
+                destination.clone(),
+                SESSIONS,
+                right(),
+            )],
         };
         let worker = |id: WorkerId, memory: &Memory| {
             let ring = Ring::new(engines[id.index()].0.clone(), bell());
@@ -225,7 +231,9 @@ impl Cluster {
     /// Plays the prefill scheduler up to the first chunk: pages with known bytes.
     fn begin(&mut self, slot: Slot, target: Target, tokens: u32) -> Vec<PageId> {
         let mut pages = Vec::new();
-        assert!(self.prefill.pool.allocate(self.prefill.memory.layout.pages_for(tokens), &mut pages));
+        assert!(
+            self.prefill.pool.allocate(self.prefill.memory.layout.pages_for(tokens), &mut pages)
+        );
         // Neighbours on one side only, so that runs must be cut.
         pages.reverse();
         self.fill(&pages, slot.id.0 as u8 + 1);
@@ -264,7 +272,8 @@ impl Cluster {
                 for which in [KeyValue::Key, KeyValue::Value] {
                     for head in 0..layout.kv_heads {
                         let page = pages[(token / layout.page_size) as usize];
-                        let at = layout.offset(page, layer, which, head, token % layout.page_size) as usize;
+                        let at = layout.offset(page, layer, which, head, token % layout.page_size)
+                            as usize;
                         for i in 0..layout.token_stride as usize {
                             // SAFETY: inside the region; no other thread runs.
                             bytes.push(unsafe { memory.region.base().add(at + i).read() });
@@ -278,9 +287,10 @@ impl Cluster {
 
     /// Everything has come back.
     fn assert_idle(&mut self) {
-        for (pool, free) in
-            [(&self.prefill.pool, self.prefill.memory.pages), (&self.decode.pool, self.decode.memory.pages)]
-        {
+        for (pool, free) in [
+            (&self.prefill.pool, self.prefill.memory.pages),
+            (&self.decode.pool, self.decode.memory.pages),
+        ] {
             pool.invariants();
             assert_eq!(pool.counts().free, free);
         }
@@ -295,7 +305,12 @@ impl Cluster {
         self.handoff.released(PREFILL, slot);
     }
 
-    fn end_decode(&mut self, slot: Slot, pages: &[PageId], failure: Option<Cause>) -> Option<AuxRecord> {
+    fn end_decode(
+        &mut self,
+        slot: Slot,
+        pages: &[PageId],
+        failure: Option<Cause>,
+    ) -> Option<AuxRecord> {
         self.decode.pool.release(pages);
         let end = self.decode.handle.poll_end();
         let aux = end.as_ref().and_then(|end| end.aux);
@@ -343,7 +358,8 @@ fn kv_arrives_whole_for_every_pair_of_page_sizes_and_both_orders() {
                 let sent = Cluster::kv(&cluster.prefill.memory, &from_pages, tokens);
                 let came = Cluster::kv(&cluster.decode.memory, &to_pages, tokens);
                 assert_eq!(sent, came, "{tokens} tokens, pages of {from} to pages of {to}");
-                let aux = cluster.end_decode(decode, &to_pages, None).expect("aux comes with the lease");
+                let aux =
+                    cluster.end_decode(decode, &to_pages, None).expect("aux comes with the lease");
                 assert!(aux.belongs_to(Room(room), decode.generation));
                 assert_eq!(aux.first().token, 4242);
                 cluster.end_prefill(prefill, &from_pages, None);

@@ -74,7 +74,10 @@ fn trials_do_not_disturb_a_hand_off() {
         for worker in [&prefill, &decode] {
             assert_eq!(worker.get("/health_generate").0, 200);
         }
-        assert_eq!(dual(&prefill, &decode, &body(&prefill, "127.0.0.1", room))["choices"], expected);
+        assert_eq!(
+            dual(&prefill, &decode, &body(&prefill, "127.0.0.1", room))["choices"],
+            expected
+        );
     }
     prefill.await_idle();
     decode.await_idle();
@@ -113,19 +116,30 @@ fn decodes_timings_name_its_wait_for_kv() {
     let ms = |name: &str| timings[name].as_f64().unwrap_or_else(|| panic!("no {name}: {timings}"));
     assert_eq!((&timings["prefill_tokens"], &timings["decode_tokens"]), (&json!(300), &json!(4)));
     assert!(timings["handover_ms"].is_null(), "{timings}");
-    assert_eq!((&timings["transport"], timings["handover_bytes"].as_u64() > Some(0)), (&json!("shm"), true));
+    assert_eq!(
+        (&timings["transport"], timings["handover_bytes"].as_u64() > Some(0)),
+        (&json!("shm"), true)
+    );
     // The session's set-up comes before the wait, and can take of the delay.
     assert!(ms("prefill_ms") > 0.0 && ms("prefill_ms") <= whole - 700.0, "{timings} of {whole}");
-    assert!(ms("kv_wait_ms") > ms("prefill_ms") && ms("kv_wait_ms") <= whole, "{timings} of {whole}");
+    assert!(
+        ms("kv_wait_ms") > ms("prefill_ms") && ms("kv_wait_ms") <= whole,
+        "{timings} of {whole}"
+    );
     // The stages of the time to first token keep the two apart as well.
     let seconds = |stage: &str| {
         let (_, metrics) = decode.get("/metrics");
         let label = format!("stage=\"{stage}\"");
-        let is_sum = |line: &&str| line.starts_with("baton_stage_seconds_sum{") && line.contains(&label);
+        let is_sum =
+            |line: &&str| line.starts_with("baton_stage_seconds_sum{") && line.contains(&label);
         let line = metrics.lines().find(is_sum).expect("a stage").to_owned();
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap() * 1e3
     };
-    assert!((seconds("prefill") - ms("prefill_ms")).abs() < 1.0, "{} {timings}", seconds("prefill"));
+    assert!(
+        (seconds("prefill") - ms("prefill_ms")).abs() < 1.0,
+        "{} {timings}",
+        seconds("prefill")
+    );
     assert!(seconds("handover") > 0.0);
 }
 
@@ -134,8 +148,9 @@ fn name() -> Option<String> {
     let hostname = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let names = [hostname.trim(), "localhost.localdomain", "ip6-localhost", "LOCALHOST"];
     let leads_here = |name: &&str| {
-        let found =
-            (*name, 0).to_socket_addrs().map(|addresses| addresses.map(|a| a.ip()).collect::<Vec<_>>());
+        let found = (*name, 0)
+            .to_socket_addrs()
+            .map(|addresses| addresses.map(|a| a.ip()).collect::<Vec<_>>());
         found.is_ok_and(|found| found.iter().any(IpAddr::is_ipv4))
     };
     names.into_iter().find(leads_here).map(str::to_owned)
@@ -177,7 +192,13 @@ fn a_process_that_is_told_to_end_while_it_starts_ends_well() {
             .unwrap();
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         assert!(lines.by_ref().any(|line| line.unwrap().contains("opening")));
-        assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
         lines.for_each(drop);
         assert_eq!(child.wait().unwrap().code(), Some(0), "{command}");
     }

@@ -54,13 +54,15 @@ struct Quickstart {
 
 impl Quickstart {
     fn new(name: &str, model: &str) -> Quickstart {
-        let directory = std::env::temp_dir().join(format!("baton-quickstart-{}-{name}", std::process::id()));
+        let directory =
+            std::env::temp_dir().join(format!("baton-quickstart-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&directory).unwrap();
         let binary = directory.join("stand-in");
         std::fs::write(&binary, STAND_IN).unwrap();
         std::fs::set_permissions(&binary, std::fs::Permissions::from_mode(0o755)).unwrap();
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let mut command = Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/quickstart"));
+        let mut command =
+            Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tools/quickstart"));
         command.arg("--binary").arg(binary).args(["--model", model, "--port", &port.to_string()]);
         command.env("XDG_CACHE_HOME", &directory).stdin(Stdio::null());
         Quickstart { directory, command }

@@ -16,8 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(20);
 fn running_out_of_descriptors_closes_newcomers_and_spins_nowhere() {
     let _guard = ONE_AT_A_TIME.lock().unwrap();
     let mut reactor = Reactor::new().unwrap();
-    let listener =
-        reactor.listen(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into(), 100).unwrap();
+    let listener = reactor
+        .listen(&"127.0.0.1:0".parse::<std::net::SocketAddr>().unwrap().into(), 100)
+        .unwrap();
     let address = reactor.local_address(listener).unwrap();
     limit_descriptors(64);
     let client = TcpStream::connect(address).unwrap();
@@ -30,7 +31,10 @@ fn running_out_of_descriptors_closes_newcomers_and_spins_nowhere() {
         assert_eq!(reactor.next_event(), None);
     }
     client.set_read_timeout(Some(PATIENCE)).unwrap();
-    assert!(matches!((&client).read(&mut [0; 1]), Ok(0) | Err(_)), "the newcomer is not left hanging");
+    assert!(
+        matches!((&client).read(&mut [0; 1]), Ok(0) | Err(_)),
+        "the newcomer is not left hanging"
+    );
     // Nothing more happens, so nothing returns early.
     let before = Instant::now();
     reactor.poll(Some(before + Duration::from_millis(5))).unwrap();

@@ -104,7 +104,10 @@ fn output_does_not_depend_on_hand_off_chunks_pages_or_neighbours() {
             retracted += rig.stats(last).retracted_total.load(Relaxed);
         }
     }
-    assert!(cached > 1000 && given_up > 0, "{cached} tokens were cached, {given_up} caches were full");
+    assert!(
+        cached > 1000 && given_up > 0,
+        "{cached} tokens were cached, {given_up} caches were full"
+    );
     assert!(retracted > 20, "{retracted} requests gave up their pages");
 }
 
@@ -233,7 +236,11 @@ fn who_comes_alone_is_read_by_decode_and_generates_the_same() {
         let mut rig = Rig::split(&random_setup(rng));
         let mut ids = Vec::new();
         for (index, wanted) in wanted.iter().enumerate() {
-            ids.push(if index % 2 == 0 { rig.submit_alone(wanted) } else { rig.submit(wanted).decode });
+            ids.push(if index % 2 == 0 {
+                rig.submit_alone(wanted)
+            } else {
+                rig.submit(wanted).decode
+            });
             (0..rng.within(0, 5)).for_each(|_| _ = rig.turn());
         }
         let gone = rig.submit_alone(&wanted[0]);
@@ -310,7 +317,11 @@ fn prompts_that_come_together_have_what_they_begin_with_computed_once() {
             let wanted: Vec<_> = (0..4).zip(salts).map(|(last, salt)| like(last, salt)).collect();
             let legs: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted)).collect();
             rig.finish();
-            assert_eq!(rig.stats(FIRST).prompt_tokens_total.load(Relaxed), computed, "split {split}");
+            assert_eq!(
+                rig.stats(FIRST).prompt_tokens_total.load(Relaxed),
+                computed,
+                "split {split}"
+            );
             for (legs, wanted) in legs.iter().zip(&wanted) {
                 assert_eq!(rig.told[&legs.decode], alone(wanted));
             }
@@ -432,7 +443,10 @@ fn requests_without_an_end_do_not_wait_for_each_other() {
         let wanted: Vec<_> = (10..14).map(|length| Wanted::new(length, 128 - length)).collect();
         let ids: Vec<_> = wanted.iter().map(|wanted| rig.submit(wanted).decode).collect();
         while ids.iter().any(|id| rig.told[id].tokens.is_empty()) {
-            assert!(ids.iter().all(|id| rig.told[id].outcome.is_none()), "one waited for another's end");
+            assert!(
+                ids.iter().all(|id| rig.told[id].outcome.is_none()),
+                "one waited for another's end"
+            );
             rig.turn();
         }
         rig.finish();
@@ -571,7 +585,10 @@ fn a_deadline_is_kept_in_every_stage() {
             (0..2).for_each(|_| _ = rig.turn());
             let failed = Some(Outcome::Failed(Cause::Deadline));
             let prefill = rig.outcome(legs.prefill.unwrap());
-            assert!(prefill == failed || prefill == Some(Outcome::HandedOver), "{stage}: {prefill:?}");
+            assert!(
+                prefill == failed || prefill == Some(Outcome::HandedOver),
+                "{stage}: {prefill:?}"
+            );
             assert_eq!(rig.outcome(legs.decode), failed, "{stage}, turn {turns}");
             if let Some(mover) = &mut rig.mover {
                 mover.speed = usize::MAX;
@@ -602,7 +619,9 @@ fn what_cannot_fit_an_empty_pool_is_refused_at_arrival() {
     let mut setup = Setup::new();
     (setup.prefill_pages, setup.decode_pages) = (10, 10);
     let refused = Some(Outcome::Failed(Cause::Refused));
-    for (prompt, max_new, fits) in [(30, 10, true), (30, 11, false), (40, 1, false), (129, 1, false)] {
+    for (prompt, max_new, fits) in
+        [(30, 10, true), (30, 11, false), (40, 1, false), (129, 1, false)]
+    {
         let mut rig = Rig::split(&setup);
         let legs = rig.submit(&Wanted::new(prompt, max_new));
         rig.finish();
@@ -642,7 +661,10 @@ fn no_more_wait_than_may_beyond_those_that_can_begin() {
         let late = rig.submit(&Wanted::new(40, 20)).decode;
         rig.finish();
         assert!(
-            legs[..begin + 3].iter().chain([&late]).all(|&leg| rig.outcome(leg) == Some(Outcome::Length))
+            legs[..begin + 3]
+                .iter()
+                .chain([&late])
+                .all(|&leg| rig.outcome(leg) == Some(Outcome::Length))
         );
     }
 }
@@ -664,8 +686,9 @@ fn what_arrives_is_not_counted_among_those_that_wait() {
                 legs.decode
             })
             .collect();
-        let refused =
-            legs.iter().filter(|&&leg| rig.outcome(leg) == Some(Outcome::Failed(Cause::Overloaded)));
+        let refused = legs
+            .iter()
+            .filter(|&&leg| rig.outcome(leg) == Some(Outcome::Failed(Cause::Overloaded)));
         assert_eq!(refused.count(), 2, "{pages} pages");
         rig.finish();
         assert_eq!(rig.outcome(legs[taken - 1]), Some(Outcome::Length));
@@ -912,7 +935,11 @@ fn who_reads_prompts_refuses_what_would_wait_past_its_deadline() {
         hurried.patience = Duration::from_secs(60);
         let hurried = submit(&mut rig, &hurried);
         rig.turn();
-        assert_eq!(rig.outcome(hurried), Some(Outcome::Failed(Cause::Overloaded)), "split: {split}");
+        assert_eq!(
+            rig.outcome(hurried),
+            Some(Outcome::Failed(Cause::Overloaded)),
+            "split: {split}"
+        );
         let mut late = Wanted::new(20, 1);
         late.patience = Duration::ZERO;
         let late = submit(&mut rig, &late);
@@ -939,7 +966,12 @@ fn the_thread_serves_and_stops() {
         });
         let bell = told.recv().unwrap();
         for round in 1..4 {
-            let place = Use { worker: FIRST, slot: SlotId(0), generation: Generation(round), room: Room(0) };
+            let place = Use {
+                worker: FIRST,
+                slot: SlotId(0),
+                generation: Generation(round),
+                room: Room(0),
+            };
             let request = request(&wanted, RequestId(0), place, Instant::now());
             commands.send(Command::Submit(request)).unwrap();
             bell.ring();

@@ -23,9 +23,13 @@ static ALLOCATOR: SealingAllocator = SealingAllocator;
 /// One test, as the count is the process's.
 #[test]
 fn engine_and_mover_allocate_nothing_while_requests_live_and_die() {
-    for flags in ["--mixed", "--transfer shm", "--prefill-workers 2 --decode-workers 2 --chunk-ms 1"] {
+    for flags in
+        ["--mixed", "--transfer shm", "--prefill-workers 2 --decode-workers 2 --chunk-ms 1"]
+    {
         serve(flags, |address| {
-            thread::scope(|scope| (0..6).for_each(|user| drop(scope.spawn(move || use_it(address, user)))));
+            thread::scope(|scope| {
+                (0..6).for_each(|user| drop(scope.spawn(move || use_it(address, user))))
+            });
             assert_eq!(violations(), 0, "{flags}");
         });
         assert_eq!(violations(), 0, "{flags}, at its end");
@@ -60,7 +64,9 @@ fn serve(flags: &str, visit: impl FnOnce(SocketAddr)) {
     }
     visit(address);
     let own = std::process::id().to_string();
-    assert!(std::process::Command::new("kill").args(["-s", "TERM", &own]).status().unwrap().success());
+    assert!(
+        std::process::Command::new("kill").args(["-s", "TERM", &own]).status().unwrap().success()
+    );
     assert_eq!(server.join().unwrap().unwrap(), End::Drained);
 }
 

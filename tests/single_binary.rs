@@ -29,7 +29,8 @@ fn needed(elf: &[u8]) -> Vec<String> {
             )
         })
         .collect();
-    let Some(&(_, dynamic, _, bytes)) = segments.iter().find(|segment| segment.0 == PT_DYNAMIC) else {
+    let Some(&(_, dynamic, _, bytes)) = segments.iter().find(|segment| segment.0 == PT_DYNAMIC)
+    else {
         return Vec::new();
     };
     let entries: Vec<(u64, u64)> = (0..bytes / 16)
@@ -39,7 +40,9 @@ fn needed(elf: &[u8]) -> Vec<String> {
     let strings = entries.iter().find(|entry| entry.0 == DT_STRTAB).expect("a string table").1;
     let strings = segments
         .iter()
-        .find(|&&(kind, _, address, bytes)| kind == PT_LOAD && (address..address + bytes).contains(&strings))
+        .find(|&&(kind, _, address, bytes)| {
+            kind == PT_LOAD && (address..address + bytes).contains(&strings)
+        })
         .map(|&(_, offset, address, _)| offset + (strings - address))
         .expect("the string table is loaded");
     entries
@@ -59,7 +62,8 @@ fn needs_only_libc_and_loader() {
     let needed = needed(&elf);
     // libm is a part of glibc with a file of its own.
     let is_system = |name: &str| {
-        matches!(name, "libc.so.6" | "libm.so.6") || (name.starts_with("ld-linux") && name.contains(".so."))
+        matches!(name, "libc.so.6" | "libm.so.6")
+            || (name.starts_with("ld-linux") && name.contains(".so."))
     };
     assert!(needed.iter().all(|name| is_system(name)), "{needed:?}");
 }

@@ -17,7 +17,10 @@ fn probe() -> String {
             let _ = writeln!(lines, "    printf(\"{name} %zu\\n\", sizeof({name}));");
         }
         for (field, _) in layout.fields {
-            let _ = writeln!(lines, "    printf(\"{name}.{field} %zu\\n\", offsetof({name}, {field}));");
+            let _ = writeln!(
+                lines,
+                "    printf(\"{name}.{field} %zu\\n\", offsetof({name}, {field}));"
+            );
         }
     }
     for (name, _) in NUMBERS {

@@ -128,7 +128,8 @@ impl Side {
             self.reactor.consume(conn, taken);
             match self.zmtp.poll_event() {
                 Some(zmtp::Event::Ready(ready)) => {
-                    self.seen.ready = Some((ready.socket, ready.identity.to_vec(), ready.heartbeats));
+                    self.seen.ready =
+                        Some((ready.socket, ready.identity.to_vec(), ready.heartbeats));
                 }
                 Some(zmtp::Event::Message(parts)) => {
                     let message: Vec<Vec<u8>> = parts.iter().map(<[u8]>::to_vec).collect();
@@ -170,10 +171,11 @@ fn our_dealer_talks_to_libzmqs_router() {
     dealer.run(|seen| seen.ready.is_some());
     assert_eq!(dealer.seen.ready, Some((Socket::Router, vec![], true)));
 
-    let messages: Vec<Vec<Vec<u8>>> = [vec![1], vec![0, 255, 0], vec![256, 1 << 20, 7], vec![70_000; 20]]
-        .into_iter()
-        .map(|sizes| sizes.into_iter().map(|size| vec![size as u8; size]).collect())
-        .collect();
+    let messages: Vec<Vec<Vec<u8>>> =
+        [vec![1], vec![0, 255, 0], vec![256, 1 << 20, 7], vec![70_000; 20]]
+            .into_iter()
+            .map(|sizes| sizes.into_iter().map(|size| vec![size as u8; size]).collect())
+            .collect();
     for round in 0..10 {
         for message in &messages {
             dealer.send(message);

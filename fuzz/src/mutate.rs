@@ -120,7 +120,8 @@ fn check(name: &str, target: fn(&[u8]), input: &[u8]) -> Result<(), String> {
 /// The inputs of a target in order of their names; an empty one if there is none.
 fn corpus(name: &str) -> io::Result<Vec<Vec<u8>>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(name);
-    let mut paths = fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
+    let mut paths =
+        fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<Vec<_>>>()?;
     paths.sort();
     let mut inputs = paths.iter().map(fs::read).collect::<io::Result<Vec<_>>>()?;
     inputs.push(Vec::new());
@@ -160,7 +161,8 @@ fn mutate(input: &mut Vec<u8>, pool: &[Vec<u8>], rng: &mut Rng) {
         6 | 7 => {
             // A number as binary formats have it.
             let bits = 1u64 << rng.below(64);
-            let number = [bits, bits - 1, bits.wrapping_neg(), at as u64, input.len() as u64][rng.below(5)];
+            let number =
+                [bits, bits - 1, bits.wrapping_neg(), at as u64, input.len() as u64][rng.below(5)];
             let width = 1 << rng.below(4);
             let bytes = if rng.below(4) == 0 {
                 &number.to_be_bytes()[8 - width..]

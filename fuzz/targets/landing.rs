@@ -32,7 +32,14 @@ pub fn memory(word: u64) -> Memory {
     let bytes = (u64::from(PAGES) * layout.page_stride) as usize;
     let region = Arc::new(Region::new(c"fuzz", bytes).expect("memory"));
     (0..bytes).step_by(8).for_each(|at| region.word(at).store(word, Ordering::Relaxed));
-    Memory { region, layout, pages: PAGES, lists, tally: Arc::default(), copiers: Copiers::default() }
+    Memory {
+        region,
+        layout,
+        pages: PAGES,
+        lists,
+        tally: Arc::default(),
+        copiers: Copiers::default(),
+    }
 }
 
 /// The slot that expects bytes.
@@ -49,7 +56,11 @@ impl Slot {
         for page in (0..PAGES).map(PageId).filter(|page| !LEASED.contains(page)) {
             let at = u64::from(page.0) * memory.layout.page_stride;
             for word in (at..at + memory.layout.page_stride).step_by(8) {
-                assert_eq!(memory.region.word(word as usize).load(Ordering::Relaxed), 0, "byte {word}");
+                assert_eq!(
+                    memory.region.word(word as usize).load(Ordering::Relaxed),
+                    0,
+                    "byte {word}"
+                );
             }
         }
     }

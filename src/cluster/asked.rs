@@ -109,7 +109,9 @@ impl Asked {
             }
             Said::Ended => self.unheard().map_or(Next::On, Next::Fail),
             // A link that was dialled anew since leads to a worker that knows nothing of the room.
-            Said::Lost => self.unheard().map_or(if own.begun { Next::On } else { Next::Hurry }, Next::Fail),
+            Said::Lost => {
+                self.unheard().map_or(if own.begun { Next::On } else { Next::Hurry }, Next::Fail)
+            }
         }
     }
 
@@ -117,8 +119,8 @@ impl Asked {
     /// first of them.
     pub fn awaits_word(&mut self, cause: Cause) -> Option<bool> {
         // Of the others it makes no difference to whoever may try again.
-        let waits =
-            matches!(self.stage, Stage::Kept(_)) && matches!(cause, Cause::Overloaded | Cause::Internal);
+        let waits = matches!(self.stage, Stage::Kept(_))
+            && matches!(cause, Cause::Overloaded | Cause::Internal);
         waits.then(|| {
             let is_first = self.failing.is_none();
             self.failing.get_or_insert(cause);
@@ -180,7 +182,10 @@ mod tests {
         assert_eq!(Asked::default().take(Said::Unasked, NEW), Next::Fail(Cause::Overloaded));
         // The end of a choice was all that was missing of it.
         let told = Own { begun: true, entered: false };
-        assert_eq!(Asked::default().take(Said::Refused, told), Next::FailAsPartners(Cause::Refused));
+        assert_eq!(
+            Asked::default().take(Said::Refused, told),
+            Next::FailAsPartners(Cause::Refused)
+        );
     }
 
     #[test]
@@ -204,7 +209,10 @@ mod tests {
         let mut other = asked;
         assert_eq!(asked.take(Said::Ended, WAITS), Next::Fail(Cause::Overloaded));
         assert_eq!(asked.awaits_word(Cause::Overloaded), None, "it has nothing more to say");
-        assert_eq!(other.take(Said::Failed(Cause::Draining), WAITS), Next::FailAsPartners(Cause::Draining));
+        assert_eq!(
+            other.take(Said::Failed(Cause::Draining), WAITS),
+            Next::FailAsPartners(Cause::Draining)
+        );
         assert_eq!(Asked::default().awaits_word(Cause::Overloaded), None);
     }
 }

@@ -78,7 +78,11 @@ mod tests {
         let begun = Instant::now();
         let at = |seconds| begun + Duration::from_secs(seconds);
         let mut breaker = Breaker::new(terms);
-        assert_eq!([0, 1, 12, 13].map(|second| breaker.failed(at(second))), [None; 4], "two are too old");
+        assert_eq!(
+            [0, 1, 12, 13].map(|second| breaker.failed(at(second))),
+            [None; 4],
+            "two are too old"
+        );
         assert!(breaker.answered(), "it begins anew");
         assert_eq!([14, 14].map(|second| breaker.failed(at(second))), [None; 2]);
         assert_eq!(breaker.failed(at(14)), Some(at(19)));
@@ -91,6 +95,9 @@ mod tests {
     #[test]
     fn one_that_is_switched_off_remembers_nothing() {
         let mut breaker = Breaker::new(BreakerTerms { failures: None, ..BreakerTerms::default() });
-        assert!((0..100).all(|_| breaker.failed(Instant::now()).is_none()) && breaker.failures.is_empty());
+        assert!(
+            (0..100).all(|_| breaker.failed(Instant::now()).is_none())
+                && breaker.failures.is_empty()
+        );
     }
 }

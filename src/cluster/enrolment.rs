@@ -182,12 +182,16 @@ mod tests {
         for round in 0..3 {
             let invite = ours.poll(now).unwrap();
             assert_eq!((invite.path, ours.poll(now)), (CHALLENGE, None), "one at a time");
-            ours.answered(200, format!(r#"{{"nonce":"{}"}}"#, registry.draw(now)).as_bytes(), now).unwrap();
+            ours.answered(200, format!(r#"{{"nonce":"{}"}}"#, registry.draw(now)).as_bytes(), now)
+                .unwrap();
             let change = ours.poll(now).unwrap();
-            let field = |name| change.headers.iter().find(|(key, _)| *key == name).map(|(_, v)| v.as_str());
-            let asked = Asked { method: change.verb.as_str(), path: change.path, body: &change.body };
-            let mut take =
-                || registry.take(std::slice::from_ref(&key), asked, field(NONCE), field(PROOF), now);
+            let field =
+                |name| change.headers.iter().find(|(key, _)| *key == name).map(|(_, v)| v.as_str());
+            let asked =
+                Asked { method: change.verb.as_str(), path: change.path, body: &change.body };
+            let mut take = || {
+                registry.take(std::slice::from_ref(&key), asked, field(NONCE), field(PROOF), now)
+            };
             assert_eq!((take(), take()), (Ok(()), Err(Unproven::Used)));
             seen.push(change.verb);
             ours.answered(200, b"{}", now).unwrap();

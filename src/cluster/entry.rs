@@ -37,7 +37,9 @@ pub struct Entry {
 }
 
 #[derive(Serialize, Deserialize)]
-#[serde(expecting = "an object of id, incarnation, role, url, kind and, of a prefill worker, bootstrap_port")]
+#[serde(
+    expecting = "an object of id, incarnation, role, url, kind and, of a prefill worker, bootstrap_port"
+)]
 struct Text {
     id: String,
     incarnation: String,
@@ -57,12 +59,14 @@ impl Entry {
         let text: Text = serde_json::from_slice(json).map_err(|error| error.to_string())?;
         let role = Role::named(&text.role).ok_or("`role` must be prefill or decode")?;
         let has_scheme = text.url.starts_with("http://") || text.url.starts_with("https://");
-        let url =
-            Some(&text.url).filter(|_| has_scheme).ok_or("`url` must begin with http:// or https://")?;
+        let url = Some(&text.url)
+            .filter(|_| has_scheme)
+            .ok_or("`url` must begin with http:// or https://")?;
         let url = url.parse().map_err(|why| format!("`url`: {why}"))?;
         if (role == Role::Prefill) != text.bootstrap_port.is_some_and(|port| port > 0) {
             return Err(
-                "`bootstrap_port` must be that of a prefill worker's registry, and of nobody else".into()
+                "`bootstrap_port` must be that of a prefill worker's registry, and of nobody else"
+                    .into(),
             );
         }
         Ok(Entry {
@@ -111,7 +115,9 @@ mod tests {
             let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
             let port = if role == Role::Prefill { "bootstrap_port" } else { "" };
             for field in ["id", "incarnation", "role", "url", "kind", port] {
-                for odd in [serde_json::json!("x"), serde_json::json!(7_000_000), serde_json::json!({})] {
+                for odd in
+                    [serde_json::json!("x"), serde_json::json!(7_000_000), serde_json::json!({})]
+                {
                     let mut json = json.clone();
                     let Some(value) = json.get_mut(field) else { continue };
                     *value = odd;
@@ -121,7 +127,9 @@ mod tests {
             }
             let mut other = json.clone();
             other["role"] = if role == Role::Prefill { "decode" } else { "prefill" }.into();
-            assert!(Entry::parse(other.to_string().as_bytes()).unwrap_err().contains("bootstrap_port"));
+            assert!(
+                Entry::parse(other.to_string().as_bytes()).unwrap_err().contains("bootstrap_port")
+            );
             let mut later = json;
             later["something"] = true.into();
             assert!(Entry::parse(later.to_string().as_bytes()).is_ok());

@@ -259,9 +259,10 @@ impl Flight {
                 Next::On
             }
             (Stage::Connecting(_), News::Connected) => self.send(),
-            (Stage::Connecting(_), News::Refused(role) | News::Lost(role, _) | News::Failed(role, _)) => {
-                self.refused(role, terms)
-            }
+            (
+                Stage::Connecting(_),
+                News::Refused(role) | News::Lost(role, _) | News::Failed(role, _),
+            ) => self.refused(role, terms),
             (Stage::Reading | Stage::Joining, news) => self.take_in_turn(news, terms),
             (Stage::Sent | Stage::Passing, News::Passes { resumable }) => {
                 self.stage = Stage::Passing;
@@ -282,7 +283,9 @@ impl Flight {
             }
             (Stage::Sent | Stage::Passing, News::Landed) => self.end(Next::Land),
             // Decode goes on without prefill.
-            (Stage::Passing, News::Failed(Role::Prefill, _) | News::Lost(Role::Prefill, _)) => Next::On,
+            (Stage::Passing, News::Failed(Role::Prefill, _) | News::Lost(Role::Prefill, _)) => {
+                Next::On
+            }
             (Stage::Sent, News::Lost(Role::Prefill, _)) => {
                 self.shun(Role::Prefill);
                 self.prefill_lost = true;
@@ -290,7 +293,8 @@ impl Flight {
                 Next::Hurry(terms.now + ROUTER_LOST_PREFILL_TIME)
             }
             (Stage::Sent | Stage::Passing, News::Lost(Role::Decode, Cause::Deadline))
-                if self.prefill_lost && terms.deadline.is_none_or(|deadline| terms.now < deadline) =>
+                if self.prefill_lost
+                    && terms.deadline.is_none_or(|deadline| terms.now < deadline) =>
             {
                 self.failed(Role::Decode, Cause::PeerLost, terms)
             }
@@ -302,7 +306,9 @@ impl Flight {
                 self.shun(role);
                 self.again(cause, terms)
             }
-            (Stage::Sent | Stage::Passing, News::Failed(role, cause)) => self.failed(role, cause, terms),
+            (Stage::Sent | Stage::Passing, News::Failed(role, cause)) => {
+                self.failed(role, cause, terms)
+            }
             (Stage::Connecting(_) | Stage::Sent | Stage::Passing, _) => Next::On,
         }
     }
@@ -340,7 +346,9 @@ impl Flight {
                 self.accused = [None; 2];
                 self.again(cause, terms)
             }
-            (_, News::Lost(role, cause) | News::Failed(role, cause)) => self.failed_alone(role, cause, terms),
+            (_, News::Lost(role, cause) | News::Failed(role, cause)) => {
+                self.failed_alone(role, cause, terms)
+            }
             (_, News::Refused(role)) => self.failed_alone(role, Cause::PeerLost, terms),
             _ => Next::On,
         }

@@ -63,7 +63,11 @@ fn a_request_is_sent_when_all_connections_stand_and_lands() {
     let mut rig = Rig::new(RETRIES_DEFAULT);
     assert!(rig.sent().flight.is_waiting());
     assert_eq!(rig.take(passes(true)), Next::On);
-    assert_eq!(rig.take(News::Lost(Role::Prefill, Cause::PeerLost)), Next::On, "decode has all of it");
+    assert_eq!(
+        rig.take(News::Lost(Role::Prefill, Cause::PeerLost)),
+        Next::On,
+        "decode has all of it"
+    );
     assert_eq!(rig.take(News::Landed), Next::Land);
     assert_eq!(rig.take(News::Landed), Next::On, "it ends once");
 }
@@ -75,7 +79,11 @@ fn a_refused_connection_leads_to_another_pair_and_costs_no_try() {
         rig.flight.choose(Some(PREFILL), Some(DECODE));
         assert_eq!(rig.take(News::Opened(1)), Next::On);
         assert_eq!(rig.take(News::Refused(Role::Decode)), Next::Again(rig.now));
-        assert_eq!(rig.take(News::Connected), Next::On, "what the other leg says is of no interest");
+        assert_eq!(
+            rig.take(News::Connected),
+            Next::On,
+            "what the other leg says is of no interest"
+        );
     }
     assert_eq!(rig.flight.avoid().failed, [DECODE; ROUTER_PAIRS_MAX as usize - 1]);
     rig.flight.choose(Some(PREFILL), Some(DECODE));
@@ -110,7 +118,8 @@ fn who_is_to_blame_is_not_asked_again() {
 fn tries_have_an_end_and_some_causes_only_one() {
     let tries = |cause, most| {
         let mut rig = Rig::new(most);
-        (1..10).find(|_| matches!(rig.sent().take(News::Failed(Role::Decode, cause)), Next::Fail(_)))
+        (1..10)
+            .find(|_| matches!(rig.sent().take(News::Failed(Role::Decode, cause)), Next::Fail(_)))
     };
     assert_eq!(tries(Cause::PeerLost, RETRIES_DEFAULT), Some(RETRIES_DEFAULT + 1));
     assert_eq!(tries(Cause::PeerLost, 0), Some(1));
@@ -241,7 +250,10 @@ fn what_prefill_keeps_is_for_another_decode_worker_where_one_takes_no_connection
     }
     assert_eq!(rig.flight.avoid().failed.len(), ROUTER_PAIRS_MAX as usize);
     assert_eq!(rig.flight.worker(Role::Prefill), Some(PREFILL), "it has read the prompt");
-    assert!(matches!(rig.take(News::Refused(Role::Decode)), Next::Again(_)), "there is an end to that");
+    assert!(
+        matches!(rig.take(News::Refused(Role::Decode)), Next::Again(_)),
+        "there is an end to that"
+    );
 }
 
 #[test]
@@ -251,7 +263,10 @@ fn a_decode_worker_that_drains_is_gone_round_and_accused_of_nothing() {
     assert_eq!(rig.take(News::Read), Next::Join);
     let drains = News::Failed(Role::Decode, Cause::Draining);
     assert_eq!(rig.take(drains), Next::Rejoin, "what is kept is for another one");
-    assert_eq!((rig.flight.avoid().unwilling.as_slice(), rig.flight.accused().count()), (&[DECODE][..], 0));
+    assert_eq!(
+        (rig.flight.avoid().unwilling.as_slice(), rig.flight.accused().count()),
+        (&[DECODE][..], 0)
+    );
     // There is no other.
     assert!(matches!(rig.take(News::Lost(Role::Decode, Cause::PeerLost)), Next::Again(_)));
     assert_eq!((rig.flight.avoid().failed.len(), rig.flight.accused().count()), (0, 0));
@@ -265,7 +280,11 @@ fn a_decode_worker_that_takes_no_connection_is_accused_of_it_once() {
     assert_eq!(rig.take(News::Refused(Role::Decode)), Next::Rejoin);
     assert_eq!((&rig.flight.avoid().failed[..], rig.flight.accused().count()), (&[DECODE][..], 1));
     assert!(matches!(rig.take(News::Lost(Role::Decode, Cause::PeerLost)), Next::Again(_)));
-    assert_eq!((rig.flight.avoid().failed.len(), rig.flight.accused().count()), (1, 0), "the same one");
+    assert_eq!(
+        (rig.flight.avoid().failed.len(), rig.flight.accused().count()),
+        (1, 0),
+        "the same one"
+    );
 }
 
 #[test]
@@ -287,6 +306,9 @@ fn somebody_who_may_come_is_waited_for_by_requests_that_were_sent() {
     }
     assert!(Some(rig.now) <= rig.deadline, "no longer than its client");
     let mut rig = Rig::new(1);
-    assert!(matches!(rig.sent().take(News::Failed(Role::Decode, Cause::Overloaded)), Next::Again(_)));
+    assert!(matches!(
+        rig.sent().take(News::Failed(Role::Decode, Cause::Overloaded)),
+        Next::Again(_)
+    ));
     assert_eq!(rig.nobody(false), Next::Fail(Cause::Overloaded), "all have said no");
 }

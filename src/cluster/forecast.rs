@@ -42,8 +42,9 @@ impl Forecast {
         // No worker takes more, and somebody may send it.
         let (new, prefix) = (new.min(CONTEXT_MAX), prefix.min(CONTEXT_MAX));
         let (whole, rest) = (new / self.chunk, new % self.chunk);
-        let chunk =
-            |index: u32, new: u32| self.cost.prefill_ms([(new, prefix + index * self.chunk)].into_iter());
+        let chunk = |index: u32, new: u32| {
+            self.cost.prefill_ms([(new, prefix + index * self.chunk)].into_iter())
+        };
         let ms = (0..whole).map(|index| chunk(index, self.chunk)).sum::<f64>()
             + if rest > 0 { chunk(whole, rest) } else { 0.0 };
         ms.max(0.0)
@@ -80,15 +81,18 @@ mod tests {
     fn a_step_costs_what_its_polynomial_says() {
         let cost = Cost { prefill: [10.0, 0.5, 0.01, 0.25], decode: [5.0, 0.1, 2.0, 0.001] };
         assert_eq!(cost.prefill_ms([(4, 0)].into_iter()), 10.0 + 2.0 + 0.04 * 2.0 + 4.0);
-        assert_eq!(cost.prefill_ms([(4, 6), (2, 0)].into_iter()), 10.0 + 3.0 + 0.04 * 8.0 + 0.02 + 9.0);
+        assert_eq!(
+            cost.prefill_ms([(4, 6), (2, 0)].into_iter()),
+            10.0 + 3.0 + 0.04 * 8.0 + 0.02 + 9.0
+        );
         assert_eq!(cost.decode_ms(100, 3), 5.0 + 10.0 + 6.0 + 10.0);
     }
 
     #[test]
     fn a_prompt_in_two_chunks_costs_its_start_once_more() {
         let whole = DEFAULT.prefill_ms([(8192, 0)].into_iter());
-        let parts =
-            DEFAULT.prefill_ms([(4096, 0)].into_iter()) + DEFAULT.prefill_ms([(4096, 4096)].into_iter());
+        let parts = DEFAULT.prefill_ms([(4096, 0)].into_iter())
+            + DEFAULT.prefill_ms([(4096, 4096)].into_iter());
         assert!((parts - whole - DEFAULT.prefill[0]).abs() < 1e-9);
     }
 
@@ -100,6 +104,10 @@ mod tests {
         };
         assert_eq!(forecast.reading(250, 50), ms(&[(100, 50), (100, 150), (50, 250)]));
         assert_eq!(forecast.reading(0, 50), Duration::ZERO);
-        assert_eq!(forecast.transfer(5000), forecast.transfer(100), "the rest goes while more is computed");
+        assert_eq!(
+            forecast.transfer(5000),
+            forecast.transfer(100),
+            "the rest goes while more is computed"
+        );
     }
 }

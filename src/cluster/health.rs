@@ -223,7 +223,11 @@ mod tests {
         health.probed(true, now);
         assert_eq!(asked(&mut health, false), (true, false), "it may never tell");
         health.told();
-        assert_eq!([(); 3].map(|()| asked(&mut health, true)), [(true, false); 3], "it is slow to tell");
+        assert_eq!(
+            [(); 3].map(|()| asked(&mut health, true)),
+            [(true, false); 3],
+            "it is slow to tell"
+        );
         assert_eq!(asked(&mut health, false), (false, true));
         health.probed(true, now);
         health.unanswered();
@@ -264,23 +268,36 @@ mod tests {
         assert_eq!([(); 3].map(|()| health.probed(false, now)), [None, None, Some(Change::Down)]);
         assert_eq!([(); 2].map(|()| health.probed(true, now)), [None, Some(Change::Up)]);
         assert_eq!(health.refused(), Some(Change::Down));
-        assert_eq!([(); 2].map(|()| health.probed(true, now)), [None, Some(Change::Up)], "counted anew");
+        assert_eq!(
+            [(); 2].map(|()| health.probed(true, now)),
+            [None, Some(Change::Up)],
+            "counted anew"
+        );
     }
 
     #[test]
     fn one_that_never_comes_is_given_up_and_one_that_goes_is_not() {
-        let terms = HealthTerms { first_time: Some(Duration::from_secs(5)), ..HealthTerms::default() };
+        let terms =
+            HealthTerms { first_time: Some(Duration::from_secs(5)), ..HealthTerms::default() };
         let now = Instant::now();
         let late = now + Duration::from_secs(5);
         let (mut never, mut once) = (Health::new(terms, now), Health::new(terms, now));
-        assert!(!never.give_up(now) && never.begin_probe(now) && !never.give_up(late), "one is under way");
+        assert!(
+            !never.give_up(now) && never.begin_probe(now) && !never.give_up(late),
+            "one is under way"
+        );
         never.probed(false, now);
         assert!(
-            never.give_up(late) && !never.give_up(late) && !never.begin_probe(late + ROUTER_PROBE_INTERVAL)
+            never.give_up(late)
+                && !never.give_up(late)
+                && !never.begin_probe(late + ROUTER_PROBE_INTERVAL)
         );
         assert!(never.await_anew(late) && !never.await_anew(late) && never.begin_probe(late));
         never.probed(false, late);
-        assert!(!never.give_up(late) && never.give_up(late + Duration::from_secs(5)), "as long as at first");
+        assert!(
+            !never.give_up(late) && never.give_up(late + Duration::from_secs(5)),
+            "as long as at first"
+        );
         once.probed(true, now);
         once.probed(false, now);
         once.probed(false, now);

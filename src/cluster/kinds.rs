@@ -9,7 +9,8 @@ use serde_json::Value;
 use std::fmt;
 
 /// The fields that must be equal. Of `wire` that is the major version; `kind` is the digest.
-const EQUAL: [&str; 8] = ["wire", "config", "weights", "kernels", "tokenizer", "template", "kv", "kind"];
+const EQUAL: [&str; 8] =
+    ["wire", "config", "weights", "kernels", "tokenizer", "template", "kv", "kind"];
 const WIRE: usize = 0;
 const KIND: usize = EQUAL.len() - 1;
 
@@ -49,7 +50,9 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Difference::Alone => f.write_str("one is mixed, which hands nothing over"),
-            Difference::Field { field, ours, theirs } => write!(f, "{field} differs: {ours} and {theirs}"),
+            Difference::Field { field, ours, theirs } => {
+                write!(f, "{field} differs: {ours} and {theirs}")
+            }
         }
     }
 }
@@ -86,7 +89,8 @@ impl Kind {
         if let Some(wire) = &mut values[WIRE] {
             wire.truncate(wire.find('.').unwrap_or(wire.len()));
         }
-        let names = |list: &Vec<Value>| list.iter().map(|key| key.as_str().map(str::to_owned)).collect();
+        let names =
+            |list: &Vec<Value>| list.iter().map(|key| key.as_str().map(str::to_owned)).collect();
         let keys = handoff.get("cluster_keys").and_then(Value::as_array).and_then(names);
         Kind { is_alone: false, values, keys }
     }
@@ -100,7 +104,11 @@ impl Kind {
             if let (Some(ours), Some(theirs)) = (&self.values[at], &other.values[at])
                 && ours != theirs
             {
-                return Some(Difference::Field { field, ours: ours.clone(), theirs: theirs.clone() });
+                return Some(Difference::Field {
+                    field,
+                    ours: ours.clone(),
+                    theirs: theirs.clone(),
+                });
             }
         }
         let (ours, theirs) = (self.keys.as_ref()?, other.keys.as_ref()?);
@@ -136,7 +144,8 @@ impl Kinds {
             })
         };
         let classes = all.map(&mut class).collect();
-        let pairs = distinct.iter().flat_map(|one| distinct.iter().map(move |other| one.difference(other)));
+        let pairs =
+            distinct.iter().flat_map(|one| distinct.iter().map(move |other| one.difference(other)));
         let fit: Vec<bool> = pairs.map(|difference| difference.is_none()).collect();
         let all_fit = fit.iter().all(|&fit| fit);
         (Kinds { fit, count: distinct.len(), all_fit }, classes)
@@ -169,8 +178,12 @@ mod tests {
         assert_eq!(differs(&kind("3.9", "a", &["k"])), None, "minor versions work together");
         assert_eq!(differs(&kind("4.0", "a", &["k"])).as_deref(), Some("wire differs: 3 and 4"));
         assert_eq!(differs(&kind("3.1", "b", &["k"])).as_deref(), Some("weights differs: a and b"));
-        assert_eq!(differs(&kind("3.1", "a", &[])).as_deref(), Some("cluster key differs: k and none"));
-        for silent in [json!(null), json!("3"), json!({"wire": 3, "cluster_keys": "k"}), json!([])] {
+        assert_eq!(
+            differs(&kind("3.1", "a", &[])).as_deref(),
+            Some("cluster key differs: k and none")
+        );
+        for silent in [json!(null), json!("3"), json!({"wire": 3, "cluster_keys": "k"}), json!([])]
+        {
             assert_eq!(differs(&Kind::told(&silent)), None, "{silent}");
         }
     }
@@ -189,13 +202,18 @@ mod tests {
         let both = told.clone().with_entry_of(&entered(1));
         assert_eq!(field(&both, &entered(2)), Some("kind"));
         assert_eq!(field(&both, &kind("3.1", "b", &["k"])), Some("weights"));
-        assert_eq!(Kind::told(&json!({"kind": "forged"})), Kind::default(), "an entry alone has it");
+        assert_eq!(
+            Kind::told(&json!({"kind": "forged"})),
+            Kind::default(),
+            "an entry alone has it"
+        );
     }
 
     #[test]
     fn each_accepts_the_key_that_the_other_proves() {
-        let fits =
-            |one: &[&str], other: &[&str]| kind("3", "a", one).difference(&kind("3", "a", other)).is_none();
+        let fits = |one: &[&str], other: &[&str]| {
+            kind("3", "a", one).difference(&kind("3", "a", other)).is_none()
+        };
         for (one, other, fit) in [
             (&["a"][..], &["a"][..], true),
             (&["a"], &["a", "b"], true),

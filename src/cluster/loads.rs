@@ -74,7 +74,11 @@ impl Report {
         let share = self.used.saturating_mul(sequences.into());
         Others {
             sequences,
-            unread: if sequences > 0 { self.unread.saturating_sub(unread.max(before.unread)) } else { 0 },
+            unread: if sequences > 0 {
+                self.unread.saturating_sub(unread.max(before.unread))
+            } else {
+                0
+            },
             reading: Duration::ZERO,
             context: share.checked_div(self.sequences.into()).unwrap_or(0),
         }
@@ -118,7 +122,8 @@ impl Load {
 
     /// How long it still does.
     pub fn queue(&self, now: Instant) -> Duration {
-        let passed = self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let passed =
+            self.since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
         self.reads_for().saturating_sub(passed)
     }
 
@@ -146,17 +151,26 @@ mod tests {
     #[test]
     fn what_is_reported_beyond_what_is_booked_is_others() {
         let (now, ms) = (Instant::now(), Duration::from_millis);
-        let mut load = Load { booked: 3, unread: 500, reading: ms(5), since: Some(now), ..Load::default() };
+        let mut load =
+            Load { booked: 3, unread: 500, reading: ms(5), since: Some(now), ..Load::default() };
         let report = |sequences, unread| Report { sequences, unread, used: 800 };
         let before = load.booked();
-        assert_eq!(report(2, 900).beyond(before, &load), Others::default(), "it has not got all of ours yet");
+        assert_eq!(
+            report(2, 900).beyond(before, &load),
+            Others::default(),
+            "it has not got all of ours yet"
+        );
         let others = report(4, 900).beyond(before, &load);
         assert_eq!(others, Others { sequences: 1, unread: 400, reading: ms(0), context: 200 });
         load.set_others(Others { reading: ms(4), ..others }, now + ms(1));
         assert_eq!((load.sequences(), load.to_read(), load.stands_on()), (4, 900, 200));
         assert_eq!(load.queue(now + ms(1)), ms(8), "what had begun goes on");
         (load.booked, load.unread) = (0, 0);
-        assert_eq!(report(3, 0).beyond(before, &load), Others::default(), "some of ours has just ended");
+        assert_eq!(
+            report(3, 0).beyond(before, &load),
+            Others::default(),
+            "some of ours has just ended"
+        );
         let before = load.booked();
         assert_eq!(report(3, 0).beyond(before, &load).sequences, 3);
         load.has_read(0, ms(5), now + ms(2));

@@ -149,7 +149,8 @@ impl Membership {
     pub fn turn(&mut self, seat: &Seat, role: Role) -> Result<bool, Full> {
         let there = Seat { role, url: seat.url.clone() };
         let (was_taken, is_full) = (self.is_taken(&there), self.is_full(role));
-        let named = self.places.get_mut(seat).filter(|place| place.named.is_some() && there != *seat);
+        let named =
+            self.places.get_mut(seat).filter(|place| place.named.is_some() && there != *seat);
         let Some(place) = named.filter(|_| !is_planted("who has turned keeps its number")) else {
             return Ok(false);
         };
@@ -171,7 +172,9 @@ impl Membership {
 
     /// An operator removes a worker, whoever said that it is one. False: it is none.
     pub fn remove(&mut self, seat: &Seat) -> bool {
-        let Some(place) = self.places.get_mut(seat).filter(|place| place.is_taken()) else { return false };
+        let Some(place) = self.places.get_mut(seat).filter(|place| place.is_taken()) else {
+            return false;
+        };
         place.named = None;
         if let Some(held) = &mut place.held {
             held.barred = true;
@@ -195,7 +198,8 @@ impl Membership {
         let past = self.elsewhere(&entry);
         let was_taken = self.is_taken(&seat);
         let is_new = self.places.get(&seat).is_none_or(|place| place.held.is_none());
-        let gives_back = past.iter().any(|past| past.role == seat.role && self.is_taken_by_entry(past));
+        let gives_back =
+            past.iter().any(|past| past.role == seat.role && self.is_taken_by_entry(past));
         let is_full = !gives_back && self.is_full(seat.role);
         let entries = self.entries() - past.len();
         if (!was_taken && is_full) || (is_new && entries >= REGISTRY_ENTRIES_MAX) {
@@ -228,8 +232,9 @@ impl Membership {
     /// Drops what was not renewed.
     pub fn expire(&mut self, now: Instant) {
         let is_late = |held: &Held| held.until.is_some_and(|until| until <= now);
-        let late =
-            |(seat, place): (&Seat, &Place)| place.held.as_ref().filter(|h| is_late(h)).map(|_| seat.clone());
+        let late = |(seat, place): (&Seat, &Place)| {
+            place.held.as_ref().filter(|h| is_late(h)).map(|_| seat.clone())
+        };
         for seat in self.places.iter().filter_map(late).collect::<Vec<_>>() {
             self.drop_entry(&seat, Why::Expired);
         }
@@ -239,7 +244,9 @@ impl Membership {
     /// dropped at `until` unless they come back. It may have lost what its workers are about to enter again.
     pub fn reconcile(&mut self, is_there: impl Fn(&Seat) -> bool, until: Instant) {
         for (seat, place) in &mut self.places {
-            if let Some(held) = place.held.as_mut().filter(|held| held.until.is_none() && !is_there(seat)) {
+            if let Some(held) =
+                place.held.as_mut().filter(|held| held.until.is_none() && !is_there(seat))
+            {
                 held.until = Some(until);
             }
         }
@@ -260,13 +267,15 @@ impl Membership {
     }
 
     fn is_full(&self, role: Role) -> bool {
-        let taken = self.places.iter().filter(|(seat, place)| seat.role == role && place.is_taken());
+        let taken =
+            self.places.iter().filter(|(seat, place)| seat.role == role && place.is_taken());
         taken.count() >= ROUTER_WORKERS_MAX
     }
 
     /// Where else the process of an entry has one.
     fn elsewhere(&self, entry: &Entry) -> Vec<Seat> {
-        let is_same = |held: &Held| held.entry.peer.id == entry.peer.id && held.entry.seat != entry.seat;
+        let is_same =
+            |held: &Held| held.entry.peer.id == entry.peer.id && held.entry.seat != entry.seat;
         let same = self.places.iter().filter(|(_, place)| place.held.as_ref().is_some_and(is_same));
         same.map(|(seat, _)| seat.clone()).collect()
     }
@@ -293,7 +302,8 @@ impl Membership {
     }
 
     fn forget(&mut self, seat: &Seat) {
-        if self.places.get(seat).is_some_and(|place| place.named.is_none() && place.held.is_none()) {
+        if self.places.get(seat).is_some_and(|place| place.named.is_none() && place.held.is_none())
+        {
             self.places.remove(seat);
         }
     }

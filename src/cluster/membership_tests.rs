@@ -49,7 +49,8 @@ fn who_cannot_be_spoken_to_where_it_is_now_is_not_where_it_was() {
     members.renew(entry(1, 1, 7), until).unwrap();
     members.renew(entry(2, 1, 8), None).unwrap();
     let secured = |id, port| {
-        let seat = Seat { role: Role::Prefill, url: format!("https://10.0.0.1:{port}").parse().unwrap() };
+        let seat =
+            Seat { role: Role::Prefill, url: format!("https://10.0.0.1:{port}").parse().unwrap() };
         Entry { seat, ..entry(id, 2, port) }
     };
     assert_eq!(done(&mut members), ["+7", "+8"]);
@@ -82,7 +83,12 @@ fn who_is_named_stays_whatever_becomes_of_its_entry() {
     members.name(seat(7), Some(1)).unwrap();
     assert_eq!(
         members.poll(),
-        Some(Action::Join { seat: seat(7), bootstrap_port: Some(1), kind: None, has_turned: false })
+        Some(Action::Join {
+            seat: seat(7),
+            bootstrap_port: Some(1),
+            kind: None,
+            has_turned: false
+        })
     );
     members.renew(entry(1, 1, 7), Some(now)).unwrap();
     let kind = Some(KindDigest([5; 32]));
@@ -161,7 +167,11 @@ fn workers_are_bounded_and_the_full_registry_still_renews() {
     members.renew(other_role.clone(), until).unwrap();
     done(&mut members);
     assert_eq!(members.renew(more.clone(), until), Err(Full(Role::Prefill)));
-    assert_eq!(members.entry(&other_role.seat), Some(&other_role), "who finds no room keeps what it has");
+    assert_eq!(
+        members.entry(&other_role.seat),
+        Some(&other_role),
+        "who finds no room keeps what it has"
+    );
     assert_eq!(done(&mut members), [""; 0]);
     members.withdraw(&other_role.seat, other_role.peer.incarnation, Why::Withdrawn);
     let mut next = nth(1);
@@ -188,26 +198,42 @@ fn a_name_goes_with_the_role_and_an_entry_by_itself() {
     assert_eq!(members.turn(&seat(7), Role::Prefill), Ok(false), "it is that");
     assert_eq!(members.turn(&seat(7), Role::Decode), Ok(true));
     assert_eq!(members.poll(), Some(Action::Leave { seat: seat(7), why: Why::Turned }));
-    let joins =
-        |seat: &Seat| Action::Join { seat: seat.clone(), bootstrap_port: None, kind: None, has_turned: true };
+    let joins = |seat: &Seat| Action::Join {
+        seat: seat.clone(),
+        bootstrap_port: None,
+        kind: None,
+        has_turned: true,
+    };
     assert_eq!(members.poll(), Some(joins(&other)));
     assert_eq!(members.turn(&seat(7), Role::Decode), Ok(false), "that was before");
     assert_eq!(members.turn(&other, Role::Prefill), Ok(true));
     members.poll();
     assert_eq!(members.poll(), Some(joins(&seat(7))), "it tells itself where its registry is");
     assert!(members.remove(&seat(7)));
-    assert_eq!(members.turn(&seat(7), Role::Decode), Ok(false), "who was removed does not come back so");
+    assert_eq!(
+        members.turn(&seat(7), Role::Decode),
+        Ok(false),
+        "who was removed does not come back so"
+    );
     done(&mut members);
     members.renew(entry(1, 1, 8), until).unwrap();
     assert_eq!(members.turn(&seat(8), Role::Decode), Ok(false));
-    let anew = Entry { seat: Seat { role: Role::Decode, ..seat(8) }, bootstrap_port: None, ..entry(1, 2, 8) };
+    let anew = Entry {
+        seat: Seat { role: Role::Decode, ..seat(8) },
+        bootstrap_port: None,
+        ..entry(1, 2, 8)
+    };
     members.renew(anew, until).unwrap();
     assert_eq!(done(&mut members), ["+8", "-8 Replaced", "+8"]);
     // Named, and entered in its new role before anybody has asked it.
     members.name(seat(9), None).unwrap();
     members
         .renew(
-            Entry { seat: Seat { role: Role::Decode, ..seat(9) }, bootstrap_port: None, ..entry(2, 1, 9) },
+            Entry {
+                seat: Seat { role: Role::Decode, ..seat(9) },
+                bootstrap_port: None,
+                ..entry(2, 1, 9)
+            },
             until,
         )
         .unwrap();

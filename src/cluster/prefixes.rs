@@ -160,11 +160,16 @@ impl Prefixes {
         // A run has the holders of the one behind it, and perhaps more; where there are as many, they are the same.
         let (mut told, mut common) = (0, 0);
         self.climb(blocks, |run, before, of_it| {
-            let have = || run.holders.iter().map(|holder| (holder.worker, before + holder.has.min(of_it)));
+            let have =
+                || run.holders.iter().map(|holder| (holder.worker, before + holder.has.min(of_it)));
             let is_common = run.holders.len() == self.shelves.len();
             if is_common {
                 // All have the first of it.
-                common = if of_it == 1 { before + 1 } else { have().map(|(_, has)| has).min().unwrap_or(0) };
+                common = if of_it == 1 {
+                    before + 1
+                } else {
+                    have().map(|(_, has)| has).min().unwrap_or(0)
+                };
             }
             if run.holders.len() > told && before + of_it > common {
                 have().filter(|&(_, has)| has > common).for_each(|(worker, has)| each(worker, has));
@@ -377,7 +382,10 @@ mod tests {
         });
         assert!(all.iter().all(|&(_, depth)| depth > common));
         if common > 0 {
-            let others = prefixes.shelves.keys().filter(|known| all.iter().all(|(told, _)| *told != known.0));
+            let others = prefixes
+                .shelves
+                .keys()
+                .filter(|known| all.iter().all(|(told, _)| *told != known.0));
             all.extend(others.map(|worker| (worker.0, common)).collect::<Vec<_>>());
         }
         all.sort_unstable();
@@ -517,7 +525,10 @@ mod tests {
             for &worker in &workers {
                 let depth = plain.depth(worker, &asked);
                 assert_eq!(prefixes.depth(worker, &asked), depth, "turn {turn}");
-                let told = all.iter().find(|(number, _)| *number == worker.0).map_or(0, |(_, depth)| *depth);
+                let told = all
+                    .iter()
+                    .find(|(number, _)| *number == worker.0)
+                    .map_or(0, |(_, depth)| *depth);
                 assert_eq!(told, depth, "turn {turn}");
             }
         }

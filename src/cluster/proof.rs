@@ -42,7 +42,8 @@ pub fn proves(key: &Secret, asked: Asked<'_>, nonce: &str, proof: &str) -> bool 
 }
 
 fn mac_of(key: &Secret, asked: Asked<'_>, nonce: &str) -> Hmac<Sha256> {
-    let mut mac = Hmac::<Sha256>::new_from_slice(key.bytes()).expect("HMAC takes keys of any length");
+    let mut mac =
+        Hmac::<Sha256>::new_from_slice(key.bytes()).expect("HMAC takes keys of any length");
     mac.update(b"baton registry");
     for part in [asked.method.as_bytes(), asked.path.as_bytes(), nonce.as_bytes(), asked.body] {
         mac.update(&(part.len() as u64).to_le_bytes());
@@ -74,7 +75,9 @@ impl fmt::Display for Unproven {
             }
             Unproven::Stale => f.write_str("the nonce is not of this registry, or too old"),
             Unproven::Used => f.write_str("the nonce was used before"),
-            Unproven::Wrong => f.write_str("the proof is not of this cluster key over this request"),
+            Unproven::Wrong => {
+                f.write_str("the proof is not of this cluster key over this request")
+            }
             Unproven::TooMany => {
                 write!(f, "more than {REGISTRY_NONCES_USED_MAX} changes within the life of a nonce")
             }
@@ -137,7 +140,8 @@ impl Nonces {
         let bytes: [u8; NONCE_LEN] =
             from_hex(nonce).and_then(|bytes| bytes.try_into().ok()).ok_or(Unproven::Stale)?;
         self.tag(&bytes[..16]).verify_truncated_left(&bytes[16..]).map_err(|_| Unproven::Stale)?;
-        let number = |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
+        let number =
+            |at: usize| u64::from_be_bytes(bytes[at..at + 8].try_into().expect("eight bytes"));
         let (time, count) = (number(0), number(8));
         let age = now.saturating_duration_since(self.begun).as_millis().saturating_sub(time.into());
         if age >= REGISTRY_NONCE_LIFE.as_millis() {
@@ -158,7 +162,8 @@ impl Nonces {
     }
 
     fn tag(&self, bytes: &[u8]) -> Hmac<Sha256> {
-        let mac = Hmac::<Sha256>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
+        let mac =
+            Hmac::<Sha256>::new_from_slice(&self.secret).expect("HMAC takes keys of any length");
         mac.chain_update(bytes)
     }
 }
@@ -174,7 +179,10 @@ pub fn from_hex(text: &str) -> Option<Vec<u8>> {
     if !digits.len().is_multiple_of(2) || !digits.iter().all(u8::is_ascii_hexdigit) {
         return None;
     }
-    digits.chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()).collect()
+    digits
+        .chunks(2)
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok())
+        .collect()
 }
 
 #[cfg(test)]
@@ -225,7 +233,13 @@ mod tests {
         let forged = nonce.replacen('0', "1", 1);
         let proof_of_forged = prove(&key, ASKED, &forged);
         assert_eq!(
-            nonces.take(std::slice::from_ref(&key), ASKED, Some(&forged), Some(&proof_of_forged), now),
+            nonces.take(
+                std::slice::from_ref(&key),
+                ASKED,
+                Some(&forged),
+                Some(&proof_of_forged),
+                now
+            ),
             Err(Unproven::Stale)
         );
         let late = now + REGISTRY_NONCE_LIFE;
@@ -233,7 +247,9 @@ mod tests {
             nonces.take(std::slice::from_ref(&key), ASKED, Some(&nonce), Some(&proof), late),
             Err(Unproven::Stale)
         );
-        for (nonce, proof) in [(None, Some(proof.as_str())), (Some(nonce.as_str()), None), (None, None)] {
+        for (nonce, proof) in
+            [(None, Some(proof.as_str())), (Some(nonce.as_str()), None), (None, None)]
+        {
             assert_eq!(
                 nonces.take(std::slice::from_ref(&key), ASKED, nonce, proof, now),
                 Err(Unproven::Missing)
@@ -251,7 +267,8 @@ mod tests {
         let (mut nonces, key, now) = nonces();
         let nonce = nonces.draw(now);
         let proof = prove(&key, ASKED, &nonce);
-        let mut at = |time| nonces.take(std::slice::from_ref(&key), ASKED, Some(&nonce), Some(&proof), time);
+        let mut at =
+            |time| nonces.take(std::slice::from_ref(&key), ASKED, Some(&nonce), Some(&proof), time);
         let half = REGISTRY_NONCE_LIFE / 2;
         assert_eq!(at(now + half), Ok(()));
         assert_eq!(at(now + REGISTRY_NONCE_LIFE - half / 4), Err(Unproven::Used));

@@ -225,10 +225,17 @@ impl Registration {
         ];
         let texts = [
             ("kv_cache_dtype", &self.kv_cache_dtype, &other.kv_cache_dtype),
-            ("decode_allocation_policy", &self.decode_allocation_policy, &other.decode_allocation_policy),
+            (
+                "decode_allocation_policy",
+                &self.decode_allocation_policy,
+                &other.decode_allocation_policy,
+            ),
         ];
-        let size = sizes.into_iter().find(|(_, ours, theirs)| ours != theirs).map(|(field, ..)| field);
-        size.or_else(|| texts.into_iter().find(|(_, ours, theirs)| ours != theirs).map(|(field, ..)| field))
+        let size =
+            sizes.into_iter().find(|(_, ours, theirs)| ours != theirs).map(|(field, ..)| field);
+        size.or_else(|| {
+            texts.into_iter().find(|(_, ours, theirs)| ours != theirs).map(|(field, ..)| field)
+        })
     }
 }
 
@@ -257,7 +264,10 @@ mod tests {
         assert_eq!(registry.topology(), Err(Refusal::NotReady(1)));
         registry.register(rank(2, 1)).unwrap();
         let topology = registry.topology().unwrap();
-        assert_eq!((topology.attn_tp_size, topology.dp_size, topology.follow_bootstrap_room), (2, 1, true));
+        assert_eq!(
+            (topology.attn_tp_size, topology.dp_size, topology.follow_bootstrap_room),
+            (2, 1, true)
+        );
         assert_eq!(registry.rank(RankId { tp: 1, ..FIRST }).unwrap().rank_port, 7001);
         assert_eq!(registry.rank(RankId { tp: 2, ..FIRST }), Err(Refusal::UnknownRank));
     }

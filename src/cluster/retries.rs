@@ -28,7 +28,13 @@ impl Retries {
 
     /// When a request that failed now and has waited `waits` times may be sent again; a turn is taken if that is not
     /// after `until`. `chance` is drawn by the caller, so that requests that failed together do not return together.
-    pub fn grant(&mut self, waits: u32, now: Instant, until: Instant, chance: u64) -> Option<Instant> {
+    pub fn grant(
+        &mut self,
+        waits: u32,
+        now: Instant,
+        until: Instant,
+        chance: u64,
+    ) -> Option<Instant> {
         let every = Duration::from_secs(1) / RETRIES_PER_SECOND;
         let spent = self.spent.max(now);
         let turn = spent.checked_sub(every * RETRIES_AT_ONCE).unwrap_or(now);
@@ -70,7 +76,11 @@ mod tests {
             "the last would be too late"
         );
         let later = until + Duration::from_secs(60);
-        assert!(retries.grant(0, later, later + RETRY_DELAY, 0).is_some_and(|at| at <= later + RETRY_DELAY));
+        assert!(
+            retries
+                .grant(0, later, later + RETRY_DELAY, 0)
+                .is_some_and(|at| at <= later + RETRY_DELAY)
+        );
     }
 
     #[test]
@@ -80,7 +90,10 @@ mod tests {
         for (waits, longest) in [(0, RETRY_DELAY), (1, RETRY_DELAY * 10), (30, RETRY_DELAY_MAX)] {
             let half = longest / 2;
             let at = |chance| Retries::new(RetryTerms::of(3), now).grant(waits, now, until, chance);
-            assert_eq!((at(0), at(half.as_nanos() as u64)), (Some(now + half), Some(now + longest)));
+            assert_eq!(
+                (at(0), at(half.as_nanos() as u64)),
+                (Some(now + half), Some(now + longest))
+            );
         }
     }
 

@@ -86,7 +86,8 @@ impl Balance {
     pub fn look(&mut self, rows: &[Row], now: Instant) -> Option<Turn> {
         let pressure = [Role::Prefill, Role::Decode].map(|role| self.pressure(rows, role, 0));
         // While one leaves, what is left looks harder pressed than it is.
-        let moves = rows.iter().any(|row| row.leaves) || self.rests.is_some_and(|rests| now < rests);
+        let moves =
+            rows.iter().any(|row| row.leaves) || self.rests.is_some_and(|rests| now < rests);
         let short = if moves { None } else { self.short(rows, pressure) };
         let Some(role) = short else {
             self.short = None;
@@ -102,7 +103,11 @@ impl Balance {
         }
         let worker = candidate(rows, role.other())?;
         (self.short, self.rests) = (None, Some(now + self.terms.dwell));
-        Some(Turn { worker, to: role, pressure: pressure.map(|pressure| pressure.unwrap_or_default()) })
+        Some(Turn {
+            worker,
+            to: role,
+            pressure: pressure.map(|pressure| pressure.unwrap_or_default()),
+        })
     }
 
     /// The side that is pressed while the other can spare a worker.

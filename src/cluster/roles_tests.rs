@@ -33,7 +33,12 @@ fn decode(worker: usize, sequences: u32) -> Row {
 }
 
 /// A worker that would do, while either side is as it is, and when.
-fn turned(balance: &mut Balance, rows: &[Row], seconds: u32, begin: Instant) -> Vec<(u32, usize, Role)> {
+fn turned(
+    balance: &mut Balance,
+    rows: &[Row],
+    seconds: u32,
+    begin: Instant,
+) -> Vec<(u32, usize, Role)> {
     let look = |second: u32| {
         let turn = balance.look(rows, begin + second * SECOND)?;
         Some((second, turn.worker.0, turn.to))
@@ -99,7 +104,11 @@ fn what_is_still_read_is_not_yet_decodes() {
     assert_eq!(turned(&mut Balance::new(TERMS), &rows, 20, begin), [(10, 1, Role::Prefill)]);
     let long = |worker| Row { context: 9_500, ..decode(worker, 1) };
     let rows = [prefill(0, 0), prefill(1, 0), long(2), long(3)];
-    assert_eq!(turned(&mut Balance::new(TERMS), &rows, 20, begin), [(10, 0, Role::Decode)], "few, and long");
+    assert_eq!(
+        turned(&mut Balance::new(TERMS), &rows, 20, begin),
+        [(10, 0, Role::Decode)],
+        "few, and long"
+    );
 }
 
 /// Four workers under recorded waves, each second the pressure that the load of then makes of who is there: the load that
@@ -121,14 +130,22 @@ impl Wave {
             let each = (self.queue * 1000.0 / self.prefill as f64) as u64;
             let rows: Vec<Row> = (0..self.prefill)
                 .map(|worker| prefill(worker, each))
-                .chain((0..self.decode).map(|worker| decode(9 + worker, sequences / self.decode as u32)))
+                .chain(
+                    (0..self.decode)
+                        .map(|worker| decode(9 + worker, sequences / self.decode as u32)),
+                )
                 .collect();
             match balance.look(&rows, begin + second * SECOND).map(|turn| turn.to) {
-                Some(Role::Prefill) => (self.prefill, self.decode) = (self.prefill + 1, self.decode - 1),
-                Some(Role::Decode) => (self.prefill, self.decode) = (self.prefill - 1, self.decode + 1),
+                Some(Role::Prefill) => {
+                    (self.prefill, self.decode) = (self.prefill + 1, self.decode - 1)
+                }
+                Some(Role::Decode) => {
+                    (self.prefill, self.decode) = (self.prefill - 1, self.decode + 1)
+                }
                 None => continue,
             }
-            self.changes.push((second, if self.prefill > 1 { Role::Prefill } else { Role::Decode }));
+            self.changes
+                .push((second, if self.prefill > 1 { Role::Prefill } else { Role::Decode }));
             assert!(self.prefill >= 1 && self.decode >= 1);
         }
         self
@@ -139,18 +156,27 @@ impl Wave {
 fn waves_that_last_are_followed_there_and_back_and_short_ones_are_not() {
     let cluster = || Wave { prefill: 1, decode: 3, queue: 0.0, changes: Vec::new() };
     // Ten minutes of prompts, ten of answers.
-    let slow = cluster().run(2400, |second| if second / 600 % 2 == 0 { (1.6, 6) } else { (0.3, 27) });
+    let slow =
+        cluster().run(2400, |second| if second / 600 % 2 == 0 { (1.6, 6) } else { (0.3, 27) });
     let roles: Vec<Role> = slow.changes.iter().map(|&(_, role)| role).collect();
-    assert_eq!(roles, [Role::Prefill, Role::Decode, Role::Prefill, Role::Decode], "{:?}", slow.changes);
+    assert_eq!(
+        roles,
+        [Role::Prefill, Role::Decode, Role::Prefill, Role::Decode],
+        "{:?}",
+        slow.changes
+    );
     for (change, wave) in slow.changes.iter().zip(0..) {
         assert!((wave * 600..wave * 600 + 60).contains(&change.0), "{:?}", slow.changes);
     }
     // Five seconds each: nothing stays for a window.
-    let quick = cluster().run(2400, |second| if second / 5 % 2 == 0 { (1.6, 6) } else { (0.3, 27) });
+    let quick =
+        cluster().run(2400, |second| if second / 5 % 2 == 0 { (1.6, 6) } else { (0.3, 27) });
     assert_eq!(quick.changes, []);
     // As much as is there, with noise around it.
-    let noise = |second: u32| f64::from(second.wrapping_mul(2_654_435_761) >> 16 & 0xff) / 255.0 - 0.5;
-    let level = cluster().run(3600, |second| (0.9 + noise(second), (20.0 + 10.0 * noise(second + 7)) as u32));
+    let noise =
+        |second: u32| f64::from(second.wrapping_mul(2_654_435_761) >> 16 & 0xff) / 255.0 - 0.5;
+    let level = cluster()
+        .run(3600, |second| (0.9 + noise(second), (20.0 + 10.0 * noise(second + 7)) as u32));
     assert!(level.changes.len() <= 1, "{:?}", level.changes);
     // More of both than there is: nobody can be spared.
     let flood = cluster().run(600, |_| (2.0, 60));

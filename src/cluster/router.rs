@@ -79,7 +79,8 @@ impl Router {
             kinds: Kinds::default(),
             next: 0,
             last: [None; 2],
-            prefixes: [(); 2].map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, ROUTER_PREFIX_BLOCKS_MAX)),
+            prefixes: [(); 2]
+                .map(|()| Prefixes::new(ROUTER_PREFIX_BLOCKS_MAX, ROUTER_PREFIX_BLOCKS_MAX)),
             forecast: Forecast::default(),
             cache: CacheTerms::default(),
             seed: 0,
@@ -152,7 +153,11 @@ impl Router {
 
     /// A worker has told what it is; what keeps it from the first of the other role that it does not fit. That mixed ones hand
     /// nothing over is as it should be.
-    pub fn introduced(&mut self, worker: WorkerNumber, kind: Kind) -> Option<(WorkerNumber, Difference)> {
+    pub fn introduced(
+        &mut self,
+        worker: WorkerNumber,
+        kind: Kind,
+    ) -> Option<(WorkerNumber, Difference)> {
         let place = self.place(worker)?;
         self.members[place].health.told();
         let kind = kind.with_entry_of(&self.members[place].kind);
@@ -161,7 +166,8 @@ impl Router {
             self.sort();
         }
         let one = &self.members[place];
-        let others = self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
+        let others =
+            self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
         let difference = |other: &Member| match one.kind.difference(&other.kind)? {
             Difference::Alone => None,
             difference => Some((other.number, difference)),
@@ -173,7 +179,8 @@ impl Router {
     /// fits one, or none is here.
     pub fn misfit(&self, worker: WorkerNumber) -> Option<(WorkerNumber, Difference)> {
         let one = self.member(worker)?;
-        let others = || self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
+        let others =
+            || self.members.iter().filter(|member| member.role != one.role && !member.is_leaving);
         if others().any(|other| self.fit(self.class(one), self.class(other))) {
             return None;
         }
@@ -264,10 +271,13 @@ impl Router {
             .into_iter()
             .flat_map(|role| self.usable(role).map(move |seat| (role, seat.number)))
             .filter(|(_, number)| !avoid.unwilling.contains(number));
-        let first = usable.min_by_key(|&(role, number)| (avoid.failed.contains(&number), role, number));
+        let first =
+            usable.min_by_key(|&(role, number)| (avoid.failed.contains(&number), role, number));
         first.map(|(_, number)| number).ok_or_else(|| {
-            let mut here =
-                [Role::Prefill, Role::Decode].into_iter().flat_map(|role| self.here(role)).peekable();
+            let mut here = [Role::Prefill, Role::Decode]
+                .into_iter()
+                .flat_map(|role| self.here(role))
+                .peekable();
             let is_unwilling = |member: &Member| avoid.unwilling.contains(&member.number);
             let may_come = here.peek().is_none() || !here.all(is_unwilling);
             NoWorker::Of { role: Role::Prefill, may_come }
@@ -284,7 +294,8 @@ impl Router {
 
     /// A worker has read what it was to: it generates.
     pub fn has_read(&mut self, booking: &mut Booking, now: Instant) {
-        let (unread, reading) = (std::mem::take(&mut booking.unread), std::mem::take(&mut booking.reading));
+        let (unread, reading) =
+            (std::mem::take(&mut booking.unread), std::mem::take(&mut booking.reading));
         if unread > 0 {
             self.change(booking.worker, |load| load.has_read(unread, reading, now));
         }
@@ -312,13 +323,17 @@ impl Router {
     /// The same while this worker is away.
     pub fn is_ready_without(&self, worker: WorkerNumber) -> bool {
         let others = |role| self.usable(role).filter(move |seat| seat.number != worker);
-        let fits = |prefill: &Seat| others(Role::Decode).any(|decode| self.fit(prefill.class, decode.class));
+        let fits = |prefill: &Seat| {
+            others(Role::Decode).any(|decode| self.fit(prefill.class, decode.class))
+        };
         others(Role::Prefill).any(fits) || others(Role::Decode).any(|decode| decode.reads_alone)
     }
 
     fn has_pair(&self) -> bool {
         let mut prefill = self.usable(Role::Prefill);
-        prefill.any(|prefill| self.usable(Role::Decode).any(|decode| self.fit(prefill.class, decode.class)))
+        prefill.any(|prefill| {
+            self.usable(Role::Decode).any(|decode| self.fit(prefill.class, decode.class))
+        })
     }
 
     /// The workers that are here, by number.

@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn who_has_all_computes_a_token() {
-        let work = Work { sequences: 1, samples: 1, tokens: 100, block: 50, blocks: Box::new([1, 2]) };
+        let work =
+            Work { sequences: 1, samples: 1, tokens: 100, block: 50, blocks: Box::new([1, 2]) };
         assert_eq!([work.missing(0), work.missing(1), work.missing(2)], [100, 50, 1]);
         assert_eq!(Work::of(1).missing(0), 0);
     }

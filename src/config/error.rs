@@ -81,14 +81,18 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ConfigError::Usage(error) => error.fmt(f),
-            ConfigError::Later { what, why } => write!(f, "{what} is not supported by this version: {why}"),
+            ConfigError::Later { what, why } => {
+                write!(f, "{what} is not supported by this version: {why}")
+            }
             ConfigError::Elsewhere { flag, command, others } => {
                 write!(f, "{flag} is no flag of baton {command}, but of baton {others}")
             }
             ConfigError::Value { flag, value, limit } => write!(f, "{flag} {value}: {limit}"),
             ConfigError::Conflict { flag, other, why } => write!(f, "{flag} and {other}: {why}"),
             ConfigError::Missing { flag, why } => write!(f, "{flag} is needed: {why}"),
-            ConfigError::File { flag, path, reason } => write!(f, "{flag} {}: {reason}", path.display()),
+            ConfigError::File { flag, path, reason } => {
+                write!(f, "{flag} {}: {reason}", path.display())
+            }
         }
     }
 }

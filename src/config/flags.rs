@@ -13,18 +13,22 @@ pub use bench::{BenchFlags, ShapeFlags, TransferBenchFlags};
 pub(super) use routing::{
     BreakerFlags, ForecastFlags, HealthFlags, RequestFlags, RetryFlags, RoutingFlags, ScrapeFlags,
 };
-pub use sim::{Engine, LoadFlags, PlaceFlags, SimCommand, SimFlags, SimFlow, SimTransfer, WorkloadFlags};
+pub use sim::{
+    Engine, LoadFlags, PlaceFlags, SimCommand, SimFlags, SimFlow, SimTransfer, WorkloadFlags,
+};
 
 use super::registry::RegistryAddress;
 use super::resolved::{
     DataThreads, DecodeAllocation, FirstToken, KvDtype, LoadFormat, LogFormat, LogLevel, Transfer,
 };
 use super::values::{
-    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer, parse_peer_timeout,
+    ByteSize, Cidr, CpuList, WorkerUrl, parse_advertised, parse_host, parse_peer,
+    parse_peer_timeout,
 };
 use crate::limits::{
-    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX,
-    REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX, WORKERS_MAX,
+    BOOTSTRAP_TIMEOUT, CHUNK_MS_MAX, CONTEXT_MAX, HTTP_BODY_DEFAULT, PAGE_SIZE_MAX,
+    QUEUED_REQUESTS_MAX, REQUEST_TIME_MAX, RESERVED_TOKENS, RUNNING_REQUESTS_MAX, THREADS_MAX,
+    WORKERS_MAX,
 };
 use clap::{Args, Parser, Subcommand, value_parser};
 use std::net::IpAddr;
@@ -328,7 +332,12 @@ pub(super) struct HandoffFlags {
     pub(super) transfer: Transfer,
     /// RDMA devices to use, as ibv_devices calls them [default: those with an active port on the NUMA node of this
     /// worker's CPUs, or all where none is; up to 4]
-    #[arg(long, alias = "disaggregation-ib-device", value_name = "NAME[,NAME]", value_delimiter = ',')]
+    #[arg(
+        long,
+        alias = "disaggregation-ib-device",
+        value_name = "NAME[,NAME]",
+        value_delimiter = ','
+    )]
     pub(super) rdma_devices: Vec<String>,
     /// Address that peers are told to dial; a prefill worker may have a name, which stands for the address
     /// that its registry is reached by [default: --host; where that is every address, the one they already

@@ -16,7 +16,8 @@ const NO_CLIENT_CERTIFICATES: &str =
 const WORKERS_TOKENISE: &str = "the workers tokenise";
 const NO_PARSERS: &str = "there are no tools and no parsers of reasoning yet";
 const NO_HISTORY: &str = "nothing is kept of conversations";
-const CHANGES: &str = "who changes the set of workers proves to know the cluster key, see --cluster-key-file";
+const CHANGES: &str =
+    "who changes the set of workers proves to know the cluster key, see --cluster-key-file";
 const OWN_TEXTS: &str = "tokenizer and chat template are MODEL's own";
 
 /// (flag or command, why not, or what instead).
@@ -103,9 +104,15 @@ const NAMES: &[(&str, &str)] = &[
         "--shutdown-grace-period-secs",
         "what runs is finished, however long it takes; a second signal ends it at once",
     ),
-    ("--cors-allowed-origins", "pages of other origins are not served; put a proxy before the port"),
+    (
+        "--cors-allowed-origins",
+        "pages of other origins are not served; put a proxy before the port",
+    ),
     ("--rate-limit-tokens-per-second", "use --max-concurrent-requests"),
-    ("--disable-health-check", "who is not known to be well is not used; use --health-check-interval-secs"),
+    (
+        "--disable-health-check",
+        "who is not known to be well is not used; use --health-check-interval-secs",
+    ),
     ("--tokenizer-cache-enable-l0", WORKERS_TOKENISE),
     ("--tokenizer-cache-l0-max-entries", WORKERS_TOKENISE),
     ("--tokenizer-cache-enable-l1", WORKERS_TOKENISE),
@@ -170,7 +177,8 @@ pub fn explain(error: &clap::Error) -> Option<ConfigError> {
             let flag = text(ContextKind::InvalidArg)?.split(' ').next()?;
             let value = text(ContextKind::InvalidValue)?;
             let is_policy = flag.ends_with("policy") && LATER_POLICIES.contains(&value);
-            let known = VALUES.iter().find(|(f, v, _)| *f == flag && *v == value).map(|(.., why)| *why);
+            let known =
+                VALUES.iter().find(|(f, v, _)| *f == flag && *v == value).map(|(.., why)| *why);
             let why = known.or(is_policy.then_some(POLICIES))?;
             Some(ConfigError::Later { what: format!("{flag} {value}"), why })
         }
@@ -179,21 +187,32 @@ pub fn explain(error: &clap::Error) -> Option<ConfigError> {
 }
 
 /// What to say of a flag that the command of these words does not have and others do.
-pub fn elsewhere(error: &clap::Error, cli: &clap::Command, words: [&str; 2]) -> Option<ConfigError> {
+pub fn elsewhere(
+    error: &clap::Error,
+    cli: &clap::Command,
+    words: [&str; 2],
+) -> Option<ConfigError> {
     let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return None };
     let name = flag.strip_prefix("--").filter(|_| error.kind() == ErrorKind::UnknownArgument)?;
-    let is_it =
-        |arg: &clap::Arg| arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name));
+    let is_it = |arg: &clap::Arg| {
+        arg.get_long_and_visible_aliases().is_some_and(|names| names.contains(&name))
+    };
     let has = |command: &clap::Command| command.get_arguments().any(is_it);
     let typed = cli.find_subcommand(words[0])?;
-    let inner = typed.find_subcommand(words[1]).map(|inner| format!("{} {}", words[0], inner.get_name()));
+    let inner =
+        typed.find_subcommand(words[1]).map(|inner| format!("{} {}", words[0], inner.get_name()));
     let typed = inner.unwrap_or_else(|| words[0].to_owned());
-    let mut others: Vec<String> =
-        cli.get_subcommands().filter(|outer| has(outer)).map(|outer| outer.get_name().to_owned()).collect();
+    let mut others: Vec<String> = cli
+        .get_subcommands()
+        .filter(|outer| has(outer))
+        .map(|outer| outer.get_name().to_owned())
+        .collect();
     if others.is_empty() {
         let inner = |outer: &clap::Command| {
             let inner = outer.get_subcommands().filter(|inner| has(inner));
-            inner.map(|inner| format!("{} {}", outer.get_name(), inner.get_name())).collect::<Vec<_>>()
+            inner
+                .map(|inner| format!("{} {}", outer.get_name(), inner.get_name()))
+                .collect::<Vec<_>>()
         };
         others.extend(cli.get_subcommands().flat_map(inner));
     }
@@ -245,14 +264,18 @@ mod tests {
         let commands = [&["serve", "m"][..], &["prefill", "m"], &["decode", "m"], &["router"]];
         let all = NAMES.iter().map(|name| (name, &commands[..]));
         // A router has these.
-        for ((name, why), commands) in all.chain(ROUTERS.iter().map(|name| (name, &commands[..3]))) {
+        for ((name, why), commands) in all.chain(ROUTERS.iter().map(|name| (name, &commands[..3])))
+        {
             for command in commands {
                 let line: Vec<&str> = match name.starts_with('-') {
                     true => [&["baton"], *command, &[name]].concat(),
                     false => vec!["baton", name],
                 };
                 let error = parse(&line, &here).unwrap_err();
-                assert_eq!(error.to_string(), format!("{name} is not supported by this version: {why}"));
+                assert_eq!(
+                    error.to_string(),
+                    format!("{name} is not supported by this version: {why}")
+                );
             }
         }
     }

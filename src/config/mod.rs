@@ -77,15 +77,20 @@ impl Surroundings {
 }
 
 /// Where the commands listen unless told otherwise.
-const PORTS: [(&str, u16); 4] =
-    [("serve", FRONT_PORT), ("prefill", PREFILL_PORT), ("decode", DECODE_PORT), ("router", FRONT_PORT)];
+const PORTS: [(&str, u16); 4] = [
+    ("serve", FRONT_PORT),
+    ("prefill", PREFILL_PORT),
+    ("decode", DECODE_PORT),
+    ("router", FRONT_PORT),
+];
 
 /// What clap is to take: the flags, and what of their help differs between commands that share them.
 fn command_line() -> clap::Command {
-    let cli = PORTS.into_iter().fold(<Cli as clap::CommandFactory>::command(), |cli, (command, port)| {
-        let help = format!("Port of the HTTP interface; 0 takes a free one [default: {port}]");
-        cli.mut_subcommand(command, |command| command.mut_arg("port", |arg| arg.help(help)))
-    });
+    let cli =
+        PORTS.into_iter().fold(<Cli as clap::CommandFactory>::command(), |cli, (command, port)| {
+            let help = format!("Port of the HTTP interface; 0 takes a free one [default: {port}]");
+            cli.mut_subcommand(command, |command| command.mut_arg("port", |arg| arg.help(help)))
+        });
     takes_negatives(cli)
 }
 
@@ -104,10 +109,11 @@ pub fn parse(
     surroundings: &Surroundings,
 ) -> Result<Invocation, ConfigError> {
     let arguments: Vec<OsString> = arguments.into_iter().map(Into::into).collect();
-    let words =
-        [1, 2].map(|at| arguments.get(at).and_then(|word: &OsString| word.to_str()).unwrap_or_default());
+    let words = [1, 2]
+        .map(|at| arguments.get(at).and_then(|word: &OsString| word.to_str()).unwrap_or_default());
     let explain = |error| {
-        let known = later::explain(&error).or_else(|| later::elsewhere(&error, &command_line(), words));
+        let known =
+            later::explain(&error).or_else(|| later::elsewhere(&error, &command_line(), words));
         known.unwrap_or(ConfigError::Usage(error))
     };
     let matches = command_line().try_get_matches_from(&arguments).map_err(explain)?;
@@ -118,7 +124,8 @@ pub fn parse(
 
 /// What is typed beside `bench transfer --listen`, not what is a default, would have no effect.
 fn listens_alone(matches: &ArgMatches) -> Result<(), ConfigError> {
-    let bench = matches.subcommand_matches("bench").and_then(|bench| bench.subcommand_matches("transfer"));
+    let bench =
+        matches.subcommand_matches("bench").and_then(|bench| bench.subcommand_matches("transfer"));
     let Some((bench, address)) =
         bench.and_then(|bench| Some((bench, bench.get_one::<SocketAddr>("listen")?)))
     else {
@@ -131,7 +138,8 @@ fn listens_alone(matches: &ArgMatches) -> Result<(), ConfigError> {
         None => Ok(()),
         Some(other) => {
             let other = other.replace('_', "-");
-            let limit = format!("not with --{other}, as who connects says what is measured and how");
+            let limit =
+                format!("not with --{other}, as who connects says what is measured and how");
             Err(ConfigError::Value { flag: "--listen", value: address.to_string(), limit })
         }
     }

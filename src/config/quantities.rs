@@ -29,7 +29,8 @@ pub fn coefficients(
     default: [f64; 4],
     most: u32,
 ) -> Result<[f64; 4], ConfigError> {
-    const FORM: &str = "three or four numbers that are finite: A,B,C or A,B,C,D, as --help has them";
+    const FORM: &str =
+        "three or four numbers that are finite: A,B,C or A,B,C,D, as --help has them";
     let typed = || given.iter().map(f64::to_string).collect::<Vec<_>>().join(",");
     let numbers = match *given {
         [] => return Ok(default),
@@ -42,12 +43,14 @@ pub fn coefficients(
     }
     let [a, b, _, d] = numbers;
     let most = f64::from(most);
-    let are_times = numbers[..3].iter().all(|&number| number >= 0.0) && a + b * most + d * most * most >= 0.0;
+    let are_times =
+        numbers[..3].iter().all(|&number| number >= 0.0) && a + b * most + d * most * most >= 0.0;
     match are_times {
         true => Ok(numbers),
         false => {
-            let limit =
-                format!("a step of up to {most} tokens must not take less than 0 ms, by A, B, C or D");
+            let limit = format!(
+                "a step of up to {most} tokens must not take less than 0 ms, by A, B, C or D"
+            );
             Err(value(flag, typed(), limit))
         }
     }

@@ -52,7 +52,9 @@ impl fmt::Display for RegistryAddress {
         let urls: Vec<String> = urls.iter().map(WorkerUrl::to_string).collect();
         match self {
             RegistryAddress::Routers(_) => f.write_str(&urls.join(",")),
-            RegistryAddress::Etcd(_) => write!(f, "etcd://{}", urls.join(",").replace("http://", "")),
+            RegistryAddress::Etcd(_) => {
+                write!(f, "etcd://{}", urls.join(",").replace("http://", ""))
+            }
         }
     }
 }
@@ -69,15 +71,23 @@ mod tests {
 
     #[test]
     fn routers_may_have_a_scheme_each_and_etcd_has_one_for_all() {
-        for text in ["http://a:1", "http://a:1,https://[fd00::1]:2", "etcd://a:2379", "etcd://a:1,10.0.0.1:2"]
-        {
-            assert_eq!(text.parse::<RegistryAddress>().map(|found| found.to_string()).as_deref(), Ok(text));
+        for text in [
+            "http://a:1",
+            "http://a:1,https://[fd00::1]:2",
+            "etcd://a:2379",
+            "etcd://a:1,10.0.0.1:2",
+        ] {
+            assert_eq!(
+                text.parse::<RegistryAddress>().map(|found| found.to_string()).as_deref(),
+                Ok(text)
+            );
         }
         for text in ["a:1,b:2", "http://a:1,b:2", "a:1,http://b:2,a:1"] {
             let found = text.parse::<RegistryAddress>().map(|found| found.to_string());
             assert_eq!(found.as_deref(), Ok("http://a:1,http://b:2"), "{text}");
         }
-        let etcd = "etcd://a,[fd00::1],b:1".parse::<RegistryAddress>().map(|found| found.to_string());
+        let etcd =
+            "etcd://a,[fd00::1],b:1".parse::<RegistryAddress>().map(|found| found.to_string());
         assert_eq!(etcd.as_deref(), Ok("etcd://a:2379,[fd00::1]:2379,b:1"));
         for text in [
             "",

@@ -10,9 +10,9 @@ use super::flags::{
 };
 use super::registry::RegistryAddress;
 use super::resolved::{
-    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DrainConfig, FrontConfig, HandoffConfig,
-    KvConfig, LogConfig, ModelConfig, NO_NAMES, PartConfig, RetractionConfig, ServeConfig, Transfer,
-    WorkerConfig, WorkerLayout,
+    BOOTSTRAP_PORT, ChunkConfig, Command, CoreConfig, DataThreads, DrainConfig, FrontConfig,
+    HandoffConfig, KvConfig, LogConfig, ModelConfig, NO_NAMES, PartConfig, RetractionConfig,
+    ServeConfig, Transfer, WorkerConfig, WorkerLayout,
 };
 use super::secret::{Secret, read_api_keys, read_cluster_key};
 use super::values::{ByteSize, Cidr, WorkerUrl, parse_host};
@@ -75,7 +75,8 @@ pub fn resolve(cli: Cli, surroundings: &Surroundings) -> Result<Invocation, Conf
         }
     };
     if print {
-        let json = serde_json::to_string_pretty(&command).expect("a configuration has only string keys");
+        let json =
+            serde_json::to_string_pretty(&command).expect("a configuration has only string keys");
         return Ok(Invocation::Print(json));
     }
     Ok(Invocation::Run { command: Box::new(command), warnings: resolver.warnings })
@@ -91,18 +92,35 @@ impl Resolver<'_> {
         let (mut worker, layout) = (self.worker(flags.worker, FRONT_PORT)?, layout(&flags.layout)?);
         let fake = matches!(layout, WorkerLayout::Split { transfer: Transfer::Fake, .. });
         worker.kv.prefix_cache &= !fake;
-        let (chunks, retraction) = (chunks(&flags.prefill)?, retraction(&flags.retraction, &worker.kv)?);
+        let (chunks, retraction) =
+            (chunks(&flags.prefill)?, retraction(&flags.retraction, &worker.kv)?);
         Ok(ServeConfig { worker, layout, chunks, retraction, log: self.log(&flags.process)? })
     }
 
     fn prefill(&mut self, flags: PrefillFlags) -> Result<PartConfig, ConfigError> {
-        let PrefillFlags { worker, prefill, retraction, handoff, source, destination, process } = flags;
-        self.part(Role::Prefill, worker, (prefill, retraction), handoff, (source, destination), &process)
+        let PrefillFlags { worker, prefill, retraction, handoff, source, destination, process } =
+            flags;
+        self.part(
+            Role::Prefill,
+            worker,
+            (prefill, retraction),
+            handoff,
+            (source, destination),
+            &process,
+        )
     }
 
     fn decode(&mut self, flags: DecodeFlags) -> Result<PartConfig, ConfigError> {
-        let DecodeFlags { worker, recompute, retraction, handoff, source, destination, process } = flags;
-        self.part(Role::Decode, worker, (recompute, retraction), handoff, (source, destination), &process)
+        let DecodeFlags { worker, recompute, retraction, handoff, source, destination, process } =
+            flags;
+        self.part(
+            Role::Decode,
+            worker,
+            (recompute, retraction),
+            handoff,
+            (source, destination),
+            &process,
+        )
     }
 
     /// A worker of a cluster that begins in this role.
@@ -118,9 +136,14 @@ impl Resolver<'_> {
         let (host, transfer) = (worker.front.host, handoff.transfer);
         let is_decode = role == Role::Decode;
         let listens_for_peers = !is_decode || transfer.takes_tcp();
-        let name = handoff.advertise_host.as_ref().filter(|name| is_decode && parse_host(name).is_err());
+        let name =
+            handoff.advertise_host.as_ref().filter(|name| is_decode && parse_host(name).is_err());
         if let Some(name) = name {
-            return Err(value("--advertise-host", name, format!("must be an IP address: {NO_NAMES}")));
+            return Err(value(
+                "--advertise-host",
+                name,
+                format!("must be an IP address: {NO_NAMES}"),
+            ));
         }
         let mut bootstrap_allow = destination.bootstrap_allow;
         if bootstrap_allow.is_empty() {
@@ -163,7 +186,8 @@ impl Resolver<'_> {
     }
 
     fn drain(&mut self, flags: DrainFlags) -> Result<DrainConfig, ConfigError> {
-        let keys = flags.api_key_file.map(|path| read_api_keys(&path, &mut self.warnings)).transpose()?;
+        let keys =
+            flags.api_key_file.map(|path| read_api_keys(&path, &mut self.warnings)).transpose()?;
         let api_key = keys.and_then(|keys| keys.into_iter().next());
         vouched("URL", [&flags.url], flags.tls_ca_file.as_deref())?;
         Ok(DrainConfig { url: flags.url, tls_ca: flags.tls_ca_file, api_key, wait: flags.wait })
@@ -201,16 +225,29 @@ impl Resolver<'_> {
             None => Vec::new(),
         };
         if !flags.host.is_loopback() && api_keys.is_empty() {
-            self.warnings
-                .push(format!("--host {}: anyone who reaches it is served; see --api-key-file", flags.host));
+            self.warnings.push(format!(
+                "--host {}: anyone who reaches it is served; see --api-key-file",
+                flags.host
+            ));
         }
         let size = flags.max_payload_size;
-        let body_max = usize::try_from(size.0).ok().filter(|bytes| (1..=HTTP_BODY_MAX).contains(bytes));
+        let body_max =
+            usize::try_from(size.0).ok().filter(|bytes| (1..=HTTP_BODY_MAX).contains(bytes));
         let body_max = body_max.ok_or_else(|| {
-            value("--max-payload-size", size, format!("must be 1 byte to {}", ByteSize(HTTP_BODY_MAX as u64)))
+            value(
+                "--max-payload-size",
+                size,
+                format!("must be 1 byte to {}", ByteSize(HTTP_BODY_MAX as u64)),
+            )
         })?;
         let tls = flags.tls_cert_file.zip(flags.tls_key_file);
-        Ok(FrontConfig { host: flags.host, port: flags.port.unwrap_or(port), api_keys, tls, body_max })
+        Ok(FrontConfig {
+            host: flags.host,
+            port: flags.port.unwrap_or(port),
+            api_keys,
+            tls,
+            body_max,
+        })
     }
 
     fn cores(&mut self, flags: CoreFlags) -> Result<CoreConfig, ConfigError> {
@@ -224,14 +261,19 @@ impl Resolver<'_> {
         let usable = cpus.len().min(self.surroundings.parallelism).max(1);
         let threads = flags.threads.map_or(usable, |threads| threads as usize);
         if threads > usable {
-            self.warnings
-                .push(format!("--threads {threads}: only {usable} can run at once here; more are slower"));
+            self.warnings.push(format!(
+                "--threads {threads}: only {usable} can run at once here; more are slower"
+            ));
         }
         Ok(CoreConfig { cpus, cpus_are_chosen, threads, busy_poll: flags.busy_poll })
     }
 
     /// The keys in these files, unless nothing is to be proven.
-    fn cluster_keys(&mut self, files: &[PathBuf], insecure: bool) -> Result<Vec<Secret>, ConfigError> {
+    fn cluster_keys(
+        &mut self,
+        files: &[PathBuf],
+        insecure: bool,
+    ) -> Result<Vec<Secret>, ConfigError> {
         if files.len() > CLUSTER_KEYS_MAX {
             let limit = format!("at most {CLUSTER_KEYS_MAX}");
             return Err(value("--cluster-key-file", format!("given {} times", files.len()), limit));
@@ -263,7 +305,9 @@ impl Resolver<'_> {
         if flags.registry.is_some() && flags.advertise_host.is_none() && named.is_none() {
             return Err(ConfigError::Missing {
                 flag: "--advertise-host",
-                why: format!("--registry tells others where this worker is, and --host {host} does not say"),
+                why: format!(
+                    "--registry tells others where this worker is, and --host {host} does not say"
+                ),
             });
         }
         if let Some(RegistryAddress::Routers(urls)) = &flags.registry {
@@ -282,7 +326,11 @@ impl Resolver<'_> {
         })
     }
 
-    fn rdma_devices(&self, names: Vec<String>, transfer: Transfer) -> Result<Vec<String>, ConfigError> {
+    fn rdma_devices(
+        &self,
+        names: Vec<String>,
+        transfer: Transfer,
+    ) -> Result<Vec<String>, ConfigError> {
         let given = || names.join(",");
         if !names.is_empty() && !transfer.takes_rdma() {
             return Err(value("--rdma-devices", given(), ONLY_RDMA));
@@ -297,9 +345,9 @@ impl Resolver<'_> {
     fn log(&self, flags: &ProcessFlags) -> Result<LogConfig, ConfigError> {
         let level = match (flags.log_level, &self.surroundings.log_level) {
             (Some(level), _) => level,
-            (None, Some(name)) if !name.is_empty() => name
-                .parse()
-                .map_err(|_| value("BATON_LOG", name, "must be error, warn, info, debug or trace"))?,
+            (None, Some(name)) if !name.is_empty() => name.parse().map_err(|_| {
+                value("BATON_LOG", name, "must be error, warn, info, debug or trace")
+            })?,
             (None, _) => Default::default(),
         };
         Ok(LogConfig { level, format: flags.log_format })
@@ -343,14 +391,18 @@ fn default_names(path: &Path) -> Vec<String> {
     let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
     let name = if is_gguf { path.file_stem() } else { path.file_name() };
     let typed = path.to_string_lossy().into_owned();
-    let mut names: Vec<String> = name.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    let mut names: Vec<String> =
+        name.iter().map(|name| name.to_string_lossy().into_owned()).collect();
     if !names.contains(&typed) {
         names.push(typed);
     }
     names
 }
 
-fn data_threads(typed: Option<DataThreads>, transfer: Transfer) -> Result<DataThreads, ConfigError> {
+fn data_threads(
+    typed: Option<DataThreads>,
+    transfer: Transfer,
+) -> Result<DataThreads, ConfigError> {
     match typed {
         Some(typed) if !transfer.takes_rdma() => Err(value("--data-threads", typed, ONLY_RDMA)),
         typed => Ok(typed.unwrap_or_default()),
@@ -400,7 +452,11 @@ fn chunks(flags: &ChunkFlags) -> Result<ChunkConfig, ConfigError> {
         let limit = format!("must not exceed --max-prefill-tokens {max}");
         return Err(value("--chunked-prefill-size", chunk, limit));
     }
-    Ok(ChunkConfig { max_prefill_tokens: max, chunked_prefill_size: chunk, chunk_ms: flags.chunk_ms })
+    Ok(ChunkConfig {
+        max_prefill_tokens: max,
+        chunked_prefill_size: chunk,
+        chunk_ms: flags.chunk_ms,
+    })
 }
 
 fn retraction(flags: &RetractionFlags, kv: &KvConfig) -> Result<RetractionConfig, ConfigError> {
@@ -415,7 +471,9 @@ fn retraction(flags: &RetractionFlags, kv: &KvConfig) -> Result<RetractionConfig
 
 fn distinct_ports(ports: &[(&'static str, u16)]) -> Result<(), ConfigError> {
     for (index, (flag, port)) in ports.iter().enumerate() {
-        if let Some((other, _)) = ports[..index].iter().find(|(_, taken)| taken == port && *port != 0) {
+        if let Some((other, _)) =
+            ports[..index].iter().find(|(_, taken)| taken == port && *port != 0)
+        {
             return Err(value(flag, port, format!("is also {other}")));
         }
     }

@@ -38,7 +38,14 @@ impl TestFile {
         let path = std::env::temp_dir().join(format!("baton-config-{}-{name}", std::process::id()));
         let _ = std::fs::remove_file(&path);
         let mut options = std::fs::OpenOptions::new();
-        options.write(true).create_new(true).mode(mode).open(&path).unwrap().write_all(bytes).unwrap();
+        options
+            .write(true)
+            .create_new(true)
+            .mode(mode)
+            .open(&path)
+            .unwrap()
+            .write_all(bytes)
+            .unwrap();
         TestFile(path)
     }
 
@@ -78,7 +85,8 @@ fn serve_has_a_default_for_everything() {
 fn names_of_directories() {
     let (Command::Serve(config), _) = run("serve models/SmolLM2-1.7B/") else { panic!() };
     assert_eq!(config.worker.model.served_names, ["SmolLM2-1.7B", "models/SmolLM2-1.7B/"]);
-    let (Command::Serve(config), _) = run("serve m --served-model-name a --served-model-name b") else {
+    let (Command::Serve(config), _) = run("serve m --served-model-name a --served-model-name b")
+    else {
         panic!()
     };
     assert_eq!(config.worker.model.served_names, ["a", "b"]);
@@ -99,11 +107,15 @@ fn a_pair_on_one_host_needs_no_port() {
 fn either_command_takes_what_both_roles_need() {
     let line = "--bootstrap-port 9000 --control-port 9001 --data-port 9002 --bootstrap-allow 10.0.0.0/8 --swap-memory 0";
     for command in ["prefill", "decode"] {
-        let (Command::Prefill(config) | Command::Decode(config), _) = run(&format!("{command} m {line}"))
+        let (Command::Prefill(config) | Command::Decode(config), _) =
+            run(&format!("{command} m {line}"))
         else {
             panic!()
         };
-        assert_eq!((config.bootstrap_port, config.control_port, config.data_port), (9000, 9001, 9002));
+        assert_eq!(
+            (config.bootstrap_port, config.control_port, config.data_port),
+            (9000, 9001, 9002)
+        );
         assert_eq!(Role::ALL.map(|role| config.may_be(role)), [const { Ok(()) }; 3]);
         assert!(config.bootstrap_allow.len() == 1 && config.retraction.memory.0 == 0);
     }
@@ -134,14 +146,19 @@ fn memory_for_retracted_requests_follows_the_pool() {
     assert_eq!(of(line), (0, 0));
     for size in ["100TiB", "5"] {
         let error = refusal(&format!("serve m --swap-memory {size}"));
-        assert!(error.contains("must be 0, or 1MiB to 64TiB; a number without a unit is bytes"), "{error}");
+        assert!(
+            error.contains("must be 0, or 1MiB to 64TiB; a number without a unit is bytes"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn chunk_bounds_follow_each_other() {
     let chunks = |line: &str| match run(line).0 {
-        Command::Serve(config) => (config.chunks.max_prefill_tokens, config.chunks.chunked_prefill_size),
+        Command::Serve(config) => {
+            (config.chunks.max_prefill_tokens, config.chunks.chunked_prefill_size)
+        }
         _ => panic!(),
     };
     assert_eq!(chunks("serve m"), (16384, 2048));
@@ -176,7 +193,10 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("serve m --kv-memory 1KiB", &["--kv-memory 1KiB", "1MiB", "64TiB"]),
         ("serve m --kv-memory 2XB", &["2XB", "--kv-memory", "2GiB"]),
         ("serve m --max-running-requests 0", &["0", "--max-running-requests", "1..=4096"]),
-        ("serve m --chunked-prefill-size 32 --max-prefill-tokens 16", &["--chunked-prefill-size 32", "16"]),
+        (
+            "serve m --chunked-prefill-size 32 --max-prefill-tokens 16",
+            &["--chunked-prefill-size 32", "16"],
+        ),
         ("serve m --cpus 2-5", &["--cpus 4", "0-3"]),
         ("serve m --mixed --prefill-workers 2", &["--mixed", "--prefill-workers"]),
         ("serve m --mixed --transfer shm", &["--mixed", "--transfer"]),
@@ -191,8 +211,14 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("decode m --host 10.0.0.1", &["--cluster-key-file or --insecure", "10.0.0.1"]),
         ("decode m --cluster-key-file /k --insecure", &["--cluster-key-file", "--insecure"]),
         ("decode m --cluster-key-file /nowhere", &["--cluster-key-file /nowhere", "No such file"]),
-        ("decode m --bootstrap-allow 10.0.0.0/99", &["10.0.0.0/99", "--bootstrap-allow", "32 bits"]),
-        ("prefill m --host 0.0.0.0 --insecure --registry http://a:1", &["--advertise-host", "0.0.0.0"]),
+        (
+            "decode m --bootstrap-allow 10.0.0.0/99",
+            &["10.0.0.0/99", "--bootstrap-allow", "32 bits"],
+        ),
+        (
+            "prefill m --host 0.0.0.0 --insecure --registry http://a:1",
+            &["--advertise-host", "0.0.0.0"],
+        ),
         ("decode m --registry ftp://a:1", &["ftp://a:1", "--registry", "etcd://HOST[:PORT]"]),
         ("decode m --peer-timeout 0.4", &["0.4", "--peer-timeout", "0.5 to 60"]),
         ("router --registry http://a:1", &["--registry http://a:1", "etcd://"]),
@@ -202,13 +228,22 @@ fn what_is_wrong_is_named_with_its_value_and_limit() {
         ("router --min-decode 2", &["--rebalance"]),
         ("router --prefill 9000 --decode http://c:3", &["--prefill 9000", "before"]),
         ("router --prefill http://a:1 99999 --decode http://c:3", &["--prefill 99999", "65535"]),
-        ("router --prefill https://a:1 --decode http://c:3", &["--tls-ca-file", "--prefill https://a:1"]),
+        (
+            "router --prefill https://a:1 --decode http://c:3",
+            &["--tls-ca-file", "--prefill https://a:1"],
+        ),
         ("router --decode https://a:1", &["--tls-ca-file", "--decode https://a:1"]),
         ("prefill m --registry https://a:1", &["--tls-ca-file", "--registry https://a:1"]),
         ("drain https://a:1", &["--tls-ca-file", "https://a:1"]),
-        ("router --prefill http://a:1 --prefill http://a:1/ --decode http://c:3", &["http://a:1", "twice"]),
+        (
+            "router --prefill http://a:1 --prefill http://a:1/ --decode http://c:3",
+            &["http://a:1", "twice"],
+        ),
         ("router --prefill http://a:1 --decode http://a:1", &["--decode http://a:1", "--prefill"]),
-        ("router --tls-ca-file c --decode http://a:1 --decode https://a:1", &["https://a:1", "twice"]),
+        (
+            "router --tls-ca-file c --decode http://a:1 --decode https://a:1",
+            &["https://a:1", "twice"],
+        ),
         ("serve m --log-level loud", &["loud", "--log-level"]),
     ] {
         let message = refusal(line);
@@ -283,14 +318,16 @@ fn ports_for_peers_beyond_loopback() {
 fn keys_are_read_and_never_shown() {
     let keys = TestFile::new("api-keys", b"# staff\nsk-open-sesame \n\nsk-second\n", 0o644);
     let cluster = TestFile::new("cluster", b"an-unguessable-cluster-key-of-32b", 0o600);
-    let line = format!("decode m --api-key-file {} --cluster-key-file {}", keys.name(), cluster.name());
+    let line =
+        format!("decode m --api-key-file {} --cluster-key-file {}", keys.name(), cluster.name());
     let (command, warnings) = run(&line);
     let Command::Decode(config) = &command else { panic!() };
     let found: Vec<_> = config.worker.front.api_keys.iter().map(|key| key.bytes()).collect();
     assert_eq!(found, [&b"sk-open-sesame"[..], b"sk-second"]);
     assert!(warnings[0].contains("chmod 600"), "others may read it: {warnings:?}");
 
-    let Ok(Invocation::Print(json)) = parse(words(&format!("{line} --print-config")), &machine()) else {
+    let Ok(Invocation::Print(json)) = parse(words(&format!("{line} --print-config")), &machine())
+    else {
         panic!()
     };
     for shown in [format!("{command:?}"), json] {
@@ -303,8 +340,7 @@ fn keys_are_read_and_never_shown() {
 
 #[test]
 fn print_config_is_json_of_all_that_was_decided() {
-    let line =
-        "decode m --kv-memory 2GiB --transfer fake --bootstrap-allow 10.0.0.0/8,fd00::/8 --print-config";
+    let line = "decode m --kv-memory 2GiB --transfer fake --bootstrap-allow 10.0.0.0/8,fd00::/8 --print-config";
     let Ok(Invocation::Print(json)) = parse(words(line), &machine()) else { panic!() };
     let config: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(config["command"], "decode");
@@ -364,7 +400,10 @@ fn only_workers_of_a_cluster_post_over_rdma() {
     // It may become a prefill worker.
     assert_eq!(threads("decode m --data-threads split"), DataThreads::Split);
     let refused = refusal("serve m --data-threads split");
-    assert_eq!(refused, "--data-threads is no flag of baton serve, but of baton prefill and baton decode");
+    assert_eq!(
+        refused,
+        "--data-threads is no flag of baton serve, but of baton prefill and baton decode"
+    );
 }
 
 #[test]
@@ -392,7 +431,8 @@ fn who_listens_for_a_bench_takes_no_flag_of_rows() {
         assert!(named, "{said}");
     }
     for flags in ["", "--until-eof"] {
-        let taken = parse(words(&format!("bench transfer --listen 127.0.0.1:7000 {flags}")), &machine());
+        let taken =
+            parse(words(&format!("bench transfer --listen 127.0.0.1:7000 {flags}")), &machine());
         assert!(matches!(taken, Ok(Invocation::BenchTransfer(_))), "{taken:?}");
     }
 }
@@ -402,7 +442,10 @@ fn what_shapes_a_case_of_one_s_own_goes_with_no_other() {
     for flag in ["--pages 8", "--layers 3", "--item-bytes 4096", "--kv-heads 2", "--fragmented"] {
         let said = refusal(&format!("bench transfer --case tiny-2k {flag}"));
         let name = flag.split(' ').next().unwrap();
-        assert!(said.contains(name) && said.contains("--case") && said.contains("cannot be used"), "{said}");
+        assert!(
+            said.contains(name) && said.contains("--case") && said.contains("cannot be used"),
+            "{said}"
+        );
     }
 }
 
@@ -430,7 +473,11 @@ fn a_limit_that_no_step_keeps_is_warned_of() {
         let costs = "--prefill-ms 1,0.1,0 --decode-ms 5,0,0";
         run(&format!("router --policy slo {costs} --slo-tpot-ms {ms}")).1
     };
-    assert!(warned("5")[0].contains("--slo-tpot-ms 5: a step takes 5 ms (--decode-ms)"), "{:?}", warned("5"));
+    assert!(
+        warned("5")[0].contains("--slo-tpot-ms 5: a step takes 5 ms (--decode-ms)"),
+        "{:?}",
+        warned("5")
+    );
     assert_eq!(warned("5.1"), [""; 0]);
     let (_, unfounded) = run("router --policy conditional --decode-ms 5,0,0");
     assert!(unfounded[0].contains("without --prefill-ms"), "{unfounded:?}");

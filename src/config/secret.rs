@@ -47,7 +47,11 @@ impl fmt::Debug for Secret {
 
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&format_args!("{} bytes from {}", self.bytes.len(), self.source.display()))
+        serializer.collect_str(&format_args!(
+            "{} bytes from {}",
+            self.bytes.len(),
+            self.source.display()
+        ))
     }
 }
 
@@ -56,8 +60,10 @@ pub fn read_cluster_key(path: &Path, warnings: &mut Vec<String>) -> Result<Secre
     const FLAG: &str = "--cluster-key-file";
     let bytes = read(FLAG, path, CLUSTER_KEY_MAX, warnings)?;
     if bytes.len() < CLUSTER_KEY_MIN {
-        let reason =
-            format!("holds {} bytes; a cluster key has at least {CLUSTER_KEY_MIN} random bytes", bytes.len());
+        let reason = format!(
+            "holds {} bytes; a cluster key has at least {CLUSTER_KEY_MIN} random bytes",
+            bytes.len()
+        );
         return Err(ConfigError::File { flag: FLAG, path: path.into(), reason });
     }
     Ok(Secret { bytes, source: path.into() })
@@ -92,7 +98,10 @@ fn read(
     let file = File::open(path).map_err(|error| refused(error.to_string()))?;
     let metadata = file.metadata().map_err(|error| refused(error.to_string()))?;
     if metadata.is_file() && metadata.permissions().mode() & 0o007 != 0 {
-        warnings.push(format!("{flag} {}: others on this host may read it; chmod 600 it", path.display()));
+        warnings.push(format!(
+            "{flag} {}: others on this host may read it; chmod 600 it",
+            path.display()
+        ));
     }
     let mut bytes = Vec::new();
     let limit = bytes_max as u64 + 1;

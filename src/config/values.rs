@@ -32,9 +32,15 @@ impl FromStr for ByteSize {
         let bytes = match number.split_once('.') {
             None => number.parse::<u64>().ok().and_then(|whole| whole.checked_mul(scale)),
             // A fraction of a unit; 53 bits of it are more than anybody types.
-            Some(_) => number.parse::<f64>().ok().map(|parts| parts * scale as f64).map(|bytes| bytes as u64),
+            Some(_) => number
+                .parse::<f64>()
+                .ok()
+                .map(|parts| parts * scale as f64)
+                .map(|bytes| bytes as u64),
         };
-        bytes.map(ByteSize).ok_or_else(|| "a size is a number and a unit, such as 2GiB or 512MiB".into())
+        bytes
+            .map(ByteSize)
+            .ok_or_else(|| "a size is a number and a unit, such as 2GiB or 512MiB".into())
     }
 }
 
@@ -91,7 +97,8 @@ pub fn parse_peer_timeout(text: &str) -> Result<Duration, String> {
 
 /// A path of a worker's HTTP interface, which is sent as it is.
 pub fn parse_health_path(text: &str) -> Result<String, String> {
-    let is_path = text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
+    let is_path =
+        text.starts_with('/') && text.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'#');
     if is_path && text.len() <= 256 {
         Ok(text.to_owned())
     } else {
@@ -144,8 +151,9 @@ impl FromStr for Cidr {
 
     fn from_str(text: &str) -> Result<Cidr, String> {
         let (address, prefix) = text.split_once('/').map_or((text, None), |(a, p)| (a, Some(p)));
-        let address: IpAddr =
-            address.parse().map_err(|_| "a network is an address and a prefix, such as 10.0.0.0/8")?;
+        let address: IpAddr = address
+            .parse()
+            .map_err(|_| "a network is an address and a prefix, such as 10.0.0.0/8")?;
         let bits: u8 = if address.is_ipv4() { 32 } else { 128 };
         let prefix = match prefix {
             None => bits,
@@ -188,7 +196,11 @@ impl FromStr for CpuList {
             let (first, last) = part.split_once('-').unwrap_or((part, part));
             match (number(first), number(last)) {
                 (Some(first), Some(last)) if first <= last => cpus.extend(first..=last),
-                _ => return Err(format!("CPUs are numbers and ranges below {CPU_MAX}, such as 0-3,8")),
+                _ => {
+                    return Err(format!(
+                        "CPUs are numbers and ranges below {CPU_MAX}, such as 0-3,8"
+                    ));
+                }
             }
         }
         cpus.sort_unstable();
@@ -237,7 +249,8 @@ impl WorkerUrl {
             _ => (authority, port),
         };
         let bare = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-        let is_bracketed_v6 = bare.len() != host.len() && bare.parse::<std::net::Ipv6Addr>().is_ok();
+        let is_bracketed_v6 =
+            bare.len() != host.len() && bare.parse::<std::net::Ipv6Addr>().is_ok();
         if is_bracketed_v6 || (!host.contains(':') && parse_advertised(host).is_ok()) {
             Ok(WorkerUrl { host: bare.to_owned(), port, tls })
         } else {
@@ -288,7 +301,9 @@ mod tests {
         ] {
             assert_eq!(text.parse(), Ok(ByteSize(bytes)), "{text}");
         }
-        for text in ["", "GiB", "-1", "2XiB", "1e9", "1.2.3G", "99999999TiB", "18446744073709551616"] {
+        for text in
+            ["", "GiB", "-1", "2XiB", "1e9", "1.2.3G", "99999999TiB", "18446744073709551616"]
+        {
             assert!(text.parse::<ByteSize>().is_err(), "{text}");
         }
         assert_eq!(ByteSize(2 << 30).to_string(), "2GiB");
@@ -311,9 +326,19 @@ mod tests {
         for text in ["node-1:7000", "10.0.0.2:1", "[fd00::1]:65535"] {
             assert_eq!(parse_peer(text).as_deref(), Ok(text));
         }
-        for text in
-            ["", "nowhere", "a:", ":7", "a:0", "a:65536", "a:b", "fd00::1:7", "[::1]", "http://a:1", "a b:1"]
-        {
+        for text in [
+            "",
+            "nowhere",
+            "a:",
+            ":7",
+            "a:0",
+            "a:65536",
+            "a:b",
+            "fd00::1:7",
+            "[::1]",
+            "http://a:1",
+            "a b:1",
+        ] {
             assert!(parse_peer(text).is_err(), "{text}");
         }
     }
@@ -331,7 +356,8 @@ mod tests {
         assert!(contains("fd00::/8", "fd12::1"));
         assert!(!contains("::/0", "10.0.0.1"));
         assert!(contains("10.0.0.0/8", "::ffff:10.0.0.1"));
-        for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "host/8"] {
+        for text in ["", "10.0.0.0/33", "::/129", "10.0.0/8", "10.0.0.0/", "10.0.0.0/-1", "host/8"]
+        {
             assert!(text.parse::<Cidr>().is_err(), "{text}");
         }
         assert_eq!("10.1.0.0/16".parse::<Cidr>().unwrap().to_string(), "10.1.0.0/16");
@@ -356,7 +382,11 @@ mod tests {
             ("https://node-1", "https://node-1:443"),
             ("https://[fd00::1]:7/", "https://[fd00::1]:7"),
         ] {
-            assert_eq!(text.parse::<WorkerUrl>().map(|url| url.to_string()).as_deref(), Ok(shown), "{text}");
+            assert_eq!(
+                text.parse::<WorkerUrl>().map(|url| url.to_string()).as_deref(),
+                Ok(shown),
+                "{text}"
+            );
         }
         for text in [
             "",

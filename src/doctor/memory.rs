@@ -43,10 +43,15 @@ impl Memory {
         let meminfo = host.read("proc/meminfo");
         let bytes = |name: &str| {
             let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-            line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok()).map(|kb| kb << 10)
+            line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok())
+                .map(|kb| kb << 10)
         };
         let (total, available) = (bytes("MemTotal")?, bytes("MemAvailable")?);
-        Some(Memory { total, available, allowed: cgroup_limit(host).filter(|&limit| limit < total) })
+        Some(Memory {
+            total,
+            available,
+            allowed: cgroup_limit(host).filter(|&limit| limit < total),
+        })
     }
 
     /// What this process can have at most if no other has any, and what bounds it.
@@ -63,7 +68,9 @@ fn cgroup_limit(host: &Host) -> Option<u64> {
         let (controllers, path) = (parts.next()?, parts.next()?.trim_start_matches('/'));
         match controllers {
             "" => Some(Path::new("sys/fs/cgroup").join(path).join("memory.max")),
-            "memory" => Some(Path::new("sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes")),
+            "memory" => {
+                Some(Path::new("sys/fs/cgroup/memory").join(path).join("memory.limit_in_bytes"))
+            }
             _ => None,
         }
     });

@@ -103,7 +103,11 @@ impl fmt::Display for Finding {
 }
 
 /// Looks at this machine. `kernels` are the kernel families that run on it, best last.
-pub fn examine(surroundings: &Surroundings, kernels: &[&str], nics: &Result<String, String>) -> Vec<Finding> {
+pub fn examine(
+    surroundings: &Surroundings,
+    kernels: &[&str],
+    nics: &Result<String, String>,
+) -> Vec<Finding> {
     let host = Host::at("/");
     let mut findings = host.examine(surroundings, kernels);
     findings.insert(3, shared_memory());
@@ -118,9 +122,10 @@ fn shared_memory() -> Finding {
     let result = Region::new(c"baton-doctor", TRIED)
         .and_then(|region| PeerRegion::map(region.descriptor(), region.len()).map(drop));
     match result {
-        Ok(()) => {
-            Finding::good("shm", "sealed memory files can be made and mapped; /dev/shm is not used".into())
-        }
+        Ok(()) => Finding::good(
+            "shm",
+            "sealed memory files can be made and mapped; /dev/shm is not used".into(),
+        ),
         Err(error) => Finding::with(
             "shm",
             Verdict::Bad,
@@ -156,8 +161,9 @@ impl Host {
     fn cpu(&self) -> Finding {
         let cpuinfo = self.read("proc/cpuinfo");
         let field = |name: &str| {
-            let line =
-                cpuinfo.lines().find(|line| line.split(':').next().is_some_and(|key| key.trim() == name));
+            let line = cpuinfo
+                .lines()
+                .find(|line| line.split(':').next().is_some_and(|key| key.trim() == name));
             line.and_then(|line| line.split_once(':')).map_or("", |(_, value)| value.trim())
         };
         let flags: Vec<&str> = field("flags").split(' ').collect();
@@ -169,7 +175,8 @@ impl Host {
                 .collect()
         };
         let (used, unused) = (of(true), of(false));
-        let name = if field("model name").is_empty() { "unknown model" } else { field("model name") };
+        let name =
+            if field("model name").is_empty() { "unknown model" } else { field("model name") };
         let mut found = name.to_owned();
         if !used.is_empty() {
             found += &format!("; {}", used.join(" "));
@@ -182,9 +189,10 @@ impl Host {
 
     fn kernels(&self, kernels: &[&str]) -> Finding {
         match kernels.split_last() {
-            Some((best, others)) if !others.is_empty() => {
-                Finding::good("kernels", format!("{best} is chosen; {} would run too", others.join(", ")))
-            }
+            Some((best, others)) if !others.is_empty() => Finding::good(
+                "kernels",
+                format!("{best} is chosen; {} would run too", others.join(", ")),
+            ),
             best => Finding::with(
                 "kernels",
                 Verdict::Poor,
@@ -205,7 +213,8 @@ impl Host {
         if memory.available.min(memory.most().0) >= MEMORY_WANTED {
             return Finding::good("memory", found);
         }
-        let advice = "each worker takes --kv-memory (1GiB by default) beside the weights; give less";
+        let advice =
+            "each worker takes --kv-memory (1GiB by default) beside the weights; give less";
         Finding::with("memory", Verdict::Poor, found, advice)
     }
 
@@ -239,7 +248,10 @@ impl Host {
             None => (u64::MAX, "limit unknown".to_owned()),
         };
         if self.devices().is_empty() {
-            return Finding::good(TOPIC, format!("{found}; only RDMA locks memory, and there is no NIC"));
+            return Finding::good(
+                TOPIC,
+                format!("{found}; only RDMA locks memory, and there is no NIC"),
+            );
         }
         if limit >= LOCKED_WANTED || self.may_lock() {
             return Finding::good(TOPIC, format!("{found}; a NIC locks the KV pool"));
@@ -291,7 +303,8 @@ impl Host {
     /// The soft and the hard limit of this name; `u64::MAX` for none.
     fn limits(&self, name: &str) -> Option<(u64, u64)> {
         let limits = self.read("proc/self/limits");
-        let mut numbers = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
+        let mut numbers =
+            limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace();
         let mut next = || match numbers.next()? {
             "unlimited" => Some(u64::MAX),
             number => number.parse().ok(),
@@ -328,7 +341,10 @@ fn cores(surroundings: &Surroundings) -> Finding {
     let Surroundings { cpus, parallelism, .. } = surroundings;
     let found = format!("this process may use {} logical CPUs, {parallelism} at once", cpus.len());
     if *parallelism >= 2 {
-        return Finding::good("cores", format!("{found}; a team of {parallelism} threads is chosen"));
+        return Finding::good(
+            "cores",
+            format!("{found}; a team of {parallelism} threads is chosen"),
+        );
     }
     let advice = "on one core, answering and computing take turns; allow two or more";
     Finding::with("cores", Verdict::Poor, found, advice)
@@ -347,7 +363,8 @@ mod tests {
 
     impl Machine {
         fn new(name: &str, files: &[(&str, &str)]) -> Machine {
-            let root = std::env::temp_dir().join(format!("baton-doctor-{}-{name}", std::process::id()));
+            let root =
+                std::env::temp_dir().join(format!("baton-doctor-{}-{name}", std::process::id()));
             let _ = fs::remove_dir_all(&root);
             for (file, text) in files {
                 let path = root.join(file);
@@ -381,7 +398,10 @@ mod tests {
                 ),
                 ("proc/meminfo", "MemTotal:       33554432 kB\nMemAvailable:   16777216 kB\n"),
                 ("proc/self/limits", "Max open files            65536    65536     files     \n"),
-                ("sys/kernel/mm/transparent_hugepage/shmem_enabled", "always [within_size] never\n"),
+                (
+                    "sys/kernel/mm/transparent_hugepage/shmem_enabled",
+                    "always [within_size] never\n",
+                ),
                 ("dev/nvidia0", ""),
                 ("dev/nvidiactl", ""),
             ],
@@ -425,10 +445,12 @@ mod tests {
     #[test]
     fn a_nic_wants_memory_that_may_be_locked() {
         let locked = |name, device: bool, limit: &str, capabilities: &str| {
-            let limits =
-                format!("Max locked memory         {limit}              {limit}              bytes\n");
+            let limits = format!(
+                "Max locked memory         {limit}              {limit}              bytes\n"
+            );
             let status = format!("Name:\tbaton\nCapEff:\t{capabilities}\n");
-            let mut files = vec![("proc/self/limits", &limits[..]), ("proc/self/status", &status[..])];
+            let mut files =
+                vec![("proc/self/limits", &limits[..]), ("proc/self/status", &status[..])];
             if device {
                 files.push(("sys/class/infiniband/mlx5_0/node_guid", "1\n"));
             }
@@ -453,7 +475,8 @@ mod tests {
 
     #[test]
     fn this_machine_can_hand_over_through_shared_memory() {
-        let findings = examine(&Surroundings::of_this_process(), &["portable"], &Err("none".into()));
+        let findings =
+            examine(&Surroundings::of_this_process(), &["portable"], &Err("none".into()));
         let shm = findings.iter().find(|finding| finding.topic == "shm").unwrap();
         assert_eq!(shm.verdict, Verdict::Good, "{shm}");
     }

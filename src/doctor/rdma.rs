@@ -13,7 +13,9 @@ pub fn findings(
     kernel: &[String],
 ) -> Vec<Finding> {
     let listed = match listed {
-        Err(why) if kernel.is_empty() => return vec![Finding::good(TOPIC, format!("no device; {why}"))],
+        Err(why) if kernel.is_empty() => {
+            return vec![Finding::good(TOPIC, format!("no device; {why}"))];
+        }
         Err(why) => {
             let found = format!("devices {}, but {why}", kernel.join(" "));
             return vec![Finding::with(TOPIC, Verdict::Poor, found, INSTALL)];
@@ -45,14 +47,23 @@ fn device(device: &Result<DeviceInfo, Closed>) -> Finding {
         Ok(device) => device,
         Err(Closed { name, error }) => {
             let advice = "allow this user to open /dev/infiniband/uverbs*";
-            return Finding::with(TOPIC, Verdict::Poor, format!("{name} cannot be opened: {error}"), advice);
+            return Finding::with(
+                TOPIC,
+                Verdict::Poor,
+                format!("{name} cannot be opened: {error}"),
+                advice,
+            );
         }
     };
     let mut found = device.name.clone();
     if !device.firmware.is_empty() {
         let _ = write!(found, ", firmware {}", device.firmware);
     }
-    let _ = write!(found, ", {} work requests of {} pieces", device.max_work_requests, device.max_pieces);
+    let _ = write!(
+        found,
+        ", {} work requests of {} pieces",
+        device.max_work_requests, device.max_pieces
+    );
     for port in &device.ports {
         found += &shown(port);
     }
@@ -101,7 +112,8 @@ mod tests {
             address(1, AddressKind::RoceV2, "::ffff:10.9.0.1"),
             address(2, AddressKind::RoceV2, "fe80::1"),
         ];
-        let port = PortInfo { number: 1, active, link: LinkLayer::Ethernet, mtu: 1024, lid: 0, addresses };
+        let port =
+            PortInfo { number: 1, active, link: LinkLayer::Ethernet, mtu: 1024, lid: 0, addresses };
         DeviceInfo {
             name: "rxe0".into(),
             firmware: String::new(),
@@ -133,7 +145,10 @@ mod tests {
         let kernel = ["mlx5_0".to_string(), "mlx5_1".to_string()];
         let library = findings(missing(), &kernel);
         assert_eq!(library[0].verdict, Verdict::Poor);
-        assert!(library[0].found.starts_with("devices mlx5_0 mlx5_1, but libibverbs.so.1"), "{library:?}");
+        assert!(
+            library[0].found.starts_with("devices mlx5_0 mlx5_1, but libibverbs.so.1"),
+            "{library:?}"
+        );
         let error = || io::Error::from_raw_os_error(libc::EACCES);
         let denied = || Err(Closed { name: "mlx5_0".into(), error: error() });
         let provider = findings(Ok(vec![denied()]), &kernel);

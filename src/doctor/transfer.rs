@@ -21,8 +21,14 @@ pub fn between(ours: &Survey, peer: &str, theirs: Result<Survey, String>) -> Fin
     let theirs = match theirs {
         Ok(theirs) => theirs,
         Err(why) => {
-            let advice = "run baton bench transfer --listen ADDRESS:PORT there, and let this host reach it";
-            return Finding::with(TOPIC, Verdict::Bad, format!("{peer} cannot be asked: {why}"), advice);
+            let advice =
+                "run baton bench transfer --listen ADDRESS:PORT there, and let this host reach it";
+            return Finding::with(
+                TOPIC,
+                Verdict::Bad,
+                format!("{peer} cannot be asked: {why}"),
+                advice,
+            );
         }
     };
     if theirs.version != ours.version {

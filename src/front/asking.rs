@@ -126,7 +126,13 @@ impl Asking {
     }
 
     /// Asks.
-    pub fn begin(&mut self, ask: Ask, directory: &mut Directory, reactor: &mut Reactor, now: Instant) {
+    pub fn begin(
+        &mut self,
+        ask: Ask,
+        directory: &mut Directory,
+        reactor: &mut Reactor,
+        now: Instant,
+    ) {
         if self.open.len() + self.unresolved.len() >= PREFILL_ASKS_MAX {
             return self.words.push_back((ask.exchange, Word::Unasked));
         }
@@ -160,15 +166,25 @@ impl Asking {
         }
     }
 
-    fn dial(&mut self, ask: Ask, address: Result<IpAddr, String>, reactor: &mut Reactor, now: Instant) {
+    fn dial(
+        &mut self,
+        ask: Ask,
+        address: Result<IpAddr, String>,
+        reactor: &mut Reactor,
+        now: Instant,
+    ) {
         let Ask { exchange, address: at, order, body, until } = ask;
         let dialled = address.and_then(|ip| {
             let until = until.min(now + ROUTER_CONNECT_TIME);
             let address = SocketAddr::new(ip, at.port).into();
             let conn = match &self.authorities {
                 _ if !at.tls => reactor.connect(&address, until),
-                Some(authorities) => reactor.connect_secured(&address, (authorities, at.bare_host()), until),
-                None => return Err("it is asked over TLS, which takes --tls-ca-file here".to_owned()),
+                Some(authorities) => {
+                    reactor.connect_secured(&address, (authorities, at.bare_host()), until)
+                }
+                None => {
+                    return Err("it is asked over TLS, which takes --tls-ca-file here".to_owned());
+                }
             };
             conn.map_err(|reason| reason.to_string())
         });
@@ -207,7 +223,8 @@ impl Asking {
     /// Nobody waits any more for what was asked for this request: prefill, which sees its client leave, ends it.
     pub fn cancel(&mut self, exchange: u64, reactor: &mut Reactor) {
         self.unresolved.retain(|ask| ask.exchange != exchange);
-        let found = self.open.iter().find(|(_, asked)| asked.exchange == exchange).map(|(&conn, _)| conn);
+        let found =
+            self.open.iter().find(|(_, asked)| asked.exchange == exchange).map(|(&conn, _)| conn);
         if let Some(conn) = found {
             self.open.remove(&conn);
             reactor.close(conn);
@@ -221,8 +238,12 @@ impl Asking {
 
     /// Gives up what takes too long.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) {
-        let late: Vec<ConnId> =
-            self.open.iter().filter(|(_, asked)| asked.until <= now).map(|(&conn, _)| conn).collect();
+        let late: Vec<ConnId> = self
+            .open
+            .iter()
+            .filter(|(_, asked)| asked.until <= now)
+            .map(|(&conn, _)| conn)
+            .collect();
         for conn in late {
             self.over(conn, Word::Failed(Cause::Deadline), reactor);
         }
@@ -270,7 +291,13 @@ impl Asking {
             Event::Closed { conn, reason } => {
                 if let (CloseReason::Tls(why), Some(asked)) = (reason, self.open.get(&conn)) {
                     let at = &asked.at;
-                    event!(Warn, "asking", "prefill worker is not spoken to", worker = at, why = why);
+                    event!(
+                        Warn,
+                        "asking",
+                        "prefill worker is not spoken to",
+                        worker = at,
+                        why = why
+                    );
                 }
                 self.over(conn, Word::Failed(Cause::PeerLost), reactor);
             }
@@ -338,7 +365,8 @@ impl Asked {
         let is_stream = answer.is_stream();
         if is_stream {
             let mut from = 0;
-            while let Some(length) = answer.body[from..].windows(2).position(|pair| pair == b"\n\n") {
+            while let Some(length) = answer.body[from..].windows(2).position(|pair| pair == b"\n\n")
+            {
                 words.extend(self.event(&answer.body[from..from + length]));
                 from += length + 2;
             }
@@ -375,7 +403,8 @@ impl Asked {
 fn word_of(answer: &WorkerAnswer) -> Word {
     match Failure::of(answer).cause {
         Cause::Refused
-            if answer.status == Cause::Refused.http_status() && answer.body.len() <= ASKED_ANSWER_MAX =>
+            if answer.status == Cause::Refused.http_status()
+                && answer.body.len() <= ASKED_ANSWER_MAX =>
         {
             let WorkerAnswer { media, body, .. } = answer.clone();
             Word::Refused(Refusal { media, body })
@@ -426,8 +455,10 @@ mod tests {
 
     #[test]
     fn the_first_event_says_where_the_kv_is_and_a_later_one_that_it_failed() {
-        let kept =
-            Word::Kept(ToldKv { params: "{\"bootstrap_room\":7}".into(), room: Some(crate::ids::Room(7)) });
+        let kept = Word::Kept(ToldKv {
+            params: "{\"bootstrap_room\":7}".into(),
+            room: Some(crate::ids::Room(7)),
+        });
         let rest = ": {\"created\":1,\"choice\":0}\ndata: {\"choices\":[]}\n\ndata: [DONE]\n\n";
         assert_eq!(words(200, STREAM, &format!("{KEPT}{rest}")), [kept.clone(), Word::Ended]);
         let error = "data: {\"error\":{\"code\":\"overloaded\"}}\n\n";

@@ -107,8 +107,10 @@ impl Bootstrap {
             (Post, "/query_dp_ranks") => match parse::<Rooms>(&request.body) {
                 Ok(asked) => {
                     let placed = self.registry.placed(&asked.bootstrap_rooms, now);
-                    let ranks: serde_json::Map<_, _> =
-                        placed.into_iter().map(|(room, rank)| (room.to_string(), rank.into())).collect();
+                    let ranks: serde_json::Map<_, _> = placed
+                        .into_iter()
+                        .map(|(room, rank)| (room.to_string(), rank.into()))
+                        .collect();
                     json(&ranks)
                 }
                 Err(reply) => reply,
@@ -122,7 +124,8 @@ impl Bootstrap {
 
     fn route(&self, request: &Request) -> Reply {
         let mut asked = [None::<i64>; 4];
-        const NAMES: [&str; 4] = ["prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"];
+        const NAMES: [&str; 4] =
+            ["prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank"];
         for (name, value) in request.head.query_pairs() {
             if let Some(index) = NAMES.iter().position(|known| *known == name) {
                 asked[index] = value.parse().ok();
@@ -182,9 +185,10 @@ fn parse<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Reply> {
 fn refusal(refusal: Refusal) -> Reply {
     match refusal {
         Refusal::Contradiction(what) => text(400, &what),
-        Refusal::NotReady(count) => {
-            text(503, &format!("Prefill server not fully registered yet ({count} workers registered)."))
-        }
+        Refusal::NotReady(count) => text(
+            503,
+            &format!("Prefill server not fully registered yet ({count} workers registered)."),
+        ),
         Refusal::UnknownRank => text(404, "Unknown rank."),
     }
 }

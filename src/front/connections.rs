@@ -13,7 +13,8 @@ use crate::front::http::{
 };
 use crate::front::openai::ApiError;
 use crate::limits::{
-    HTTP_BODIES_MAX, HTTP_BODY_BYTES_PER_SECOND, HTTP_BODY_USUAL, HTTP_IDLE_MAX, HTTP_REQUEST_TIME_MAX,
+    HTTP_BODIES_MAX, HTTP_BODY_BYTES_PER_SECOND, HTTP_BODY_USUAL, HTTP_IDLE_MAX,
+    HTTP_REQUEST_TIME_MAX,
 };
 use crate::net::{ConnId, Event, Reactor, SendError};
 use std::collections::{HashMap, VecDeque};
@@ -153,7 +154,11 @@ impl Connections {
                     self.incoming.push_back(Incoming::Gone(conn));
                 }
             }
-            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
+            Event::Connected(_)
+            | Event::Drained(_)
+            | Event::Woken
+            | Event::Terminate
+            | Event::Hangup => {}
         }
     }
 
@@ -190,7 +195,13 @@ impl Connections {
     }
 
     /// Answers whole.
-    pub fn answer(&mut self, reactor: &mut Reactor, conn: ConnId, answer: &Answer<'_>, now: Instant) {
+    pub fn answer(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        answer: &Answer<'_>,
+        now: Instant,
+    ) {
         self.answer_allowing(reactor, conn, answer, None, now);
     }
 
@@ -202,7 +213,9 @@ impl Connections {
         allow: Option<&str>,
         now: Instant,
     ) {
-        let Some(due) = self.clients.get(&conn).and_then(|client| client.due.as_ref()) else { return };
+        let Some(due) = self.clients.get(&conn).and_then(|client| client.due.as_ref()) else {
+            return;
+        };
         let exchange = due.exchange;
         let mut out = Vec::with_capacity(answer.body.len() + 256);
         let mut writer = ResponseWriter::new(&mut out, exchange, answer.status);
@@ -256,8 +269,8 @@ impl Connections {
         let Some(client) = self.clients.get_mut(&conn) else { return };
         let Some(due) = client.due.as_mut() else { return };
         let mut out = Vec::new();
-        let writer =
-            ResponseWriter::new(&mut out, due.exchange, status).header("x-request-id", &due.request_id);
+        let writer = ResponseWriter::new(&mut out, due.exchange, status)
+            .header("x-request-id", &due.request_id);
         due.is_events = media.starts_with(sse::CONTENT_TYPE);
         due.stream = Some(writer.stream(media));
         self.send(reactor, conn, &out);
@@ -286,7 +299,9 @@ impl Connections {
     /// Ends a stream.
     pub fn end_stream(&mut self, reactor: &mut Reactor, conn: ConnId, now: Instant) {
         let due = self.clients.get(&conn).and_then(|client| client.due.as_ref());
-        let Some((exchange, stream)) = due.and_then(|due| Some((due.exchange, due.stream?))) else { return };
+        let Some((exchange, stream)) = due.and_then(|due| Some((due.exchange, due.stream?))) else {
+            return;
+        };
         let mut out = Vec::new();
         stream.end(&mut out);
         self.send(reactor, conn, &out);
@@ -304,7 +319,8 @@ impl Connections {
         for conn in late {
             match self.clients.get(&conn).is_some_and(|client| !client.decoder.is_idle()) {
                 true => {
-                    let (most, rate) = (HTTP_REQUEST_TIME_MAX.as_secs(), HTTP_BODY_BYTES_PER_SECOND);
+                    let (most, rate) =
+                        (HTTP_REQUEST_TIME_MAX.as_secs(), HTTP_BODY_BYTES_PER_SECOND);
                     let why = format!(
                         "the request did not come in time: {most} s, and a second for each {rate} bytes of its body, \
                          of which some come every {most} s"
@@ -325,18 +341,21 @@ impl Connections {
         match client.decoder.read(reactor.received(conn)) {
             Ok((used, request)) => {
                 reactor.consume(conn, used);
-                let held = client.decoder.held() + request.as_ref().map_or(0, |request| request.body.len());
+                let held = client.decoder.held()
+                    + request.as_ref().map_or(0, |request| request.body.len());
                 let before = std::mem::replace(&mut client.held, held);
                 self.held = self.held - before + held;
                 // What is usual is always taken, so that few who send much keep nobody else out.
                 if held > HTTP_BODY_USUAL && self.held > self.held_max {
-                    let why = format!("the bodies of all requests are more than {} bytes", self.held_max);
+                    let why =
+                        format!("the bodies of all requests are more than {} bytes", self.held_max);
                     return self.turn_away(reactor, conn, &ApiError::busy(why));
                 }
                 if idle && !client.decoder.is_idle() {
                     client.until = now + HTTP_REQUEST_TIME_MAX;
                 }
-                let micros = held.saturating_sub(before) as u64 * 1_000_000 / HTTP_BODY_BYTES_PER_SECOND;
+                let micros =
+                    held.saturating_sub(before) as u64 * 1_000_000 / HTTP_BODY_BYTES_PER_SECOND;
                 client.until += Duration::from_micros(micros);
                 client.heard = now;
                 if client.decoder.take_continue() {
@@ -360,7 +379,8 @@ impl Connections {
             names => names.iter().find_map(|name| headers.get(name)),
         };
         let request_id = named.unwrap_or_default().to_owned();
-        client.due = Some(Due { exchange, request_id, stream: None, is_events: false, tail: *b"\0\0\n\n" });
+        client.due =
+            Some(Due { exchange, request_id, stream: None, is_events: false, tail: *b"\0\0\n\n" });
         self.incoming.push_back(Incoming::Request(conn, Box::new(request)));
     }
 
@@ -400,7 +420,9 @@ impl Connections {
             Some(Due { stream: None, exchange, .. }) if exchange.version == Version::Http11 => {
                 self.send(reactor, conn, CONTINUE);
             }
-            Some(Due { stream: Some(stream), is_events: true, tail, .. }) if is_between_events(tail) => {
+            Some(Due { stream: Some(stream), is_events: true, tail, .. })
+                if is_between_events(tail) =>
+            {
                 let mut out = Vec::new();
                 stream.write(&mut out, sse::NOTHING);
                 self.send(reactor, conn, &out);

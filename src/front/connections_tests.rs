@@ -25,7 +25,8 @@ impl Server {
     }
 
     fn client(&self) -> TcpStream {
-        let stream = TcpStream::connect(self.reactor.local_address(self.listener).unwrap()).unwrap();
+        let stream =
+            TcpStream::connect(self.reactor.local_address(self.listener).unwrap()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream
     }
@@ -114,7 +115,10 @@ fn who_has_gone_is_not_taken_for_half_closed() {
             if is_gone {
                 drop(client);
                 let incoming = server.turn_until(|_| false);
-                assert!(matches!(incoming, Some(Incoming::Gone(gone)) if gone == conn), "{incoming:?}");
+                assert!(
+                    matches!(incoming, Some(Incoming::Gone(gone)) if gone == conn),
+                    "{incoming:?}"
+                );
                 continue;
             }
             server.turn_until(|connections| connections.clients[&conn].half_closed);
@@ -129,7 +133,10 @@ fn who_has_gone_is_not_taken_for_half_closed() {
             let answer = server.rest(client);
             match is_stream {
                 false => {
-                    assert!(answer.starts_with("HTTP/1.1 100") && answer.ends_with("\r\n\r\n{}"), "{answer}")
+                    assert!(
+                        answer.starts_with("HTTP/1.1 100") && answer.ends_with("\r\n\r\n{}"),
+                        "{answer}"
+                    )
                 }
                 true => assert!(answer.ends_with("3\r\n:\n\n\r\n0\r\n\r\n"), "{answer}"),
             }
@@ -140,7 +147,9 @@ fn who_has_gone_is_not_taken_for_half_closed() {
 /// What is sent to tell who has gone from who sends nothing more is no part of an event.
 #[test]
 fn who_sends_nothing_more_gets_each_event_whole() {
-    for (piece, is_told) in [("data: hel", false), ("data: hel\n", false), ("data: a\r\n\r\n", true)] {
+    for (piece, is_told) in
+        [("data: hel", false), ("data: hel\n", false), ("data: a\r\n\r\n", true)]
+    {
         let mut server = Server::new(Connections::default());
         let mut client = server.client();
         post(&mut client, 1, 1);

@@ -18,7 +18,8 @@ use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Instant;
 
-const TARGET: &str = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+const TARGET: &str =
+    "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
 
 /// A look-up's outcome.
 #[derive(Debug)]
@@ -67,7 +68,12 @@ impl Directory {
 
     /// Of a process that looks nobody up.
     pub fn closed() -> Directory {
-        Directory { allowed: Vec::new(), names: None, known: HashMap::new(), asking: HashMap::new() }
+        Directory {
+            allowed: Vec::new(),
+            names: None,
+            known: HashMap::new(),
+            asking: HashMap::new(),
+        }
     }
 
     /// Whether a name was resolved.
@@ -78,9 +84,10 @@ impl Directory {
     /// Whether an event is of one of these connections.
     pub fn owns(&self, event: &Event) -> bool {
         match event {
-            Event::Connected(conn) | Event::Received(conn) | Event::Eof(conn) | Event::Drained(conn) => {
-                self.asking.contains_key(conn)
-            }
+            Event::Connected(conn)
+            | Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn) => self.asking.contains_key(conn),
             Event::Closed { conn, .. } => self.asking.contains_key(conn),
             Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => false,
         }
@@ -129,7 +136,9 @@ impl Directory {
             return None;
         }
         let asked = match source {
-            Source::Remote(registry) => self.dial(registry, until, reactor).map(|conn| (conn, registry)),
+            Source::Remote(registry) => {
+                self.dial(registry, until, reactor).map(|conn| (conn, registry))
+            }
             Source::Local(_) | Source::Fake | Source::Named { .. } => {
                 Err("not at an address of another process".into())
             }
@@ -139,15 +148,22 @@ impl Directory {
                 let limits = Limits { body: REGISTRY_ANSWER_MAX, ..Limits::default() };
                 let decoder = ResponseDecoder::new(Method::Get, limits);
                 let body = Vec::new();
-                self.asking
-                    .insert(conn, LookUp { worker, source, registry, decoder, status: 0, body, until });
+                self.asking.insert(
+                    conn,
+                    LookUp { worker, source, registry, decoder, status: 0, body, until },
+                );
                 None
             }
             Err(why) => Some(Found { worker, source, control: Err(why), until }),
         }
     }
 
-    fn dial(&self, registry: SocketAddr, until: Instant, reactor: &mut Reactor) -> Result<ConnId, String> {
+    fn dial(
+        &self,
+        registry: SocketAddr,
+        until: Instant,
+        reactor: &mut Reactor,
+    ) -> Result<ConnId, String> {
         if !self.allows(registry.ip()) {
             let ip = registry.ip();
             return Err(format!("bootstrap_host {ip} lies in no network of --bootstrap-allow"));
@@ -178,7 +194,11 @@ impl Directory {
             Event::Received(conn) => (conn, self.read(conn, reactor)),
             Event::Eof(conn) => (conn, Some(Err("the registry closed the connection".to_string()))),
             Event::Closed { conn, reason } => (conn, Some(Err(reason.to_string()))),
-            Event::Accepted { .. } | Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {
+            Event::Accepted { .. }
+            | Event::Drained(_)
+            | Event::Woken
+            | Event::Terminate
+            | Event::Hangup => {
                 return None;
             }
         };
@@ -206,8 +226,12 @@ impl Directory {
     /// Ends look-ups that take too long.
     pub fn expire(&mut self, reactor: &mut Reactor, now: Instant) -> Vec<Found> {
         let mut found = Vec::new();
-        let late: Vec<ConnId> =
-            self.asking.iter().filter(|(_, asking)| asking.until <= now).map(|(&conn, _)| conn).collect();
+        let late: Vec<ConnId> = self
+            .asking
+            .iter()
+            .filter(|(_, asking)| asking.until <= now)
+            .map(|(&conn, _)| conn)
+            .collect();
         for conn in late {
             reactor.close(conn);
             if let Some(LookUp { worker, source, until, .. }) = self.asking.remove(&conn) {
@@ -244,7 +268,9 @@ impl Directory {
                 {
                     asking.body.extend_from_slice(piece);
                 }
-                Some(client::Event::Body(_)) => return Some(Err("the registry's answer is too long".into())),
+                Some(client::Event::Body(_)) => {
+                    return Some(Err("the registry's answer is too long".into()));
+                }
                 Some(client::Event::End { .. }) => whole = true,
                 None => {
                     reactor.consume(conn, used);
@@ -265,10 +291,11 @@ impl LookUp {
             let text = String::from_utf8_lossy(&self.body);
             return Err(format!("the registry answers {}: {}", self.status, text.trim()));
         }
-        let topology: Topology =
-            serde_json::from_slice(&self.body).map_err(|error| format!("the registry's answer: {error}"))?;
-        let port =
-            topology.control_port.ok_or("the registry's worker does not speak this hand-off protocol")?;
+        let topology: Topology = serde_json::from_slice(&self.body)
+            .map_err(|error| format!("the registry's answer: {error}"))?;
+        let port = topology
+            .control_port
+            .ok_or("the registry's worker does not speak this hand-off protocol")?;
         let ip = match &topology.control_host {
             None => self.registry.ip(),
             // A name stands for the address at which the registry, of the same process, was reached.

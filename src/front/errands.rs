@@ -54,7 +54,16 @@ pub struct Errands<E> {
 impl<E: Errand> Errands<E> {
     /// Runs an errand to a registry that any of these hosts, at least one, can be asked for.
     pub fn new(errand: E, hosts: Vec<WorkerUrl>) -> Errands<E> {
-        Errands { errand, hosts, authorities: None, at: 0, given_up: 0, conn: None, open: None, told: None }
+        Errands {
+            errand,
+            hosts,
+            authorities: None,
+            at: 0,
+            given_up: 0,
+            conn: None,
+            open: None,
+            told: None,
+        }
     }
 
     /// Hosts that are reached over TLS must be vouched for by these from now on.
@@ -94,7 +103,11 @@ impl<E: Errand> Errands<E> {
             Event::Received(_) => self.read(reactor, now),
             Event::Eof(_) => self.lose(reactor, "it has closed the connection", now),
             Event::Closed { reason, .. } => self.lose(reactor, &reason.to_string(), now),
-            Event::Drained(_) | Event::Accepted { .. } | Event::Woken | Event::Terminate | Event::Hangup => {}
+            Event::Drained(_)
+            | Event::Accepted { .. }
+            | Event::Woken
+            | Event::Terminate
+            | Event::Hangup => {}
         }
     }
 
@@ -114,10 +127,13 @@ impl<E: Errand> Errands<E> {
         }
         if self.open.is_none() {
             let Some(request) = self.errand.poll(now) else { return };
-            let decoder =
-                ResponseDecoder::new(Method::Post, Limits { body: usize::MAX, ..Limits::default() });
+            let decoder = ResponseDecoder::new(
+                Method::Post,
+                Limits { body: usize::MAX, ..Limits::default() },
+            );
             let until = now + REGISTRY_ANSWER_TIME;
-            self.open = Some(Open { request, decoder, status: 0, body: Vec::new(), until, sent: false });
+            self.open =
+                Some(Open { request, decoder, status: 0, body: Vec::new(), until, sent: false });
         }
         if self.open.as_ref().is_some_and(|open| open.sent) {
             return;
@@ -130,7 +146,8 @@ impl<E: Errand> Errands<E> {
             None => {}
             Some(Err(why)) => self.lose(reactor, &why, now),
             Some(Ok(address)) => {
-                let (WorkerUrl { host, tls, .. }, until) = (&self.hosts[self.at], now + REGISTRY_ANSWER_TIME);
+                let (WorkerUrl { host, tls, .. }, until) =
+                    (&self.hosts[self.at], now + REGISTRY_ANSWER_TIME);
                 let dialled = match (&self.authorities, *tls) {
                     (Some(authorities), true) => {
                         reactor.connect_secured(&address.into(), (authorities, host), until)
@@ -147,7 +164,11 @@ impl<E: Errand> Errands<E> {
         }
     }
 
-    fn address(&self, names: &mut Option<Resolver>, now: Instant) -> Option<Result<SocketAddr, String>> {
+    fn address(
+        &self,
+        names: &mut Option<Resolver>,
+        now: Instant,
+    ) -> Option<Result<SocketAddr, String>> {
         let WorkerUrl { host, port, .. } = &self.hosts[self.at];
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Some(Ok(SocketAddr::new(ip, *port)));
@@ -204,7 +225,9 @@ impl<E: Errand> Errands<E> {
                 Some(client::Event::Body(piece)) if open.is_streaming() => {
                     bad = self.errand.piece(piece, now).err();
                 }
-                Some(client::Event::Body(piece)) if open.body.len() + piece.len() <= ERRAND_ANSWER_MAX => {
+                Some(client::Event::Body(piece))
+                    if open.body.len() + piece.len() <= ERRAND_ANSWER_MAX =>
+                {
                     open.body.extend_from_slice(piece);
                 }
                 Some(client::Event::Body(_)) => bad = Some("its answer is too long".into()),

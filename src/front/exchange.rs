@@ -6,7 +6,9 @@
 //! A choice ends at most once: by [`Exchange::push`] finding a stop string, or by [`Exchange::finish`].
 
 use crate::front::http::sse;
-use crate::front::openai::render::{Choice, DONE, Finish, Position, Renderer, Timings, TokenLogprob, Usage};
+use crate::front::openai::render::{
+    Choice, DONE, Finish, Position, Renderer, Timings, TokenLogprob, Usage,
+};
 use crate::front::openai::resume::{End, Mark, Told};
 use crate::front::openai::{ApiError, GenerateRequest, Prompts, StopMatcher};
 use crate::model::logprobs::Sampled;
@@ -104,8 +106,11 @@ impl Exchange {
             first: true,
             finish: None,
         };
-        let choices: Vec<State> =
-            prompts.iter().flat_map(|prompt| (0..request.samples).map(move |_| prompt)).map(state).collect();
+        let choices: Vec<State> = prompts
+            .iter()
+            .flat_map(|prompt| (0..request.samples).map(move |_| prompt))
+            .map(state)
+            .collect();
         Exchange {
             renderer,
             open: choices.len(),
@@ -347,7 +352,8 @@ impl Exchange {
         state.first = false;
         state.told = state.ids.len();
         if !self.renderer.is_cumulative() {
-            let sent = state.positions.iter().map(|position| position.chosen.text().chars().count());
+            let sent =
+                state.positions.iter().map(|position| position.chosen.text().chars().count());
             state.sent_chars += sent.sum::<usize>();
             state.text.clear();
             state.ids.clear();
@@ -383,8 +389,11 @@ impl Exchange {
 }
 
 fn position(sampled: &Sampled, tokenizer: &Tokenizer) -> Position {
-    let token =
-        |id: u32, logprob: f32| TokenLogprob { id, bytes: tokenizer.token_bytes(id).to_vec(), logprob };
+    let token = |id: u32, logprob: f32| TokenLogprob {
+        id,
+        bytes: tokenizer.token_bytes(id).to_vec(),
+        logprob,
+    };
     Position {
         chosen: token(sampled.token, sampled.logprob),
         top: sampled.top.as_slice().iter().map(|&(id, logprob)| token(id, logprob)).collect(),
@@ -395,6 +404,8 @@ fn position(sampled: &Sampled, tokenizer: &Tokenizer) -> Position {
 pub fn echoes(prompts: &Prompts, ids: &[Vec<u32>], tokenizer: &Tokenizer) -> Vec<String> {
     match prompts {
         Prompts::Texts(texts) => texts.clone(),
-        Prompts::Ids(_) | Prompts::Chat(_) => ids.iter().map(|ids| tokenizer.decode(ids, false)).collect(),
+        Prompts::Ids(_) | Prompts::Chat(_) => {
+            ids.iter().map(|ids| tokenizer.decode(ids, false)).collect()
+        }
     }
 }

@@ -130,7 +130,12 @@ impl Generations {
     }
 
     /// Others have come in their place.
-    pub fn take_on(&mut self, placement: Placement, handoff: Handoff, metrics: Vec<Arc<WorkerMetrics>>) {
+    pub fn take_on(
+        &mut self,
+        placement: Placement,
+        handoff: Handoff,
+        metrics: Vec<Arc<WorkerMetrics>>,
+    ) {
         self.terms.placement = placement;
         (self.handoff, self.metrics) = (handoff, metrics);
     }
@@ -195,7 +200,13 @@ impl Generations {
 
     /// A client asks whether tokens come. A worker whose other leg is elsewhere shows its own part: prefill
     /// hands over to nobody, decode goes on from nothing.
-    pub fn begin_trial(&mut self, conn: ConnId, request: GenerateRequest, id: String, way: &mut Way<'_>) {
+    pub fn begin_trial(
+        &mut self,
+        conn: ConnId,
+        request: GenerateRequest,
+        id: String,
+        way: &mut Way<'_>,
+    ) {
         self.take(conn, request, None, id, true, way);
     }
 
@@ -261,7 +272,8 @@ impl Generations {
     /// # Errors
     /// Too many wait for that.
     pub fn flush(&mut self, conn: ConnId, now: Instant) -> Result<(), ApiError> {
-        let workers = self.handoff.members().iter().map(|member| member.worker.id).collect::<Vec<_>>();
+        let workers =
+            self.handoff.members().iter().map(|member| member.worker.id).collect::<Vec<_>>();
         self.flushes.begin(conn, &workers, now)?;
         for worker in workers {
             self.handoff.worker_mut(worker).engine.send(Command::Flush { worker });
@@ -282,9 +294,12 @@ impl Generations {
     /// Ends the requests whose name begins with `rid`, or all; their clients are told.
     pub fn abort(&mut self, rid: Option<&str>, way: &mut Way<'_>) -> usize {
         let named = |live: &Live| {
-            rid.is_none_or(|rid| live.id == rid || live.request.rids.iter().any(|own| own.starts_with(rid)))
+            rid.is_none_or(|rid| {
+                live.id == rid || live.request.rids.iter().any(|own| own.starts_with(rid))
+            })
         };
-        let hit: Vec<u64> = self.live.iter().filter(|(_, live)| named(live)).map(|(&id, _)| id).collect();
+        let hit: Vec<u64> =
+            self.live.iter().filter(|(_, live)| named(live)).map(|(&id, _)| id).collect();
         for &exchange in &hit {
             self.fail(exchange, &error_of(Cause::Aborted), Cause::Aborted, way);
         }
@@ -300,7 +315,10 @@ impl Generations {
     pub fn turn(&mut self, way: &mut Way<'_>) -> bool {
         let mut busy = self.handoff.turn(way.now);
         while let Some(conn) = self.flushes.overdue(way.now) {
-            way.refuse(conn, &ApiError::new(503, "unavailable", "a worker does not empty its cache"));
+            way.refuse(
+                conn,
+                &ApiError::new(503, "unavailable", "a worker does not empty its cache"),
+            );
         }
         while let Some(answer) = self.queue.poll() {
             self.answered(answer, way);
@@ -324,7 +342,9 @@ impl Generations {
 
     fn close_if_over(&mut self, id: u64, way: &mut Way<'_>) {
         let Some(live) = self.live.get(&id) else { return };
-        let Some(exchange) = live.exchange.as_ref().filter(|exchange| exchange.is_over()) else { return };
+        let Some(exchange) = live.exchange.as_ref().filter(|exchange| exchange.is_over()) else {
+            return;
+        };
         let conn = live.conn;
         let mut out = Vec::new();
         if exchange.is_stream() {
@@ -392,7 +412,9 @@ fn error_of(cause: Cause) -> ApiError {
     let message = match cause {
         Cause::ClientGone => "the connection of the request's other leg was closed",
         Cause::Aborted => "the request was aborted",
-        Cause::Refused => "the request does not fit this server's KV memory, or its room is another's",
+        Cause::Refused => {
+            "the request does not fit this server's KV memory, or its room is another's"
+        }
         Cause::Overloaded => return ApiError::overloaded(1),
         Cause::PeerLost => "the worker at the other end of the hand-off was lost",
         Cause::Deadline => "the request took too long",

@@ -118,14 +118,17 @@ impl Handoff {
     /// failure.
     pub fn submit(&mut self, request: Box<Request>, source: Option<&Source>, now: Instant) {
         let id = request.worker;
-        let (slot, room) = (Slot { id: request.slot, generation: request.generation }, request.room);
+        let (slot, room) =
+            (Slot { id: request.slot, generation: request.generation }, request.room);
         let Member { worker, role, .. } = &mut self.members[id.index()];
         let asked = worker.tenant(slot).map(|tenant| tenant.asked(room));
         worker.engine.send(Command::Submit(request));
         let Some(asked) = asked else { return };
         let wishes = &mut self.wishes;
         let entered = match role {
-            Role::Prefill { .. } if source == Some(&Source::Fake) => grant_to_nobody(worker, slot, room),
+            Role::Prefill { .. } if source == Some(&Source::Fake) => {
+                grant_to_nobody(worker, slot, room)
+            }
             Role::Prefill { manager, mover } => manager.enter(
                 room,
                 slot,
@@ -163,8 +166,9 @@ impl Handoff {
         if let Err(why) = &address {
             event!(Warn, "handoff", "prefill worker cannot be found", host = name, why = why);
         }
-        let (named, others) =
-            std::mem::take(&mut self.unresolved).into_iter().partition(|waiting| waiting.host == name);
+        let (named, others) = std::mem::take(&mut self.unresolved)
+            .into_iter()
+            .partition(|waiting| waiting.host == name);
         self.unresolved = others;
         let named: Vec<Unresolved> = named;
         for Unresolved { worker: id, slot, room, port, .. } in named {
@@ -173,8 +177,11 @@ impl Handoff {
             else {
                 continue;
             };
-            let effects = &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
-            let Some(asked) = effects.worker.tenant(slot).map(|tenant| tenant.asked(room)) else { continue };
+            let effects =
+                &mut Effects { worker, mover, wishes: &mut self.wishes, offer: &self.offer };
+            let Some(asked) = effects.worker.tenant(slot).map(|tenant| tenant.asked(room)) else {
+                continue;
+            };
             let entered = address.as_ref().map_err(|_| Cause::PeerLost).and_then(|&ip| {
                 let source = Source::Remote(SocketAddr::new(ip, port));
                 manager.enter(slot, asked, &source, now, effects)
@@ -188,11 +195,13 @@ impl Handoff {
 
     /// The scheduler of a decode worker has leased pages: Destination leaves.
     pub fn expecting(&mut self, id: WorkerId, slot: Slot, tokens: Range<u32>, now: Instant) {
-        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
+        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } =
+            &mut self.members[id.index()]
         else {
             return;
         };
-        let pages = (tokens.start / worker.layout().page_size)..worker.layout().pages_for(tokens.end);
+        let pages =
+            (tokens.start / worker.layout().page_size)..worker.layout().pages_for(tokens.end);
         let pages: Vec<_> = (pages.start as usize..pages.end as usize)
             .map(|index| worker.lists().page(slot.id, index))
             .collect();
@@ -205,7 +214,8 @@ impl Handoff {
 
     /// The scheduler of a prefill worker has computed what nobody has a Destination for yet.
     pub fn computed(&mut self, id: WorkerId, slot: Slot, now: Instant) {
-        let Member { worker, role: Role::Prefill { manager, mover }, .. } = &mut self.members[id.index()]
+        let Member { worker, role: Role::Prefill { manager, mover }, .. } =
+            &mut self.members[id.index()]
         else {
             return;
         };
@@ -229,7 +239,8 @@ impl Handoff {
         match role {
             Role::Prefill { manager, .. } => {
                 // What is handed over to nobody has been granted, and nobody asks for what has failed.
-                manager.is_asked_for(slot) || worker.status.load(slot.id).state != State::Bootstrapping
+                manager.is_asked_for(slot)
+                    || worker.status.load(slot.id).state != State::Bootstrapping
             }
             Role::Decode { .. } | Role::Mixed => true,
         }
@@ -242,10 +253,20 @@ impl Handoff {
         let wishes = &mut self.wishes;
         match role {
             Role::Prefill { manager, mover } => {
-                manager.leave(slot, failure, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                manager.leave(
+                    slot,
+                    failure,
+                    now,
+                    &mut Effects { worker, mover, wishes, offer: &self.offer },
+                );
             }
             Role::Decode { manager, mover, .. } => {
-                manager.leave(slot, failure, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                manager.leave(
+                    slot,
+                    failure,
+                    now,
+                    &mut Effects { worker, mover, wishes, offer: &self.offer },
+                );
             }
             Role::Mixed => {}
         }
@@ -345,7 +366,11 @@ impl Handoff {
         for Member { worker, role, .. } in &mut self.members {
             if let Role::Prefill { manager, mover } = role {
                 let wishes = &mut self.wishes;
-                manager.refuse_early(cause, now, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                manager.refuse_early(
+                    cause,
+                    now,
+                    &mut Effects { worker, mover, wishes, offer: &self.offer },
+                );
             }
         }
         self.settle(now);
@@ -358,7 +383,8 @@ impl Handoff {
 
     /// A link that was dialled is open and proven.
     pub fn link_up(&mut self, id: WorkerId, source: &Source, link: Link, now: Instant) {
-        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
+        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } =
+            &mut self.members[id.index()]
         else {
             return;
         };
@@ -373,7 +399,8 @@ impl Handoff {
 
     /// A prefill worker could not be reached or proven.
     pub fn dial_failed(&mut self, id: WorkerId, source: &Source, cause: Cause, now: Instant) {
-        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
+        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } =
+            &mut self.members[id.index()]
         else {
             return;
         };
@@ -394,7 +421,10 @@ impl Handoff {
             let wishes = &mut self.wishes;
             match role {
                 Role::Prefill { manager, mover } => {
-                    manager.link_down(link, &mut Effects { worker, mover, wishes, offer: &self.offer });
+                    manager.link_down(
+                        link,
+                        &mut Effects { worker, mover, wishes, offer: &self.offer },
+                    );
                 }
                 Role::Decode { manager, mover, .. } => {
                     manager.link_down(

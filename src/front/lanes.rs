@@ -6,7 +6,9 @@
 
 use crate::front::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::ids::{SessionGeneration, WorkerId};
-use crate::limits::{EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX};
+use crate::limits::{
+    EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX,
+};
 use crate::net::{ConnId, Event, ListenerId, Reactor, dial};
 use crate::obs::log::event;
 use crate::sys::event::WaitSet;
@@ -65,7 +67,13 @@ impl Lanes {
     }
 
     /// Takes an event of one of these connections.
-    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    pub fn handle(
+        &mut self,
+        event: Event,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         match event {
             Event::Accepted { conn, .. } => {
                 if self.callers.len() >= UNPROVEN_CONNECTIONS_MAX
@@ -82,7 +90,11 @@ impl Lanes {
                 reactor.close(conn);
             }
             Event::Closed { conn, .. } => drop(self.callers.remove(&conn)),
-            Event::Connected(_) | Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
+            Event::Connected(_)
+            | Event::Drained(_)
+            | Event::Woken
+            | Event::Terminate
+            | Event::Hangup => {}
         }
     }
 
@@ -105,14 +117,19 @@ impl Lanes {
         let worker = handoff.worker(session.worker);
         let told = rank(worker, &[Transport::Tcp], handoff.offer(), None);
         let proof = (grant.token, session.generation);
-        let half = TcpSource::new(streams, proof, session.template, worker.slots(), self.wait.clone());
+        let half =
+            TcpSource::new(streams, proof, session.template, worker.slots(), self.wait.clone());
         let half = half.map_err(|error| error.to_string())?;
         handoff.open_source(session.worker, session.session, Box::new(half));
         Ok(told)
     }
 
     /// The half of a destination's session, to be opened; [`Lanes::opened`] follows.
-    pub fn expect(&self, session: &DestinationSession, handoff: &Handoff) -> Box<DestinationBinding> {
+    pub fn expect(
+        &self,
+        session: &DestinationSession,
+        handoff: &Handoff,
+    ) -> Box<DestinationBinding> {
         let slots = handoff.worker(session.worker).slots();
         let lanes = usize::from(handoff.offer().lanes);
         Box::new(TcpDestination::new(session.template.clone(), lanes, slots, self.wait.clone()))
@@ -161,7 +178,9 @@ impl Lanes {
         let bytes: &[u8; Preamble::BYTES] = bytes.try_into().expect("as many bytes");
         self.callers.remove(&conn);
         let known = match Preamble::parse(bytes) {
-            Ok(preamble) => handoff.session_of(&preamble.token.0).map(|session| (preamble, session)),
+            Ok(preamble) => {
+                handoff.session_of(&preamble.token.0).map(|session| (preamble, session))
+            }
             Err(error) => {
                 event!(Warn, "lanes", "a stranger dialled the data port", why = error);
                 None

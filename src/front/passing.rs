@@ -66,8 +66,8 @@ impl Passing {
         let secret: [u8; 12] = random();
         let name: String = secret.iter().map(|byte| format!("{byte:02x}")).collect();
         let name = format!("baton-{name}");
-        let listener =
-            reactor.listen(&Address::Abstract(name.clone().into_bytes()), PASSING_CONNECTIONS_MAX)?;
+        let listener = reactor
+            .listen(&Address::Abstract(name.clone().into_bytes()), PASSING_CONNECTIONS_MAX)?;
         let socket = SocketName::new(name.as_bytes()).ok_or(io::ErrorKind::InvalidInput)?;
         self.listener = Some((listener, socket));
         Ok(())
@@ -99,7 +99,8 @@ impl Passing {
         let (_, socket) = self.listener.ok_or("this worker does not show its memory")?;
         let token: [u8; TOKEN_BYTES] = random();
         let ring = ShmRing::new().map_err(|error| error.to_string())?;
-        let mut rank = rank(handoff.worker(session.worker), &[Transport::Shm], handoff.offer(), None);
+        let mut rank =
+            rank(handoff.worker(session.worker), &[Transport::Shm], handoff.offer(), None);
         rank.shm = Some(ShmGrant { host: handoff.offer().host, socket, token: Token(token) });
         // A new session on the same link replaces what the old one left.
         self.pending.retain(|_, pending| pending.control != control);
@@ -127,8 +128,12 @@ impl Passing {
     /// A link is dead: what was to be set up for it is dropped.
     pub fn link_down(&mut self, control: ConnId, reactor: &mut Reactor) {
         self.pending.retain(|_, pending| pending.control != control);
-        let dead: Vec<ConnId> =
-            self.calling.iter().filter(|(_, call)| call.control == control).map(|(&conn, _)| conn).collect();
+        let dead: Vec<ConnId> = self
+            .calling
+            .iter()
+            .filter(|(_, call)| call.control == control)
+            .map(|(&conn, _)| conn)
+            .collect();
         for conn in dead {
             self.calling.remove(&conn);
             reactor.close(conn);
@@ -136,11 +141,21 @@ impl Passing {
     }
 
     /// Takes an event of one of these connections.
-    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    pub fn handle(
+        &mut self,
+        event: Event,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         match event {
-            Event::Accepted { conn, .. } => drop(self.callers.insert(conn, now + SESSION_SETUP_DEADLINE)),
+            Event::Accepted { conn, .. } => {
+                drop(self.callers.insert(conn, now + SESSION_SETUP_DEADLINE))
+            }
             Event::Connected(conn) => self.show_cursor(conn, reactor, handoff, now),
-            Event::Received(conn) if self.callers.contains_key(&conn) => self.answer(conn, reactor, handoff),
+            Event::Received(conn) if self.callers.contains_key(&conn) => {
+                self.answer(conn, reactor, handoff)
+            }
             Event::Received(conn) => self.receive(conn, reactor, handoff, now),
             Event::Eof(conn) => {
                 reactor.close(conn);
@@ -153,7 +168,10 @@ impl Passing {
 
     /// Shows nothing more, and calls nobody.
     pub fn close(self, reactor: &mut Reactor) {
-        self.calling.into_keys().chain(self.callers.into_keys()).for_each(|conn| reactor.close(conn));
+        self.calling
+            .into_keys()
+            .chain(self.callers.into_keys())
+            .for_each(|conn| reactor.close(conn));
         if let Some((listener, _)) = self.listener {
             reactor.stop_listening(listener);
         }
@@ -175,14 +193,27 @@ impl Passing {
         self.callers.remove(&conn);
         if let Some(Calling { session, .. }) = self.calling.remove(&conn) {
             let why = Err("the source closed its socket".to_string());
-            handoff.bound_destination(session.worker, session.session, session.generation, why, now);
+            handoff.bound_destination(
+                session.worker,
+                session.session,
+                session.generation,
+                why,
+                now,
+            );
         }
     }
 
-    fn show_cursor(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn show_cursor(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         let Some(call) = self.calling.get(&conn) else { return };
         let token = call.session.rank.shm.map_or([0; TOKEN_BYTES], |grant| grant.token.0);
-        let shown = handoff.doorbell(call.session.worker).map(|doorbell| call.cursor.descriptors(doorbell));
+        let shown =
+            handoff.doorbell(call.session.worker).map(|doorbell| call.cursor.descriptors(doorbell));
         let Some(Ok(DestinationDescriptors { cursor, doorbell })) = shown else {
             reactor.close(conn);
             return self.ended(conn, handoff, now);
@@ -201,14 +232,22 @@ impl Passing {
         let descriptors = reactor.take_descriptors(conn);
         // Of a session that has gone the index may be another's by now, which has its half already.
         let stands = |pending: &Pending| handoff.stands(pending.control, &pending.session);
-        let Some(pending) = self.pending.remove(&token).filter(stands) else { return reactor.close(conn) };
+        let Some(pending) = self.pending.remove(&token).filter(stands) else {
+            return reactor.close(conn);
+        };
         if exchange(conn, pending, descriptors, reactor, handoff).is_none() {
             reactor.close(conn);
         }
     }
 
     /// The source has answered: maps what it shows.
-    fn receive(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn receive(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         let Some(shown) = reactor.received(conn).get(..size_of::<Shown>()) else { return };
         let shown: Shown = bytemuck::pod_read_unaligned(shown);
         let descriptors = reactor.take_descriptors(conn);

@@ -141,7 +141,13 @@ impl Peers {
     }
 
     /// Takes an event of one of these connections.
-    pub fn handle(&mut self, event: Event, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    pub fn handle(
+        &mut self,
+        event: Event,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         if self.passing.owns(&event) {
             return self.passing.handle(event, reactor, handoff, now);
         }
@@ -173,10 +179,15 @@ impl Peers {
             Event::Received(conn) => self.receive(conn, reactor, handoff, now),
             Event::Eof(conn) => {
                 reactor.close(conn);
-                let end = self.links.get(&conn).map_or(End::closed("closed by the peer"), Peering::closed);
+                let end = self
+                    .links
+                    .get(&conn)
+                    .map_or(End::closed("closed by the peer"), Peering::closed);
                 self.down(conn, &end, reactor, handoff, now);
             }
-            Event::Closed { conn, reason } => self.down(conn, &End::lost(reason), reactor, handoff, now),
+            Event::Closed { conn, reason } => {
+                self.down(conn, &End::lost(reason), reactor, handoff, now)
+            }
             Event::Drained(_) | Event::Woken | Event::Terminate | Event::Hangup => {}
         }
     }
@@ -358,7 +369,13 @@ impl Peers {
         }
     }
 
-    fn receive(&mut self, conn: ConnId, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn receive(
+        &mut self,
+        conn: ConnId,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         match self.take_in(conn, reactor, handoff, now) {
             Ok(()) => self.flush(conn, reactor, handoff, now),
             Err(end) => {
@@ -447,7 +464,14 @@ impl Peers {
         }
     }
 
-    fn down(&mut self, conn: ConnId, end: &End, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    fn down(
+        &mut self,
+        conn: ConnId,
+        end: &End,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         let Some(peering) = self.links.remove(&conn) else { return };
         let End { cause, ref why, closed } = *end;
         let address = display(peering.address);

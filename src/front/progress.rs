@@ -83,7 +83,10 @@ mod tests {
         assert!(!looks(&mut progress, &mut now, 90));
         now += 3 * ENGINE_STILL_MAX;
         assert!(!progress.stands_still(now), "nobody moved");
-        assert_eq!((progress.take_pause(), progress.take_pause()), (Some(3 * ENGINE_STILL_MAX), None));
+        assert_eq!(
+            (progress.take_pause(), progress.take_pause()),
+            (Some(3 * ENGINE_STILL_MAX), None)
+        );
         assert!(!looks(&mut progress, &mut now, 9), "it has the rest of its time");
         assert!(looks(&mut progress, &mut now, 5), "and no more");
         count.store(1, Ordering::Relaxed);

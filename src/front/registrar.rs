@@ -29,7 +29,8 @@ pub fn needs_names(hosts: &[WorkerUrl]) -> bool {
 impl Registrar {
     /// Entries, each with the hosts of its registry; all are due at once.
     pub fn new(entries: Vec<(Keeping, Vec<WorkerUrl>)>, names: Option<Resolver>) -> Registrar {
-        let errands = entries.into_iter().map(|(entry, hosts)| Errands::new(entry, hosts)).collect();
+        let errands =
+            entries.into_iter().map(|(entry, hosts)| Errands::new(entry, hosts)).collect();
         Registrar { errands, names }
     }
 

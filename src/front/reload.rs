@@ -79,14 +79,18 @@ impl Group {
         let stamps = self.stamps();
         let mut warnings = Vec::new();
         let fresh = match self.what {
-            What::Credentials => Credentials::read(&self.files[0], &self.files[1]).map(Fresh::Credentials),
+            What::Credentials => {
+                Credentials::read(&self.files[0], &self.files[1]).map(Fresh::Credentials)
+            }
             What::Authorities => Authorities::read(&self.files[0]).map(Fresh::Authorities),
             What::ApiKeys => read_api_keys(&self.files[0], &mut warnings)
                 .map(Fresh::ApiKeys)
                 .map_err(|error| error.to_string()),
             What::ClusterKeys => {
                 let keys = self.files.iter().map(|file| read_cluster_key(file, &mut warnings));
-                keys.collect::<Result<_, _>>().map(Fresh::ClusterKeys).map_err(|error| error.to_string())
+                keys.collect::<Result<_, _>>()
+                    .map(Fresh::ClusterKeys)
+                    .map_err(|error| error.to_string())
             }
         };
         let what = self.what.name();
@@ -101,7 +105,13 @@ impl Group {
             }
             Err(why) => {
                 if self.failed.as_ref() != Some(&why) {
-                    event!(Error, "reload", "not read: what there was stays", what = what, why = why);
+                    event!(
+                        Error,
+                        "reload",
+                        "not read: what there was stays",
+                        what = what,
+                        why = why
+                    );
                     self.failed = Some(why);
                 }
                 None
@@ -120,7 +130,8 @@ pub struct Reload {
 impl Reload {
     /// The files that these came from.
     pub fn new(front: &FrontConfig, cluster_keys: &[Secret], now: Instant) -> Reload {
-        let files = |keys: &[Secret]| keys.iter().map(|key| key.source().to_owned()).collect::<Vec<_>>();
+        let files =
+            |keys: &[Secret]| keys.iter().map(|key| key.source().to_owned()).collect::<Vec<_>>();
         let credentials =
             front.tls.iter().flat_map(|(certificates, key)| [certificates.clone(), key.clone()]);
         // All keys of clients are in one file.

@@ -148,7 +148,8 @@ mod tests {
             let count = asked.clone();
             let look_up = move |_: &str| {
                 count.fetch_add(1, Ordering::SeqCst);
-                held.recv_timeout(PATIENCE).unwrap_or_else(|_| Err(io::Error::other("the test is over")))
+                held.recv_timeout(PATIENCE)
+                    .unwrap_or_else(|_| Err(io::Error::other("the test is over")))
             };
             let resolver = Resolver::over(look_up, move || wake.send(()).unwrap_or(())).unwrap();
             (resolver, Server { answers, woken, asked })
@@ -189,7 +190,10 @@ mod tests {
             assert_eq!(names.resolve("a", now), None);
             server.answer(answer);
             let (name, found) = names.poll(now).unwrap();
-            assert!(name == "a" && found.as_ref().is_err_and(|text| text.contains(why)), "{found:?}");
+            assert!(
+                name == "a" && found.as_ref().is_err_and(|text| text.contains(why)),
+                "{found:?}"
+            );
         }
     }
 
@@ -244,8 +248,9 @@ mod tests {
     fn names_under_way_are_bounded() {
         let (mut names, _server) = Server::start();
         let now = Instant::now();
-        let refused =
-            (0..2 * NAMES_ASKED_MAX).filter(|n| names.resolve(&n.to_string(), now).is_some()).count();
+        let refused = (0..2 * NAMES_ASKED_MAX)
+            .filter(|n| names.resolve(&n.to_string(), now).is_some())
+            .count();
         assert_eq!(refused, NAMES_ASKED_MAX);
     }
 

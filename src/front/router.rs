@@ -97,7 +97,10 @@ impl RouterService {
     /// Takes bodies of so many bytes, and requests' names from these header fields.
     pub fn within(self, body_max: usize, terms: &RequestTerms) -> RouterService {
         let limits = Limits { body: body_max, ..Limits::default() };
-        RouterService { connections: Connections::within(limits).named_by(terms.id_headers.clone()), ..self }
+        RouterService {
+            connections: Connections::within(limits).named_by(terms.id_headers.clone()),
+            ..self
+        }
     }
 
     /// Speaks HTTPS from now on, as this.
@@ -228,9 +231,10 @@ impl RouterService {
         }
         let is_scrapers = |(listener, scrapers): &(ListenerId, Connections)| match event {
             Event::Accepted { listener: by, .. } => by == *listener,
-            Event::Received(conn) | Event::Eof(conn) | Event::Drained(conn) | Event::Closed { conn, .. } => {
-                scrapers.owns(conn)
-            }
+            Event::Received(conn)
+            | Event::Eof(conn)
+            | Event::Drained(conn)
+            | Event::Closed { conn, .. } => scrapers.owns(conn),
             _ => false,
         };
         if self.scrapers.as_ref().is_some_and(is_scrapers) {
@@ -266,7 +270,9 @@ impl RouterService {
             if let Some(news) = way.fleet.poll() {
                 match news.owner {
                     Owner::Lead(client) => flights.lead(client, news.conn, news.what, &mut way),
-                    Owner::Prefill(client) => flights.prefill(client, news.conn, news.what, &mut way),
+                    Owner::Prefill(client) => {
+                        flights.prefill(client, news.conn, news.what, &mut way)
+                    }
                     Owner::Reader(client) => flights.reader(client, news.conn, news.what, &mut way),
                     Owner::Part(client) => fanout.part(client, news.conn, &news.what, &mut way),
                     Owner::Turn(client) => turns.news(client, news.conn, &news.what, &mut way),
@@ -292,7 +298,10 @@ impl RouterService {
         }
     }
 
-    fn split(&mut self, now: Instant) -> (&mut Flights, (&mut Fanout, &mut Turns), &mut Paths, Way<'_>) {
+    fn split(
+        &mut self,
+        now: Instant,
+    ) -> (&mut Flights, (&mut Fanout, &mut Turns), &mut Paths, Way<'_>) {
         let way = Way {
             reactor: &mut self.reactor,
             connections: &mut self.connections,

@@ -117,7 +117,8 @@ impl Routes {
     /// Tells of these workers, in this role, from now on.
     pub fn tell_of(&mut self, mode: Mode, telemetry: Telemetry) {
         let Mode { name, bootstrap_port, handoff } = mode;
-        (self.about.mode, self.about.bootstrap_port, self.about.handoff) = (name, bootstrap_port, handoff);
+        (self.about.mode, self.about.bootstrap_port, self.about.handoff) =
+            (name, bootstrap_port, handoff);
         self.telemetry = telemetry;
     }
 
@@ -207,7 +208,10 @@ impl Routes {
             (Get | Head, "/health" | "/ping" | "/liveness") => {
                 self.alive()?;
                 let body = if self.takes_nothing() { DRAINING.as_bytes() } else { b"OK" };
-                way.answer(conn, &Answer { status: 200, media: "text/plain", body, retry_after: None });
+                way.answer(
+                    conn,
+                    &Answer { status: 200, media: "text/plain", body, retry_after: None },
+                );
                 Ok(())
             }
             (Get | Head, "/readiness") => {
@@ -221,7 +225,10 @@ impl Routes {
             (Get, "/metrics") => {
                 let body = self.telemetry.exposition();
                 let media = "text/plain; version=0.0.4";
-                way.answer(conn, &Answer { status: 200, media, body: body.as_bytes(), retry_after: None });
+                way.answer(
+                    conn,
+                    &Answer { status: 200, media, body: body.as_bytes(), retry_after: None },
+                );
                 Ok(())
             }
             (Get, _) if path.starts_with(ONE_MODEL) => {
@@ -316,7 +323,11 @@ impl Routes {
     }
 
     fn alive(&self) -> Result<(), ApiError> {
-        if self.hanging { Err(ApiError::new(503, "hanging", "the engine makes no progress")) } else { Ok(()) }
+        if self.hanging {
+            Err(ApiError::new(503, "hanging", "the engine makes no progress"))
+        } else {
+            Ok(())
+        }
     }
 
     fn admitting(&self) -> Result<(), ApiError> {
@@ -384,13 +395,19 @@ pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
     if keys.is_empty() {
         return Ok(());
     }
-    let shown = request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
+    let shown =
+        request.head.headers.get("authorization").and_then(|value| value.strip_prefix("Bearer "));
     // All are compared, so that nothing tells which it was.
-    let is_one = |shown: &str| keys.iter().fold(false, |is, key| is | key.matches(shown.trim().as_bytes()));
+    let is_one =
+        |shown: &str| keys.iter().fold(false, |is, key| is | key.matches(shown.trim().as_bytes()));
     if shown.is_some_and(is_one) {
         Ok(())
     } else {
-        Err(ApiError::new(401, "invalid_api_key", "this server asks for an API key as a bearer token"))
+        Err(ApiError::new(
+            401,
+            "invalid_api_key",
+            "this server asks for an API key as a bearer token",
+        ))
     }
 }
 
@@ -399,9 +416,11 @@ pub fn authorise(keys: &[Secret], request: &Request) -> Result<(), ApiError> {
 pub fn no_page(request: &Request) -> Result<(), ApiError> {
     match request.head.headers.get("origin") {
         None => Ok(()),
-        Some(_) => {
-            Err(ApiError::new(403, "not_trusted", "this is not taken from a page, which sends an Origin"))
-        }
+        Some(_) => Err(ApiError::new(
+            403,
+            "not_trusted",
+            "this is not taken from a page, which sends an Origin",
+        )),
     }
 }
 
@@ -413,7 +432,10 @@ fn patience(request: &Request) -> Result<Duration, ApiError> {
     let Some(text) = request.head.headers.get(REQUEST_TIMEOUT) else { return Ok(REQUEST_TIME_MAX) };
     let milliseconds = text.parse::<u64>().ok().filter(|&milliseconds| milliseconds > 0);
     let milliseconds = milliseconds.ok_or_else(|| {
-        ApiError::invalid(REQUEST_TIMEOUT, format!("must be a positive number of milliseconds, not {text:?}"))
+        ApiError::invalid(
+            REQUEST_TIMEOUT,
+            format!("must be a positive number of milliseconds, not {text:?}"),
+        )
     })?;
     Ok(Duration::from_millis(milliseconds).min(REQUEST_TIME_MAX))
 }
@@ -443,8 +465,14 @@ fn json(conn: ConnId, body: &impl Serialize, way: &mut Way<'_>) -> Result<(), Ap
     json_with(200, conn, body, way)
 }
 
-fn json_with(status: u16, conn: ConnId, body: &impl Serialize, way: &mut Way<'_>) -> Result<(), ApiError> {
-    let body = serde_json::to_vec(body).map_err(|error| ApiError::new(500, "internal", error.to_string()))?;
+fn json_with(
+    status: u16,
+    conn: ConnId,
+    body: &impl Serialize,
+    way: &mut Way<'_>,
+) -> Result<(), ApiError> {
+    let body = serde_json::to_vec(body)
+        .map_err(|error| ApiError::new(500, "internal", error.to_string()))?;
     way.answer(conn, &Answer { status, media: JSON, body: &body, retry_after: None });
     Ok(())
 }

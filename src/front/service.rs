@@ -235,7 +235,14 @@ impl Service {
         }
         turning.turned(outcome);
         let seconds = format!("{:.3}", stood_still.as_secs_f64());
-        event!(Info, "ctl", "is put together anew", was = before, is = turning.role(), seconds = seconds);
+        event!(
+            Info,
+            "ctl",
+            "is put together anew",
+            was = before,
+            is = turning.role(),
+            seconds = seconds
+        );
     }
 
     /// It does not come about, for this reason, and nothing was done for it.
@@ -317,13 +324,18 @@ impl Service {
     }
 
     fn dispatch(&mut self, event: Event, now: Instant) {
-        if let Some(registrar) = self.registrar.as_mut().filter(|registrar| registrar.owns(&event)) {
+        if let Some(registrar) = self.registrar.as_mut().filter(|registrar| registrar.owns(&event))
+        {
             return registrar.handle(event, &mut self.reactor, now);
         }
         let handoff = self.generations.handoff_mut();
         match (&mut self.peers, &mut self.bootstrap) {
-            (Some(peers), _) if peers.owns(&event) => peers.handle(event, &mut self.reactor, handoff, now),
-            (_, Some(bootstrap)) if bootstrap.owns(&event) => bootstrap.handle(event, &mut self.reactor, now),
+            (Some(peers), _) if peers.owns(&event) => {
+                peers.handle(event, &mut self.reactor, handoff, now)
+            }
+            (_, Some(bootstrap)) if bootstrap.owns(&event) => {
+                bootstrap.handle(event, &mut self.reactor, now)
+            }
             _ => self.connections.handle(&mut self.reactor, event, now),
         }
     }
@@ -363,7 +375,8 @@ impl Service {
         while let Some(incoming) = self.connections.poll() {
             match incoming {
                 Incoming::Request(conn, request) => {
-                    let mut way = Way { reactor: &mut self.reactor, connections: &mut self.connections, now };
+                    let mut way =
+                        Way { reactor: &mut self.reactor, connections: &mut self.connections, now };
                     let was_changing = self.routes.is_changing();
                     self.routes.serve(conn, &request, &mut self.generations, &mut way);
                     if self.routes.is_draining() {

@@ -65,7 +65,10 @@ impl Shortage {
         }
         self.next = Some(now + SHORTAGE_TOLD_EVERY);
         let told = std::mem::replace(&mut self.told, counts);
-        Counts { retracted: counts.retracted - told.retracted, resumed: counts.resumed - told.resumed }
+        Counts {
+            retracted: counts.retracted - told.retracted,
+            resumed: counts.resumed - told.resumed,
+        }
     }
 }
 

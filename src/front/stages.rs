@@ -55,7 +55,9 @@ impl ChoiceTimes {
         let queue = stage(reader.admitted);
         // Of the wait for KV from elsewhere, prefill is what that worker says; the rest is the hand-over.
         let prefill = match (elsewhere, reader.admitted.zip(reader.filled)) {
-            (Some(Elsewhere { prefill, .. }), Some((from, to))) => stage(Some((from + prefill).min(to))),
+            (Some(Elsewhere { prefill, .. }), Some((from, to))) => {
+                stage(Some((from + prefill).min(to)))
+            }
             (Some(_), None) => Duration::ZERO,
             (None, _) => stage(reader.filled),
         };
@@ -78,7 +80,11 @@ impl ChoiceTimes {
     /// What the answer says of them: tokens that prefill was given and generated ones, those of earlier workers among both,
     /// and for a hand-off the bytes and the transport. All that is told is of these workers: what time others took for
     /// tokens of theirs went with them.
-    pub fn timings(&self, (given, generated): (u32, u32), carried: Option<(u64, Transport)>) -> Timings {
+    pub fn timings(
+        &self,
+        (given, generated): (u32, u32),
+        carried: Option<(u64, Transport)>,
+    ) -> Timings {
         let reader = self.prefill.or(self.decode);
         let decode = self.decode;
         let handed = self.prefill.is_some();
@@ -104,9 +110,11 @@ impl ChoiceTimes {
             };
         }
         let own = Timings {
-            queue_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.admitted)).unwrap_or(0.0),
+            queue_ms: ms(reader.map(|at| at.arrived), reader.and_then(|at| at.admitted))
+                .unwrap_or(0.0),
             prefill_tokens,
-            prefill_ms: ms(reader.and_then(|at| at.admitted), reader.and_then(|at| at.filled)).unwrap_or(0.0),
+            prefill_ms: ms(reader.and_then(|at| at.admitted), reader.and_then(|at| at.filled))
+                .unwrap_or(0.0),
             decode_tokens,
             decode_ms,
             resumed_tokens,

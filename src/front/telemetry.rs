@@ -45,7 +45,8 @@ impl Telemetry {
 
     /// Says in the log what operators should not have to look for.
     pub fn tell(&mut self, now: Instant) {
-        for (index, (shortage, worker)) in self.shortages.iter_mut().zip(&self.workers).enumerate() {
+        for (index, (shortage, worker)) in self.shortages.iter_mut().zip(&self.workers).enumerate()
+        {
             shortage.look(index, &worker.stats, now);
         }
     }
@@ -76,8 +77,11 @@ impl Telemetry {
         let waiting = sum(|stats| &stats.waiting) + sum(|stats| &stats.bootstrapping);
         let waiting = waiting + sum(|stats| &stats.retracted);
         let moving = sum(|stats| &stats.transferring) + sum(|stats| &stats.arrived);
-        let uncached =
-            self.workers.iter().map(|worker| worker.stats.waiting_tokens.load(Ordering::Relaxed)).sum();
+        let uncached = self
+            .workers
+            .iter()
+            .map(|worker| worker.stats.waiting_tokens.load(Ordering::Relaxed))
+            .sum();
         let (mut asked, mut found) = (0, 0);
         // Of those that compute prompts.
         for worker in self.workers.iter().filter(|worker| worker.role != EngineType::Decode) {
@@ -136,9 +140,11 @@ impl Watched {
         });
         self.metrics.set_tally(&self.tally);
         let total = |figure: &AtomicU64| figure.load(Ordering::Relaxed);
-        let (computed, found) = (total(&stats.prompt_tokens_total), total(&stats.prefix_found_total));
+        let (computed, found) =
+            (total(&stats.prompt_tokens_total), total(&stats.prefix_found_total));
         // What decode found of a prompt that prefill has read, prefill has counted.
-        let had = if self.role == EngineType::Decode { total(&stats.prompt_cached_total) } else { found };
+        let had =
+            if self.role == EngineType::Decode { total(&stats.prompt_cached_total) } else { found };
         self.metrics.prompt_tokens.raise_to(computed + had);
         self.metrics.prefix_asked.raise_to(total(&stats.prefix_asked_total));
         self.metrics.prefix_found.raise_to(found);

@@ -75,7 +75,9 @@ fn text_size(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
         Value::Array(items) => items.iter().map(text_size).sum(),
-        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + text_size(value)).sum(),
+        Value::Object(fields) => {
+            fields.iter().map(|(name, value)| name.len() + text_size(value)).sum()
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) => 1,
     }
 }
@@ -150,10 +152,16 @@ impl Text {
         let encode = |text: &str, special: bool| {
             if !is_wanted() {
                 let cause = Cause::ClientGone;
-                return Err(ApiError::new(cause.http_status(), cause.name(), "nobody waits for it"));
+                return Err(ApiError::new(
+                    cause.http_status(),
+                    cause.name(),
+                    "nobody waits for it",
+                ));
             }
             self.fits(param, text)?;
-            self.tokenizer.encode(text, special).map_err(|error| ApiError::invalid(param, error.to_string()))
+            self.tokenizer
+                .encode(text, special)
+                .map_err(|error| ApiError::invalid(param, error.to_string()))
         };
         let lists = match prompts {
             Prompts::Texts(texts) => texts.iter().map(|text| encode(text, true)).collect(),
@@ -198,7 +206,9 @@ impl Text {
             add_generation_prompt: conversation.add_generation_prompt,
             now: SystemTime::now(),
         });
-        rendered.map_err(|error| ApiError::invalid("messages", format!("do not fit the template: {error}")))
+        rendered.map_err(|error| {
+            ApiError::invalid("messages", format!("do not fit the template: {error}"))
+        })
     }
 }
 
@@ -226,17 +236,23 @@ mod tests {
     fn a_text_too_long_for_any_tokens_is_refused_by_its_bytes() {
         let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
         let text = Text { tokenizer, chat: None, context: 64 };
-        let ids = |bytes: usize| text.ids(&Prompts::Texts(vec!["x".repeat(bytes)]), Endpoint::Completions);
+        let ids = |bytes: usize| {
+            text.ids(&Prompts::Texts(vec!["x".repeat(bytes)]), Endpoint::Completions)
+        };
         let most = text.tokenizer.longest_text(64);
         assert!(ids(most).is_ok(), "that is for who counts tokens to say");
         let refused = ids(most + 1).unwrap_err();
-        assert_eq!((refused.code, refused.param.as_deref()), ("context_length_exceeded", Some("prompt")));
+        assert_eq!(
+            (refused.code, refused.param.as_deref()),
+            ("context_length_exceeded", Some("prompt"))
+        );
         assert!(refused.message.contains(&most.to_string()), "{}", refused.message);
     }
 
     #[test]
     fn a_template_that_cannot_be_evaluated_refuses_its_request() {
-        let source = "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
+        let source =
+            "{{ messages[1:][::-1] }}{{ raise_exception('never') if messages|length > 9 }}";
         let chat = ChatTemplate::new(source, Vec::new()).unwrap();
         let tokenizer = Tokenizer::from_hf(&crate::model::testing::fixture("llama-f32")).unwrap();
         let text = Text { tokenizer, chat: Some(chat), context: 64 };

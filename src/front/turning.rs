@@ -65,10 +65,14 @@ impl Wanted {
         };
         let role = role.ok_or_else(|| {
             let given = given(&text.role);
-            ApiError::invalid("role", format!("must be \"prefill\", \"decode\" or \"mixed\", and is {given}"))
+            ApiError::invalid(
+                "role",
+                format!("must be \"prefill\", \"decode\" or \"mixed\", and is {given}"),
+            )
         })?;
         let most = ROLE_CHANGE_TIME_MAX.as_secs();
-        let seconds = text.timeout_secs.as_ref().map_or(Some(ROLE_CHANGE_TIME.as_secs()), Value::as_u64);
+        let seconds =
+            text.timeout_secs.as_ref().map_or(Some(ROLE_CHANGE_TIME.as_secs()), Value::as_u64);
         let seconds = seconds.filter(|seconds| (1..=most).contains(seconds));
         let seconds = seconds.ok_or_else(|| {
             let given = given(&text.timeout_secs);
@@ -83,7 +87,8 @@ impl Wanted {
     /// As [`Wanted::parse`] reads it.
     pub fn to_json(self) -> Vec<u8> {
         let Wanted { role, patience } = self;
-        let text = serde_json::json!({ "role": role.to_string(), "timeout_secs": patience.as_secs() });
+        let text =
+            serde_json::json!({ "role": role.to_string(), "timeout_secs": patience.as_secs() });
         text.to_string().into_bytes()
     }
 }
@@ -285,7 +290,10 @@ mod tests {
             (r#"{"role": "decode", "other": 1}"#, "other"),
         ] {
             let error = read(text).unwrap_err();
-            assert!(error.status == 400 && error.param.as_deref() == Some(named), "{text}: {error:?}");
+            assert!(
+                error.status == 400 && error.param.as_deref() == Some(named),
+                "{text}: {error:?}"
+            );
         }
         for text in ["7", "[]", "\"decode\""] {
             let error = read(text).unwrap_err();
@@ -305,15 +313,23 @@ mod tests {
         let unheard = Left { unheard: 1, ..NOTHING };
         assert_eq!(turning.look(unheard, now + MOMENT), None);
         assert_eq!(turning.look(NOTHING, now + MOMENT), Some(Next::Turn(Role::Decode)));
-        assert_eq!(turning.look(unheard, now + MOMENT + DRAIN_DONE_TIME), Some(Next::Turn(Role::Decode)));
+        assert_eq!(
+            turning.look(unheard, now + MOMENT + DRAIN_DONE_TIME),
+            Some(Next::Turn(Role::Decode))
+        );
         assert_eq!(turning.role(), Role::Prefill, "it is not there yet");
         turning.turned(Ok(()));
-        assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Decode, 1, false));
+        assert_eq!(
+            (turning.role(), turning.changes(), turning.is_changing()),
+            (Role::Decode, 1, false)
+        );
         assert_eq!(turning.look(NOTHING, now + MOMENT), None);
         let is_taken_for = |taken_for| turning.is_taken_for(taken_for);
         assert!(["decode", "decode/1"].into_iter().all(is_taken_for));
         assert!(
-            !["prefill", "prefill/0", "prefill/1", "decode/0", "decode/2", ""].into_iter().any(is_taken_for)
+            !["prefill", "prefill/0", "prefill/1", "decode/0", "decode/2", ""]
+                .into_iter()
+                .any(is_taken_for)
         );
     }
 
@@ -325,7 +341,10 @@ mod tests {
         assert_eq!(turning.look(BUSY, late - MOMENT), None);
         assert_eq!(turning.look(BUSY, late), Some(Next::GiveUp));
         turning.stayed("too long".into());
-        assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Prefill, 0, false));
+        assert_eq!(
+            (turning.role(), turning.changes(), turning.is_changing()),
+            (Role::Prefill, 0, false)
+        );
         let told = serde_json::to_value(turning.told(3)).unwrap();
         assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "too long"}));
         assert_eq!((&told["status"], &told["running"]), (&"serving".into(), &3.into()));
@@ -338,7 +357,10 @@ mod tests {
         let now = Instant::now();
         let (mut turning, _) = asked(now);
         turning.turned(Err("no port".into()));
-        assert_eq!((turning.role(), turning.changes(), turning.is_changing()), (Role::Prefill, 1, false));
+        assert_eq!(
+            (turning.role(), turning.changes(), turning.is_changing()),
+            (Role::Prefill, 1, false)
+        );
         let told = serde_json::to_value(turning.told(0)).unwrap();
         assert_eq!(told["failed"], serde_json::json!({"role": "decode", "reason": "no port"}));
     }

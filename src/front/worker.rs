@@ -100,7 +100,12 @@ pub struct Worker {
 
 impl Worker {
     /// A worker with all slots free.
-    pub fn new(id: WorkerId, engine: Ring<Command>, status: Arc<StatusTable>, memory: Memory) -> Worker {
+    pub fn new(
+        id: WorkerId,
+        engine: Ring<Command>,
+        status: Arc<StatusTable>,
+        memory: Memory,
+    ) -> Worker {
         let slots = status.slots() as u32;
         Worker {
             id,
@@ -142,7 +147,8 @@ impl Worker {
     pub fn take_slot(&mut self, prompt: Prompt, deadline: Instant) -> Option<Slot> {
         let id = self.free.pop()?;
         let generation = self.status.open(id);
-        self.tenants[id.index()] = Some(Tenant { generation, prompt, deadline, transport: None, prefix: 0 });
+        self.tenants[id.index()] =
+            Some(Tenant { generation, prompt, deadline, transport: None, prefix: 0 });
         Some(Slot { id, generation })
     }
 

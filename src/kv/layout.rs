@@ -147,7 +147,12 @@ impl KvLayout {
     /// A pool of state slots, `[slot][layer][head][element]`: a record for each request of a model whose state is not
     /// kept token by token. A slot is a page of one token, `elements` are one head's in one layer; state of another
     /// shape is a pool and a layout of its own. One rank, which holds all heads. None where a head has no halves.
-    pub const fn state_slots(layers: u32, heads: u32, elements: u32, dtype: KvDtype) -> Option<KvLayout> {
+    pub const fn state_slots(
+        layers: u32,
+        heads: u32,
+        elements: u32,
+        dtype: KvDtype,
+    ) -> Option<KvLayout> {
         if !elements.is_multiple_of(2) {
             return None;
         }
@@ -186,7 +191,12 @@ impl KvLayout {
 
     /// This layout of one rank for each of `ranks` ranks, whose regions begin `rank_stride` bytes apart, of a model
     /// with `model_kv_heads`. None where [`KvLayout::heads_per_rank`] is not what this one holds.
-    pub const fn on_ranks(self, ranks: u32, rank_stride: u64, model_kv_heads: u32) -> Option<KvLayout> {
+    pub const fn on_ranks(
+        self,
+        ranks: u32,
+        rank_stride: u64,
+        model_kv_heads: u32,
+    ) -> Option<KvLayout> {
         match KvLayout::heads_per_rank(model_kv_heads, ranks) {
             Some(heads) if heads == self.kv_heads => {
                 Some(KvLayout { ranks, rank_stride, model_kv_heads, ..self })
@@ -215,7 +225,14 @@ impl KvLayout {
     /// Byte offset of the first element of one token's head inside the region of rank 0; that of another rank lies
     /// [`KvLayout::rank_stride`] further for each before it. `head` counts the rank's own.
     #[inline]
-    pub const fn offset(&self, page: PageId, layer: u32, which: KeyValue, head: u32, token: u32) -> u64 {
+    pub const fn offset(
+        &self,
+        page: PageId,
+        layer: u32,
+        which: KeyValue,
+        head: u32,
+        token: u32,
+    ) -> u64 {
         let kv = match which {
             KeyValue::Key => 0,
             KeyValue::Value => self.kv_stride,
@@ -256,7 +273,11 @@ mod tests {
             for head in 0..kv_heads {
                 let holders: Vec<u32> =
                     (0..ranks).filter(|&rank| layout.heads_of(rank).contains(&head)).collect();
-                assert_eq!(holders.len() as u32, (ranks / kv_heads).max(1), "{kv_heads} heads on {ranks}");
+                assert_eq!(
+                    holders.len() as u32,
+                    (ranks / kv_heads).max(1),
+                    "{kv_heads} heads on {ranks}"
+                );
                 assert_eq!(layout.holder(head), holders[0], "{kv_heads} heads on {ranks}");
             }
         }

@@ -149,7 +149,13 @@ impl PagePool {
     /// `pages`, which the caller uses, hold the KV of `sequence`, of which the first `kept` pages have been here before:
     /// those that follow go into the cache, as far as they are full of the first `tokens` tokens. A page whose content
     /// is in the cache already is changed for that one, unless it is leased. How many are kept now.
-    pub fn keep(&mut self, sequence: &Sequence<'_>, tokens: u32, pages: &mut [PageId], kept: u32) -> u32 {
+    pub fn keep(
+        &mut self,
+        sequence: &Sequence<'_>,
+        tokens: u32,
+        pages: &mut [PageId],
+        kept: u32,
+    ) -> u32 {
         let tokens = tokens + u32::from(is_planted("page is kept before it is full"));
         let full = self.prefixes.as_ref().map_or(0, |tree| tokens as usize / tree.page_size());
         for index in kept as usize..full {
@@ -193,8 +199,16 @@ impl PagePool {
     }
 
     /// Leases pages in use to a transfer that writes them: none of them is in the cache, where others read.
-    pub fn lease_to_write(&mut self, slot: SlotId, generation: Generation, pages: &[PageId]) -> Lease {
-        assert!(!pages.iter().any(|&page| self.is_cached(page)), "a cached page is nobody's to write");
+    pub fn lease_to_write(
+        &mut self,
+        slot: SlotId,
+        generation: Generation,
+        pages: &[PageId],
+    ) -> Lease {
+        assert!(
+            !pages.iter().any(|&page| self.is_cached(page)),
+            "a cached page is nobody's to write"
+        );
         self.lease(slot, generation, pages)
     }
 
@@ -227,7 +241,11 @@ impl PagePool {
         for (index, page) in self.pages.iter().enumerate() {
             let cached = self.is_cached(PageId(index as u32));
             let free = !page.is_held() && !cached;
-            assert_eq!(free, self.free.get(index), "page {index} and the map of free pages disagree");
+            assert_eq!(
+                free,
+                self.free.get(index),
+                "page {index} and the map of free pages disagree"
+            );
             match (page.users, page.leases) {
                 (0, 0) if cached => seen.cached += 1,
                 (0, 0) => seen.free += 1,
@@ -306,7 +324,8 @@ impl PagePool {
     /// Gives up `n` pages of the cache, which has as many that nobody holds.
     fn evict(&mut self, n: u32) {
         for _ in 0..n {
-            let page = self.prefixes.as_mut().and_then(PrefixTree::evict).expect("a cached page is idle");
+            let page =
+                self.prefixes.as_mut().and_then(PrefixTree::evict).expect("a cached page is idle");
             self.counts.cached -= 1;
             self.free_up(page);
         }

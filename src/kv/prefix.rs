@@ -127,7 +127,9 @@ impl PrefixTree {
         let mut at = self.buckets[self.bucket(parent, sequence.page(index, self.page_size))];
         while let Some(page) = at {
             let node = &self.nodes[page.index()];
-            if node.parent == Some(parent) && sequence.page(index, self.page_size).eq(self.ids_of(page)) {
+            if node.parent == Some(parent)
+                && sequence.page(index, self.page_size).eq(self.ids_of(page))
+            {
                 return Some(page);
             }
             at = node.next;
@@ -219,7 +221,10 @@ impl PrefixTree {
                 );
                 if let Parent::Page(parent) = parent {
                     assert!(self.contains(parent), "page {page} has lost its parent {parent}");
-                    assert!(idle(page) || !idle(parent), "page {parent} is idle, its child {page} is not");
+                    assert!(
+                        idle(page) || !idle(parent),
+                        "page {parent} is idle, its child {page} is not"
+                    );
                 }
                 indexed += 1;
                 at = node.next;

@@ -49,7 +49,9 @@ impl Region {
     pub fn new(name: &std::ffi::CStr, len: usize) -> io::Result<Region> {
         let len = len.max(1).next_multiple_of(4096);
         // SAFETY: `name` is a C string; the flags are valid.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING) };
+        let fd = unsafe {
+            libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)
+        };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -57,7 +59,8 @@ impl Region {
         let file = File::from(unsafe { OwnedFd::from_raw_fd(fd) });
         file.set_len(len as u64)?;
         let map = Mapping::new(file.as_fd(), len, libc::PROT_READ | libc::PROT_WRITE)?;
-        let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
+        let seals =
+            libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_FUTURE_WRITE | libc::F_SEAL_SEAL;
         // SAFETY: `fcntl` with integer arguments on an open descriptor.
         if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) } < 0 {
             return Err(io::Error::last_os_error());
@@ -119,7 +122,8 @@ impl Region {
     /// Copies `bytes` bytes of another region. Both ranges are in the hands of the caller alone: pages of one request
     /// that no transfer knows. Panics where one leaves its region: offsets are our own arithmetic.
     pub fn copy_from(&self, to: usize, source: &Region, from: usize, bytes: usize) {
-        let within = |start: usize, len: usize| start.checked_add(bytes).is_some_and(|end| end <= len);
+        let within =
+            |start: usize, len: usize| start.checked_add(bytes).is_some_and(|end| end <= len);
         assert!(within(to, self.len()) && within(from, source.len()), "a copy leaves its region");
         assert!(self.base() != source.base(), "a copy is between two regions");
         // SAFETY: both ranges lie in their mappings, which are two; nobody else touches them meanwhile, as the caller
@@ -210,13 +214,16 @@ impl Mapping {
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
+        let base =
+            NonNull::new(base.cast()).ok_or_else(|| io::Error::other("mapped at address zero"))?;
         Ok(Mapping { base, len })
     }
 
     fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
         let mut record = T::zeroed();
-        for (i, bytes) in bytemuck::bytes_of_mut(&mut record)[..bytes].chunks_exact_mut(8).enumerate() {
+        for (i, bytes) in
+            bytemuck::bytes_of_mut(&mut record)[..bytes].chunks_exact_mut(8).enumerate()
+        {
             let word = self.word(offset + 8 * i).load(Ordering::Relaxed);
             bytes.copy_from_slice(&word.to_ne_bytes());
         }
@@ -224,14 +231,22 @@ impl Mapping {
     }
 
     fn word(&self, offset: usize) -> &AtomicU64 {
-        assert!(offset.is_multiple_of(8) && offset < self.len - 7, "word at {offset} of {}", self.len);
+        assert!(
+            offset.is_multiple_of(8) && offset < self.len - 7,
+            "word at {offset} of {}",
+            self.len
+        );
         // SAFETY: in bounds and aligned, since mappings begin at a memory page; an atomic may be shared
         // with whoever else maps the file; `load` alone is used on read-only mappings.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }
 
     fn half_word(&self, offset: usize) -> &AtomicU32 {
-        assert!(offset.is_multiple_of(4) && offset < self.len - 3, "half word at {offset} of {}", self.len);
+        assert!(
+            offset.is_multiple_of(4) && offset < self.len - 3,
+            "half word at {offset} of {}",
+            self.len
+        );
         // SAFETY: as for `word`.
         unsafe { AtomicU32::from_ptr(self.base.as_ptr().add(offset).cast()) }
     }

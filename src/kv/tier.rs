@@ -41,7 +41,10 @@ impl Tier {
 
     /// A tier of `pages` pages of `layout`, each of which is one block.
     pub fn new(pages: u32, layout: &KvLayout) -> io::Result<Tier> {
-        assert!(layout.ranks == 1 && layout.page_stride == layout.page_bytes(), "a page is one block");
+        assert!(
+            layout.ranks == 1 && layout.page_stride == layout.page_bytes(),
+            "a page is one block"
+        );
         if pages == 0 {
             return Ok(Tier::none());
         }
@@ -83,7 +86,11 @@ impl Tier {
     /// Copies what was stored back into `pages` of `pool`, which are as many, but for the first `skipped` of them, and
     /// forgets it.
     pub fn restore(&mut self, stored: Stored, pool: &Region, pages: &[PageId], skipped: usize) {
-        assert_eq!(stored.pages as usize, pages.len(), "what was stored goes where there is room for it");
+        assert_eq!(
+            stored.pages as usize,
+            pages.len(),
+            "what was stored goes where there is room for it"
+        );
         let region = self.region.as_ref().expect("what is stored is somewhere");
         let mut at = stored.first;
         for (index, page) in pages.iter().enumerate() {

@@ -28,7 +28,11 @@ pub struct DummyWeights {
 
 impl DummyWeights {
     /// Weights of a plain `dtype`: F32, F16 or BF16. `file` is where `config` was read.
-    pub fn new(config: &ModelConfig, dtype: TensorType, file: &Path) -> Result<DummyWeights, LoadError> {
+    pub fn new(
+        config: &ModelConfig,
+        dtype: TensorType,
+        file: &Path,
+    ) -> Result<DummyWeights, LoadError> {
         if config.layers > DUMMY_LAYERS_MAX {
             let expected = format!("at most {DUMMY_LAYERS_MAX}");
             return Err(LoadError::field(file, "num_hidden_layers", expected, config.layers));
@@ -115,16 +119,21 @@ mod tests {
             assert_eq!(a.bytes, b.bytes);
             let mut row = vec![0.0; a.cols];
             dequantise_row(&a, a.rows - 1, &mut row);
-            assert!(row.iter().all(|x| x.abs() <= SPREAD * 1.01) != name.contains("norm"), "{name}");
+            assert!(
+                row.iter().all(|x| x.abs() <= SPREAD * 1.01) != name.contains("norm"),
+                "{name}"
+            );
         }
-        let key =
-            |part| one.tensor(&format!("model.layers.0.self_attn.{part}_proj.weight")).unwrap().unwrap();
+        let key = |part| {
+            one.tensor(&format!("model.layers.0.self_attn.{part}_proj.weight")).unwrap().unwrap()
+        };
         assert_ne!(key("q").bytes, key("k").bytes);
 
         let refusal = |config| make(&config).err().unwrap().to_string();
         let deep = ModelConfig { layers: u32::MAX as usize, ..config.clone() };
         assert!(refusal(deep).contains("num_hidden_layers"));
-        let wide = ModelConfig { vocab: u32::MAX as usize, hidden: u32::MAX as usize, ..config.clone() };
+        let wide =
+            ModelConfig { vocab: u32::MAX as usize, hidden: u32::MAX as usize, ..config.clone() };
         assert!(refusal(wide).contains("embed_tokens"));
     }
 }

@@ -21,7 +21,11 @@ pub struct Expected {
 /// All tensors of a model, in the order in which a forward pass meets them.
 pub fn tensors(config: &ModelConfig) -> impl Iterator<Item = Expected> + '_ {
     let ends = [
-        Expected { name: "model.embed_tokens.weight".into(), rows: config.vocab, cols: config.hidden },
+        Expected {
+            name: "model.embed_tokens.weight".into(),
+            rows: config.vocab,
+            cols: config.hidden,
+        },
         Expected { name: "model.norm.weight".into(), rows: 1, cols: config.hidden },
     ];
     let head = (!config.tied_head).then(|| Expected {

@@ -57,16 +57,19 @@ impl ModelFiles {
             _ => LoadError::io(path, error),
         })?;
         let config = path.join("config.json");
-        if metadata.is_dir() && !config.try_exists().map_err(|error| LoadError::io(&config, error))? {
+        if metadata.is_dir()
+            && !config.try_exists().map_err(|error| LoadError::io(&config, error))?
+        {
             return Err(LoadError::malformed(path, NO_CONFIG));
         }
         match format {
             LoadFormat::Auto if metadata.is_dir() => open_directory(path),
             LoadFormat::Auto => open_gguf(path),
             LoadFormat::Dummy if metadata.is_dir() => open_dummy(path),
-            LoadFormat::Dummy => {
-                Err(LoadError::malformed(path, "expected a directory with a config.json, found a file"))
-            }
+            LoadFormat::Dummy => Err(LoadError::malformed(
+                path,
+                "expected a directory with a config.json, found a file",
+            )),
         }
     }
 
@@ -136,8 +139,12 @@ fn open_dummy(path: &Path) -> Result<ModelFiles, LoadError> {
 }
 
 /// The names by which templates know special tokens, and GGUF's.
-const SPECIAL: [(&str, &str); 4] =
-    [("bos_token", "bos"), ("eos_token", "eos"), ("unk_token", "unknown"), ("pad_token", "padding")];
+const SPECIAL: [(&str, &str); 4] = [
+    ("bos_token", "bos"),
+    ("eos_token", "eos"),
+    ("unk_token", "unknown"),
+    ("pad_token", "padding"),
+];
 
 fn gguf_special_tokens(
     metadata: &Metadata<'_>,
@@ -168,7 +175,8 @@ fn directory_template(path: &Path) -> Result<Result<ChatTemplate, ChatError>, Lo
     } else {
         let stated = &settings["chat_template"];
         let named = stated.as_array().into_iter().flatten();
-        let default = named.filter(|one| one["name"] == "default").find_map(|one| one["template"].as_str());
+        let default =
+            named.filter(|one| one["name"] == "default").find_map(|one| one["template"].as_str());
         stated.as_str().or(default).map(str::to_owned)
     };
     let source = source.ok_or(ChatError::Missing);
@@ -202,8 +210,15 @@ mod tests {
             let files = ModelFiles::open(&path, LoadFormat::Auto).unwrap();
             let name = path.file_name().unwrap().to_str().unwrap();
             let kind = name.trim_end_matches(".gguf").rsplit(['.', '-']).next().unwrap();
-            assert_eq!(format!("{:?}", files.checkpoint).to_lowercase(), kind.to_lowercase(), "{name}");
-            assert_eq!((files.config.vocab, files.config.layers, files.config.bos), (384, 2, Some(0)));
+            assert_eq!(
+                format!("{:?}", files.checkpoint).to_lowercase(),
+                kind.to_lowercase(),
+                "{name}"
+            );
+            assert_eq!(
+                (files.config.vocab, files.config.layers, files.config.bos),
+                (384, 2, Some(0))
+            );
             assert!(ask(&files).ends_with("France?<|im_end|>\n<|im_start|>assistant\n"), "{name}");
             assert!(files.file_bytes > 50_000);
             count += 1;
@@ -220,8 +235,8 @@ mod tests {
             ("llama-mqa-yarn.Q8_0.gguf", "llama-mqa-yarn-f32"),
             ("llama-mha-llama3.F16.gguf", "llama-mha-llama3-bf16"),
         ] {
-            let [file, directory] =
-                [file, directory].map(|name| ModelFiles::open(&fixture(name), LoadFormat::Auto).unwrap());
+            let [file, directory] = [file, directory]
+                .map(|name| ModelFiles::open(&fixture(name), LoadFormat::Auto).unwrap());
             assert_eq!(file.config, directory.config);
             assert_eq!(file.fingerprint.config, directory.fingerprint.config);
             assert_ne!(file.fingerprint.weights, directory.fingerprint.weights);

@@ -17,7 +17,9 @@ pub fn dequantise(dtype: TensorType, bytes: &[u8], out: &mut [f32]) {
     assert_eq!(bytes.len() / size * elements, out.len());
     for (block, out) in bytes.chunks_exact(size).zip(out.chunks_exact_mut(elements)) {
         match dtype {
-            TensorType::F32 => out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]]),
+            TensorType::F32 => {
+                out[0] = f32::from_le_bytes([block[0], block[1], block[2], block[3]])
+            }
             TensorType::F16 => out[0] = half_at(block, 0),
             TensorType::Bf16 => out[0] = bf16::from_le_bytes([block[0], block[1]]).to_f32(),
             TensorType::Q8_0 => q8_0(block, out),
@@ -109,7 +111,8 @@ fn q5_k(block: &[u8], out: &mut [f32]) {
 }
 
 fn q6_k(block: &[u8], out: &mut [f32]) {
-    let (low, high, scales, d) = (&block[..128], &block[128..192], &block[192..208], half_at(block, 208));
+    let (low, high, scales, d) =
+        (&block[..128], &block[128..192], &block[192..208], half_at(block, 208));
     for (i, out) in out.iter_mut().enumerate() {
         let (part, within) = (i / 128, i % 128);
         let (quarter, lane) = (within / 32, within % 32);

@@ -30,7 +30,9 @@ impl Authorities {
         let wrong = |why: &dyn fmt::Display| format!("{}: {why}", path.display());
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(&read(path)?) {
-            roots.add(certificate.map_err(|why| wrong(&why))?).map_err(|why| wrong(&unusable(&why)))?;
+            roots
+                .add(certificate.map_err(|why| wrong(&why))?)
+                .map_err(|why| wrong(&unusable(&why)))?;
         }
         if roots.is_empty() {
             return Err(wrong(&"holds no certificate in PEM"));
@@ -109,11 +111,14 @@ impl Distrust {
         use rustls::Error;
         match error {
             Error::InvalidCertificate(why) => match why {
-                CertificateError::UnknownIssuer | CertificateError::BadSignature => Distrust::Stranger,
-                CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
-                    Distrust::Name
+                CertificateError::UnknownIssuer | CertificateError::BadSignature => {
+                    Distrust::Stranger
                 }
-                CertificateError::Expired | CertificateError::ExpiredContext { .. } => Distrust::Expired,
+                CertificateError::NotValidForName
+                | CertificateError::NotValidForNameContext { .. } => Distrust::Name,
+                CertificateError::Expired | CertificateError::ExpiredContext { .. } => {
+                    Distrust::Expired
+                }
                 CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
                     Distrust::Early
                 }
@@ -157,8 +162,13 @@ pub(super) fn is_authoritys(certificate: &CertificateDer<'_>) -> bool {
         return false;
     }
     let algorithms = ring::default_provider().signature_verification_algorithms.all;
-    let checked =
-        verify_server_cert_signed_by_trust_anchor(&parsed, &roots, &[], UnixTime::now(), algorithms);
+    let checked = verify_server_cert_signed_by_trust_anchor(
+        &parsed,
+        &roots,
+        &[],
+        UnixTime::now(),
+        algorithms,
+    );
     matches!(checked, Err(rustls::Error::InvalidCertificate(why)) if is_of_authority(&why))
 }
 
@@ -171,13 +181,17 @@ fn is_of_authority(why: &CertificateError) -> bool {
 /// What is wrong with a certificate that was read from a file: to rustls it is a peer's in any case.
 pub(super) fn unusable(error: &rustls::Error) -> String {
     match error {
-        rustls::Error::InvalidCertificate(CertificateError::BadEncoding) => "a certificate is damaged".into(),
+        rustls::Error::InvalidCertificate(CertificateError::BadEncoding) => {
+            "a certificate is damaged".into()
+        }
         rustls::Error::InvalidCertificate(CertificateError::Other(why))
             if why.to_string().contains("UnsupportedCertVersion") =>
         {
             "the certificate is not of X.509 version 3, as those are that name their hosts".into()
         }
-        rustls::Error::InvalidCertificate(why) => format!("the certificate cannot be used: {why:?}"),
+        rustls::Error::InvalidCertificate(why) => {
+            format!("the certificate cannot be used: {why:?}")
+        }
         why => why.to_string(),
     }
 }

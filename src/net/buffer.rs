@@ -117,7 +117,8 @@ mod tests {
 
     #[test]
     fn memory_goes_from_one_that_is_empty_to_the_next() {
-        let (mut spare, mut first, mut second) = (Spare::default(), Buffer::default(), Buffer::default());
+        let (mut spare, mut first, mut second) =
+            (Spare::default(), Buffer::default(), Buffer::default());
         spare.lend(&mut first);
         first.append(b"one");
         spare.take_back(&mut first);

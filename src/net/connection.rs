@@ -55,7 +55,9 @@ impl fmt::Display for CloseReason {
             CloseReason::Io(kind) => kind.fmt(f),
             CloseReason::Tls(why) => why.fmt(f),
             CloseReason::ConnectDeadline => write!(f, "not connected by its deadline"),
-            CloseReason::Descriptors => write!(f, "more than {DESCRIPTORS_MAX} descriptors were passed"),
+            CloseReason::Descriptors => {
+                write!(f, "more than {DESCRIPTORS_MAX} descriptors were passed")
+            }
             CloseReason::TooMany => write!(f, "too many connections"),
         }
     }
@@ -180,7 +182,9 @@ impl Connection {
                         return (total, ReadEnd::Empty);
                     }
                 }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return (total, ReadEnd::Empty),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    return (total, ReadEnd::Empty);
+                }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return (total, ReadEnd::Failed(error.into())),
             }

@@ -19,7 +19,11 @@ const CONTROL_LEN: usize =
 
 /// Writes bytes and, with the first of them, descriptors; says how many bytes were taken. There is
 /// at least one byte, and at most [`DESCRIPTORS_MAX`] descriptors.
-pub fn send(socket: BorrowedFd<'_>, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<usize> {
+pub fn send(
+    socket: BorrowedFd<'_>,
+    bytes: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+) -> io::Result<usize> {
     if bytes.is_empty() || descriptors.is_empty() || descriptors.len() > DESCRIPTORS_MAX {
         return Err(io::ErrorKind::InvalidInput.into());
     }
@@ -66,7 +70,8 @@ pub fn receive(
     header.msg_control = control.0.as_mut_ptr().cast();
     header.msg_controllen = CONTROL_LEN as _;
     // SAFETY: `header` points at `slices` and `control`, which outlive the call.
-    let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
+    let received =
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, libc::MSG_CMSG_CLOEXEC) };
     let received = usize::try_from(received).map_err(|_| io::Error::last_os_error())?;
     let kept = descriptors.len();
     // SAFETY: the kernel has written whole control messages up to `msg_controllen`; the macros stay
@@ -74,7 +79,8 @@ pub fn receive(
     unsafe {
         let mut message = libc::CMSG_FIRSTHDR(&header);
         while !message.is_null() {
-            if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS {
+            if (*message).cmsg_level == libc::SOL_SOCKET && (*message).cmsg_type == libc::SCM_RIGHTS
+            {
                 let data = libc::CMSG_DATA(message).cast::<RawFd>();
                 let data_len = (*message).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
                 for index in 0..data_len / size_of::<RawFd>() {

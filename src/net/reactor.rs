@@ -163,7 +163,8 @@ impl Reactor {
         if place == self.listeners.len() {
             self.listeners.push(None);
         }
-        self.listeners[place] = Some(Listening { listener, credentials: None, open: 0, limit, again: false });
+        self.listeners[place] =
+            Some(Listening { listener, credentials: None, open: 0, limit, again: false });
         Ok(id)
     }
 
@@ -201,7 +202,9 @@ impl Reactor {
         );
         untold.into_iter().for_each(|conn| self.release(conn));
         // What is left counts for nobody who listens there next.
-        for connection in self.table.iter_mut().filter(|connection| connection.listener == Some(id.0)) {
+        for connection in
+            self.table.iter_mut().filter(|connection| connection.listener == Some(id.0))
+        {
             connection.listener = None;
         }
     }
@@ -282,7 +285,8 @@ impl Reactor {
     /// The first `count` bytes of [`received`](Self::received) are done with. At
     /// [`NET_RECEIVED_MAX`](limits::NET_RECEIVED_MAX) bytes, reading waits for this.
     pub fn consume(&mut self, id: ConnId, count: usize) {
-        let Some(connection) = self.table.get_mut(id).filter(|connection| connection.is_owned()) else {
+        let Some(connection) = self.table.get_mut(id).filter(|connection| connection.is_owned())
+        else {
             return;
         };
         connection.received.consume(count);
@@ -294,7 +298,8 @@ impl Reactor {
 
     /// Descriptors that have come over a unix stream with the bytes received so far.
     pub fn take_descriptors(&mut self, id: ConnId) -> Vec<OwnedFd> {
-        self.owned_mut(id).map_or_else(Vec::new, |connection| std::mem::take(&mut connection.descriptors))
+        self.owned_mut(id)
+            .map_or_else(Vec::new, |connection| std::mem::take(&mut connection.descriptors))
     }
 
     /// Gives a TCP connection away, with what it has received and nobody has consumed: another thread goes
@@ -363,7 +368,9 @@ impl Reactor {
                     self.events.push_back(Event::Hangup);
                 }
             }
-            Token(token) if token >= LISTENERS => self.accept(ListenerId((token - LISTENERS) as u32)),
+            Token(token) if token >= LISTENERS => {
+                self.accept(ListenerId((token - LISTENERS) as u32))
+            }
             token => {
                 let id = id_of(token);
                 let state = self.table.get(id).map(|connection| connection.state);

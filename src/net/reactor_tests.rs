@@ -105,7 +105,9 @@ fn a_dial_nobody_answers_ends_by_its_deadline() {
     let address = Address::Tcp("192.0.2.1:9".parse().unwrap());
     let conn = reactor.connect(&address, Instant::now() + Duration::from_millis(20)).unwrap();
     // Without a route it fails at once instead, which is as good an end.
-    wait(&mut reactor, |_, event| matches!(event, Event::Closed { conn: c, .. } if c == conn).then_some(()));
+    wait(&mut reactor, |_, event| {
+        matches!(event, Event::Closed { conn: c, .. } if c == conn).then_some(())
+    });
     assert_eq!((reactor.connections(), reactor.timers.len()), (0, 0));
 }
 
@@ -118,7 +120,9 @@ fn what_is_not_consumed_is_bounded_and_nothing_is_lost() {
         client.write_all(&copy).unwrap();
         client
     });
-    wait(&mut reactor, |reactor, _| (reactor.received(conn).len() == NET_RECEIVED_MAX).then_some(()));
+    wait(&mut reactor, |reactor, _| {
+        (reactor.received(conn).len() == NET_RECEIVED_MAX).then_some(())
+    });
     for _ in 0..3 {
         reactor.poll(Some(Instant::now())).unwrap();
         assert_eq!(reactor.received(conn).len(), NET_RECEIVED_MAX);

@@ -18,10 +18,17 @@ pub(super) fn limit(socket: BorrowedFd<'_>, longest: Duration) -> io::Result<()>
     set(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, longest.as_millis() as libc::c_int)
 }
 
-fn set(socket: BorrowedFd<'_>, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {
+fn set(
+    socket: BorrowedFd<'_>,
+    level: libc::c_int,
+    name: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
     let size = size_of_val(&value) as libc::socklen_t;
     // SAFETY: an open socket, and an int of that size, which is read before the call returns.
-    match unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size) } {
+    match unsafe {
+        libc::setsockopt(socket.as_raw_fd(), level, name, (&raw const value).cast(), size)
+    } {
         0 => Ok(()),
         _ => Err(io::Error::last_os_error()),
     }

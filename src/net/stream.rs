@@ -164,7 +164,11 @@ impl Stream {
     }
 
     /// Reads bytes, and from a unix stream the descriptors that come with them.
-    pub(super) fn read(&mut self, bytes: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    pub(super) fn read(
+        &mut self,
+        bytes: &mut [u8],
+        descriptors: &mut Vec<OwnedFd>,
+    ) -> io::Result<usize> {
         match self {
             Stream::Tcp(stream) => stream.read(bytes),
             Stream::Tls(secured) => secured.read(bytes),

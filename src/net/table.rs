@@ -45,12 +45,16 @@ impl Table {
     }
 
     pub(super) fn get(&self, id: ConnId) -> Option<&Connection> {
-        let slot = self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        let slot =
+            self.slots.get(id.index as usize).filter(|slot| slot.generation == id.generation)?;
         slot.connection.as_ref()
     }
 
     pub(super) fn get_mut(&mut self, id: ConnId) -> Option<&mut Connection> {
-        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        let slot = self
+            .slots
+            .get_mut(id.index as usize)
+            .filter(|slot| slot.generation == id.generation)?;
         slot.connection.as_mut()
     }
 
@@ -70,7 +74,10 @@ impl Table {
     }
 
     pub(super) fn remove(&mut self, id: ConnId) -> Option<Connection> {
-        let slot = self.slots.get_mut(id.index as usize).filter(|slot| slot.generation == id.generation)?;
+        let slot = self
+            .slots
+            .get_mut(id.index as usize)
+            .filter(|slot| slot.generation == id.generation)?;
         let connection = slot.connection.take()?;
         self.free.push(id.index);
         Some(connection)

@@ -139,7 +139,8 @@ impl<K> Timers<K> {
     fn sink(&mut self, mut position: usize) {
         loop {
             let children = [2 * position + 1, 2 * position + 2];
-            let earliest = children.into_iter().filter(|&c| c < self.heap.len()).min_by_key(|&c| self.due(c));
+            let earliest =
+                children.into_iter().filter(|&c| c < self.heap.len()).min_by_key(|&c| self.due(c));
             match earliest {
                 Some(child) if self.due(child) < self.due(position) => {
                     self.swap(position, child);

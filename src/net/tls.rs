@@ -49,7 +49,13 @@ impl Credentials {
         if is_authoritys(&chain[0]) {
             // Others may take it, as they are told to.
             let (file, why) = (certificates.display(), Distrust::Authority);
-            event!(Warn, "tls", "no router or worker takes this certificate", file = file, why = why);
+            event!(
+                Warn,
+                "tls",
+                "no router or worker takes this certificate",
+                file = file,
+                why = why
+            );
         }
         let secret = PrivateKeyDer::from_pem_slice(&read(key)?)
             .map_err(|why| wrong(key, &format!("holds no private key in PEM: {why}")))?;
@@ -60,7 +66,9 @@ impl Credentials {
             .with_single_cert(chain, secret)
             .map_err(|why| {
                 let why = match why {
-                    rustls::Error::InconsistentKeys(_) => "the key is not that of the certificate".to_owned(),
+                    rustls::Error::InconsistentKeys(_) => {
+                        "the key is not that of the certificate".to_owned()
+                    }
                     why => unusable(&why),
                 };
                 format!("{} and {}: {why}", certificates.display(), key.display())
@@ -81,7 +89,9 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, String> {
     let wrong = |why: String| format!("{}: {why}", path.display());
     let file = File::open(path).map_err(|error| wrong(error.to_string()))?;
     let mut bytes = Vec::new();
-    file.take(TLS_FILE_MAX as u64 + 1).read_to_end(&mut bytes).map_err(|error| wrong(error.to_string()))?;
+    file.take(TLS_FILE_MAX as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| wrong(error.to_string()))?;
     if bytes.len() > TLS_FILE_MAX {
         return Err(wrong(format!("holds more than {TLS_FILE_MAX} bytes")));
     }
@@ -99,7 +109,11 @@ pub(super) struct Secured {
 
 impl Secured {
     /// A session with the server at this host, to which `tcp` is still on its way.
-    pub(super) fn dial(tcp: TcpStream, authorities: &Authorities, host: &str) -> io::Result<Secured> {
+    pub(super) fn dial(
+        tcp: TcpStream,
+        authorities: &Authorities,
+        host: &str,
+    ) -> io::Result<Secured> {
         // Who answers in the clear is told from one that does not by the first record.
         Ok(Secured { tcp, session: authorities.session(host)?.into(), begun: true })
     }
@@ -157,7 +171,9 @@ impl Secured {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             // An end that was not announced may have been cut off. HTTP knows how long requests are; an answer may end
             // with its connection.
-            Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.is_client() => Some(Ok(0)),
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof && !self.is_client() => {
+                Some(Ok(0))
+            }
             other => Some(other),
         }
     }

@@ -125,7 +125,10 @@ pub(crate) mod tests {
         let end = line.find(['{', ' ']).expect("a value");
         let (name, mut rest) = line.split_at(end);
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
-        assert!(name.chars().all(is_name) && !name.starts_with(|c: char| c.is_ascii_digit()), "{line}");
+        assert!(
+            name.chars().all(is_name) && !name.starts_with(|c: char| c.is_ascii_digit()),
+            "{line}"
+        );
         let mut labels = BTreeMap::new();
         if let Some(inner) = rest.strip_prefix('{') {
             rest = inner;
@@ -158,7 +161,8 @@ pub(crate) mod tests {
     }
 
     fn check_histograms(samples: &Samples, family: &str) {
-        for ((_, labels), count) in samples.iter().filter(|((name, _), _)| *name == format!("{family}_count"))
+        for ((_, labels), count) in
+            samples.iter().filter(|((name, _), _)| *name == format!("{family}_count"))
         {
             let mut buckets: Vec<(f64, f64)> = samples
                 .iter()
@@ -182,7 +186,8 @@ pub(crate) mod tests {
         let labels = Labels::none().and("model_name", "a\\b\"c\nd").and("role", "prefill");
         registry.counter(&["x:n_total", "y:n_total"], "Things.", &labels).add(3);
         registry.gauge(&["x:g"], "A part.", &Labels::none()).set(0.25);
-        let histogram = registry.histogram(&["x:h"], "Times.", &Labels::none().and("s", "q"), &[0.001, 1.0]);
+        let histogram =
+            registry.histogram(&["x:h"], "Times.", &Labels::none().and("s", "q"), &[0.001, 1.0]);
         histogram.observe(0.5);
         histogram.observe(8.0);
         let mut text = String::new();
@@ -210,7 +215,9 @@ x:h_count{s="q"} 2
         let samples = read(&text);
         let key = ("model_name".to_owned(), "a\\b\"c\nd".to_owned());
         assert!(
-            samples.keys().any(|(_, labels)| labels.get_key_value("model_name") == Some((&key.0, &key.1)))
+            samples
+                .keys()
+                .any(|(_, labels)| labels.get_key_value("model_name") == Some((&key.0, &key.1)))
         );
     }
 }

@@ -132,7 +132,10 @@ fn format_time(line: &mut String, since_epoch: Duration) {
     let (year, month, day) = civil_date(seconds / 86_400);
     let (hour, minute, second) = (seconds / 3600 % 24, seconds / 60 % 60, seconds % 60);
     let micros = since_epoch.subsec_micros();
-    let _ = write!(line, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z");
+    let _ = write!(
+        line,
+        "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z"
+    );
 }
 
 /// Days since 1970-01-01 as a date of the Gregorian calendar. Years are counted from March, so that the
@@ -140,7 +143,8 @@ fn format_time(line: &mut String, since_epoch: Duration) {
 fn civil_date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468; // since 0000-03-01
     let (era, day_of_era) = (days / 146_097, days % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let month_from_march = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
@@ -188,7 +192,8 @@ mod tests {
     #[test]
     fn no_value_ends_a_line_or_forges_a_field() {
         let forged = "x\n2026 INFO fake level=ERROR";
-        let shown = line(LogFormat::Text, &[("id", &forged), ("empty", &""), ("bell", &"\u{7}\u{1b}[2J")]);
+        let shown =
+            line(LogFormat::Text, &[("id", &forged), ("empty", &""), ("bell", &"\u{7}\u{1b}[2J")]);
         assert_eq!(shown.matches('\n').count(), 1, "{shown}");
         assert!(
             shown.contains(r#"id="x\n2026 INFO fake level=ERROR" empty="" bell="\u{7}\u{1b}[2J""#),

@@ -13,24 +13,29 @@ use std::time::Duration;
 
 /// 1 ms to 300 s.
 const TTFT_SECONDS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0,
-    40.0, 80.0, 160.0, 300.0,
+    0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
+    10.0, 20.0, 40.0, 80.0, 160.0, 300.0,
 ];
 /// 5 ms to 2.5 s.
-const ITL_SECONDS: &[f64] = &[0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
+const ITL_SECONDS: &[f64] =
+    &[0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5];
 /// 100 ms to an hour.
-const E2E_SECONDS: &[f64] =
-    &[0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0, 3600.0];
+const E2E_SECONDS: &[f64] = &[
+    0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 60.0, 120.0, 300.0, 900.0,
+    3600.0,
+];
 /// 100 µs, a hand-over through shared memory, to the longest time to a first token.
 const STAGE_SECONDS: &[f64] = &[
-    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 40.0, 300.0,
+    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+    40.0, 300.0,
 ];
 /// SGLang's, and shorter ones for shared memory.
 const TRANSFER_MS: &[f64] =
     &[0.1, 0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 500.0, 1000.0, 2500.0, 5000.0];
 /// SGLang's.
 const TRANSFER_GB_S: &[f64] = &[0.1, 0.5, 1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 400.0];
-const TRANSFER_MB: &[f64] = &[0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0, 5000.0, 10000.0];
+const TRANSFER_MB: &[f64] =
+    &[0.1, 0.5, 1.0, 5.0, 10.0, 50.0, 100.0, 500.0, 1000.0, 5000.0, 10000.0];
 
 /// Role of a worker, under the names of SGLang's label `engine_type`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -424,11 +429,16 @@ impl RouterMetrics {
             requests: r.counter(&["smg_router_requests_total"], "Requests taken.", l),
             failures: std::array::from_fn(|index| {
                 let labels = l.and("error_type", Cause::ALL[index].name());
-                r.counter(&["smg_router_request_errors_total"], "Requests that failed, by cause.", &labels)
+                r.counter(
+                    &["smg_router_request_errors_total"],
+                    "Requests that failed, by cause.",
+                    &labels,
+                )
             }),
             retries: std::array::from_fn(|index| {
                 let labels = l.and("error_type", Cause::ALL[index].name());
-                let help = "Requests sent to another pair of workers, by what the last one failed of.";
+                let help =
+                    "Requests sent to another pair of workers, by what the last one failed of.";
                 r.counter(&["baton_router_retries_total"], help, &labels)
             }),
             resumed: r.counter(
@@ -525,8 +535,11 @@ mod tests {
         let carries = |found: &std::collections::BTreeMap<String, String>| {
             labels.iter().all(|(key, value)| found.get(*key).is_some_and(|found| found == value))
         };
-        let hits: Vec<f64> =
-            samples.iter().filter(|((n, l), _)| n == name && carries(l)).map(|(_, &value)| value).collect();
+        let hits: Vec<f64> = samples
+            .iter()
+            .filter(|((n, l), _)| n == name && carries(l))
+            .map(|(_, &value)| value)
+            .collect();
         assert!(!hits.is_empty(), "no {name} {labels:?}");
         hits.iter().sum()
     }
@@ -536,7 +549,13 @@ mod tests {
         let mut registry = Registry::default();
         let prefill = WorkerMetrics::register(&mut registry, "smol", EngineType::Prefill, 0);
         let decode = WorkerMetrics::register(&mut registry, "smol", EngineType::Decode, 1);
-        prefill.set_depths(Depths { running: 1, queued: 2, bootstrap: 3, inflight: 4, ..Depths::default() });
+        prefill.set_depths(Depths {
+            running: 1,
+            queued: 2,
+            bootstrap: 3,
+            inflight: 4,
+            ..Depths::default()
+        });
         decode.set_depths(Depths { running: 5, prealloc: 6, transfer: 7, ..Depths::default() });
         prefill.prompt_tokens.add(38);
         decode.finished_stop.inc();
@@ -546,7 +565,10 @@ mod tests {
         assert_eq!(sum(&samples, "vllm:num_requests_waiting", &[("engine_type", "prefill")]), 9.0);
         assert_eq!(sum(&samples, "vllm:num_requests_waiting", &[("worker", "1")]), 13.0);
         assert_eq!(sum(&samples, "sglang:prompt_tokens_total", &[("model_name", "smol")]), 38.0);
-        assert_eq!(sum(&samples, "vllm:request_success_total", &[("finished_reason", "stop")]), 1.0);
+        assert_eq!(
+            sum(&samples, "vllm:request_success_total", &[("finished_reason", "stop")]),
+            1.0
+        );
         let lost = [("cause", "peer_lost"), ("engine_type", "decode")];
         assert_eq!(sum(&samples, "baton_request_failures_total", &lost), 1.0);
         assert_eq!(sum(&samples, "baton_request_failures_total", &[]), 1.0);
@@ -595,14 +617,19 @@ mod tests {
         let samples = exposed(&registry);
         assert_eq!(sum(&samples, "baton_kv_transfer_bytes_total", &[]), 2e6);
         assert_eq!(sum(&samples, "sglang:kv_transfer_latency_ms_count", &[]), 2.0);
-        assert_eq!(sum(&samples, "sglang:kv_transfer_speed_gb_s_sum", &[]), 2.0, "no speed of nothing");
+        assert_eq!(
+            sum(&samples, "sglang:kv_transfer_speed_gb_s_sum", &[]),
+            2.0,
+            "no speed of nothing"
+        );
     }
 
     #[test]
     fn the_router_tells_of_its_workers() {
         let mut registry = Registry::default();
         let workers = [(EngineType::Prefill, "http://a:1"), (EngineType::Decode, "http://b:2")];
-        let [first, second] = workers.map(|(role, url)| RoutedMetrics::register(&mut registry, role, url));
+        let [first, second] =
+            workers.map(|(role, url)| RoutedMetrics::register(&mut registry, role, url));
         let router = RouterMetrics::register(&mut registry);
         router.requests.inc();
         router.failed(Cause::Overloaded);
@@ -610,7 +637,10 @@ mod tests {
         let samples = exposed(&registry);
         assert_eq!(sum(&samples, "smg_worker_health", &[("worker", "http://a:1")]), 0.0);
         assert_eq!(sum(&samples, "smg_worker_requests_active", &[("worker_type", "decode")]), 3.0);
-        assert_eq!(sum(&samples, "smg_router_request_errors_total", &[("error_type", "overloaded")]), 1.0);
+        assert_eq!(
+            sum(&samples, "smg_router_request_errors_total", &[("error_type", "overloaded")]),
+            1.0
+        );
         first.unlist(&mut registry);
         let mut text = String::new();
         registry.expose(&mut text);

@@ -124,7 +124,9 @@ impl Histogram {
         }
         self.counts[self.bounds.partition_point(|&bound| bound < value)].fetch_add(1, Relaxed);
         // The closure never declines, so the update never fails.
-        let _ = self.sum.fetch_update(Relaxed, Relaxed, |sum| Some((f64::from_bits(sum) + value).to_bits()));
+        let _ = self
+            .sum
+            .fetch_update(Relaxed, Relaxed, |sum| Some((f64::from_bits(sum) + value).to_bits()));
     }
 
     /// Sum of all values.
@@ -183,14 +185,24 @@ pub struct Registry {
 
 impl Registry {
     /// Makes a counter and lists it under each of `names`.
-    pub fn counter(&mut self, names: &[&'static str], help: &'static str, labels: &Labels) -> Arc<Counter> {
+    pub fn counter(
+        &mut self,
+        names: &[&'static str],
+        help: &'static str,
+        labels: &Labels,
+    ) -> Arc<Counter> {
         let counter = Arc::new(Counter::default());
         self.list(names, help, labels, || Sample::Counter(counter.clone()));
         counter
     }
 
     /// Makes a gauge, likewise.
-    pub fn gauge(&mut self, names: &[&'static str], help: &'static str, labels: &Labels) -> Arc<Gauge> {
+    pub fn gauge(
+        &mut self,
+        names: &[&'static str],
+        help: &'static str,
+        labels: &Labels,
+    ) -> Arc<Gauge> {
         let gauge = Arc::new(Gauge::default());
         self.list(names, help, labels, || Sample::Gauge(gauge.clone()));
         gauge

@@ -55,7 +55,11 @@ impl Doors {
     ///
     /// # Errors
     /// One cannot be had; the others are closed again.
-    pub fn open(config: &PartConfig, role: Role, reactor: &mut Reactor) -> Result<Doors, RoleError> {
+    pub fn open(
+        config: &PartConfig,
+        role: Role,
+        reactor: &mut Reactor,
+    ) -> Result<Doors, RoleError> {
         let mut doors = Doors::default();
         match doors.fill(config, role, reactor) {
             Ok(()) => Ok(doors),
@@ -66,7 +70,12 @@ impl Doors {
         }
     }
 
-    fn fill(&mut self, config: &PartConfig, role: Role, reactor: &mut Reactor) -> Result<(), RoleError> {
+    fn fill(
+        &mut self,
+        config: &PartConfig,
+        role: Role,
+        reactor: &mut Reactor,
+    ) -> Result<(), RoleError> {
         let host = config.worker.front.host;
         let mut open = |port: Port| -> Result<Door, RoleError> {
             let listener = port.listen(host, CONTROL_CONNECTIONS_MAX, reactor)?;
@@ -79,7 +88,9 @@ impl Doors {
                 let listened = self.passing.listen(reactor);
                 listened.map_err(|error| RoleError::Io("cannot listen on a unix socket", error))?;
             }
-            Role::Decode if config.handoff.transfer.takes_tcp() => self.data = Some(open(data(config))?),
+            Role::Decode if config.handoff.transfer.takes_tcp() => {
+                self.data = Some(open(data(config))?)
+            }
             Role::Decode | Role::Mixed => {}
         }
         Ok(())
@@ -96,7 +107,8 @@ impl Doors {
     pub fn lanes(&self, config: &PartConfig) -> Option<SocketAddr> {
         let (_, port) = self.data?;
         // The configuration takes nothing but addresses here.
-        let advertised = config.handoff.advertise_host.as_deref().and_then(|host| parse_host(host).ok());
+        let advertised =
+            config.handoff.advertise_host.as_deref().and_then(|host| parse_host(host).ok());
         Some(SocketAddr::new(advertised.unwrap_or(config.worker.front.host), port))
     }
 }

@@ -76,8 +76,13 @@ impl Loaded {
         let context = context(model, worker.model.max_model_len)?;
         let dtype = kv_dtype(worker.kv.dtype, files.checkpoint);
         let (kv_heads, head_dim) = (model.kv_heads as u32, model.head_dim as u32);
-        let layout =
-            KvLayout::page_major(worker.kv.page_size, model.layers as u32, kv_heads, head_dim, dtype);
+        let layout = KvLayout::page_major(
+            worker.kv.page_size,
+            model.layers as u32,
+            kv_heads,
+            head_dim,
+            dtype,
+        );
         let pages = pages(&layout, worker.kv.memory.0)?;
         let sched = SchedConfig {
             max_running: worker.max_running_requests as usize,
@@ -93,7 +98,8 @@ impl Loaded {
         };
         tell_shortage(&layout, pages, context);
         let tier_pages = tier_pages(&layout, retraction.memory.0)?;
-        let pinned = worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
+        let pinned =
+            worker.cores.cpus_are_chosen || worker.cores.cpus.len() >= worker.cores.threads + 2;
         let options = CpuOptions {
             threads: worker.cores.threads,
             limits: sched.batch_limits(),
@@ -101,13 +107,14 @@ impl Loaded {
             pin: pinned.then(|| worker.cores.cpus.clone()),
         };
         let mut shown = 0;
-        let forward = CpuModel::load(model, files.weights.as_ref(), &options, &mut |done, total| {
-            let percent = done * 100 / total.max(1);
-            if percent >= shown + 25 {
-                shown = percent;
-                event!(Info, "model", "loading", percent = percent);
-            }
-        })?;
+        let forward =
+            CpuModel::load(model, files.weights.as_ref(), &options, &mut |done, total| {
+                let percent = done * 100 / total.max(1);
+                if percent >= shown + 25 {
+                    shown = percent;
+                    event!(Info, "model", "loading", percent = percent);
+                }
+            })?;
         let memory = forward.memory_bytes();
         event!(
             Info,
@@ -158,9 +165,13 @@ impl Loaded {
 pub fn kind(fingerprint: &Fingerprint, layout: &KvLayout) -> KindDigest {
     let mut digest = Sha256::new();
     digest.update(b"baton kind");
-    for number in
-        [AUX_VERSION, size_of::<AuxRecord>() as u32, layout.layers, layout.head_dim, layout.model_kv_heads]
-    {
+    for number in [
+        AUX_VERSION,
+        size_of::<AuxRecord>() as u32,
+        layout.layers,
+        layout.head_dim,
+        layout.model_kv_heads,
+    ] {
         digest.update(number.to_le_bytes());
     }
     digest.update((layout.dtype as u32).to_le_bytes());
@@ -212,7 +223,8 @@ fn tier_pages(layout: &KvLayout, bytes: u64) -> Result<u32, RoleError> {
     // A page's number is below the one that ends a chain.
     match u32::try_from(bytes / layout.page_bytes()).unwrap_or(u32::MAX - 1) {
         0 if bytes > 0 => {
-            let reason = format!("holds no page: one takes {} bytes; 0 does without", layout.page_bytes());
+            let reason =
+                format!("holds no page: one takes {} bytes; 0 does without", layout.page_bytes());
             Err(RoleError::Config("--swap-memory", reason))
         }
         pages => Ok(pages),
@@ -229,7 +241,8 @@ fn tell_shortage(layout: &KvLayout, pages: u32, context: usize) {
             "KV memory holds less than one context: longer requests are refused, see --kv-memory",
             kv_tokens = tokens,
             context = context,
-            context_mib = (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
+            context_mib =
+                (layout.pages_for(context as u32) as u64 * layout.page_bytes()).div_ceil(1 << 20),
         );
     }
 }

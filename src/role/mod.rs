@@ -117,13 +117,16 @@ pub fn serve(config: &ServeConfig) -> Result<End, RoleError> {
         WorkerLayout::Mixed => Placement::Mixed(vec![process.add_mixed(&loaded)?]),
         WorkerLayout::Split { prefill, decode, first_token, .. } => Placement::Split {
             first_token,
-            prefill: (0..prefill).map(|_| process.add_prefill(&loaded)).collect::<Result<_, _>>()?,
+            prefill: (0..prefill)
+                .map(|_| process.add_prefill(&loaded))
+                .collect::<Result<_, _>>()?,
             decode: (0..decode).map(|_| process.add_decode(&loaded)).collect::<Result<_, _>>()?,
         },
     };
     let (workers, crew) = process.start(&loaded, forward, ctl.clone())?;
     let mode = About::mode_of(EngineType::Unified);
-    let front = process::front(reactor, &config.worker, files, &loaded, workers, (placement, mode), ctl);
+    let front =
+        process::front(reactor, &config.worker, files, &loaded, workers, (placement, mode), ctl);
     let mut service = front?;
     keep(&mut service, credentials, reload)?;
     starting.over();
@@ -155,11 +158,15 @@ fn reactor() -> Result<(Reactor, Arc<Bell>), RoleError> {
 
 /// What the HTTP front shows, where it speaks HTTPS, and the files that are read again as they change. At the beginning of a
 /// start: what is wrong with them is said before a model is read, and a change meanwhile is one.
-fn secrets(front: &FrontConfig, cluster_keys: &[Secret]) -> Result<(Option<Credentials>, Reload), RoleError> {
+fn secrets(
+    front: &FrontConfig,
+    cluster_keys: &[Secret],
+) -> Result<(Option<Credentials>, Reload), RoleError> {
     let reload = Reload::new(front, cluster_keys, Instant::now());
     let read = |(certificates, key): &(PathBuf, PathBuf)| Credentials::read(certificates, key);
     let credentials = front.tls.as_ref().map(read).transpose();
-    let credentials = credentials.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
+    let credentials =
+        credentials.map_err(|why| RoleError::Config("--tls-cert-file, --tls-key-file", why))?;
     Ok((credentials, reload))
 }
 
@@ -169,7 +176,11 @@ fn authorities(file: Option<&Path>) -> Result<Option<Authorities>, RoleError> {
 }
 
 /// Has a service use them.
-fn keep(service: &mut Service, credentials: Option<Credentials>, reload: Reload) -> Result<(), RoleError> {
+fn keep(
+    service: &mut Service,
+    credentials: Option<Credentials>,
+    reload: Reload,
+) -> Result<(), RoleError> {
     if let Some(credentials) = credentials {
         service.secure(credentials);
     }

@@ -63,7 +63,8 @@ pub fn run(config: &PartConfig, role: Role) -> Result<End, RoleError> {
     let (mut reactor, ctl) = reactor()?;
     let secrets = config.handoff.cluster_keys.clone();
     let mut part = Part { config, loaded, ctl: ctl.clone(), secrets, role, entered: None };
-    let Prepared { loaded, process, placement, mode, doors, rest } = part.prepare(role, &mut reactor)?;
+    let Prepared { loaded, process, placement, mode, doors, rest } =
+        part.prepare(role, &mut reactor)?;
     let (workers, mut crew) = process.start(&loaded, forward, ctl.clone())?;
     let asked = (placement, mode);
     let mut service = process::front(reactor, &config.worker, files, &loaded, workers, asked, ctl)?;
@@ -128,13 +129,18 @@ struct Rest {
 
 impl Part<'_> {
     /// Takes memory and ports of this role.
-    fn prepare(&self, role: Role, reactor: &mut crate::net::Reactor) -> Result<Prepared, RoleError> {
+    fn prepare(
+        &self,
+        role: Role,
+        reactor: &mut crate::net::Reactor,
+    ) -> Result<Prepared, RoleError> {
         let config = self.config;
         let mut loaded = self.loaded.clone();
         loaded.split = role == Role::Prefill && config.data_threads == DataThreads::Split;
         loaded.decode_allocation = config.decode_allocation;
         // Nothing comes then, so there is nothing that a second prompt could go on from.
-        loaded.sched.prefix_cache &= !(role == Role::Decode && config.handoff.transfer == Transfer::Fake);
+        loaded.sched.prefix_cache &=
+            !(role == Role::Decode && config.handoff.transfer == Transfer::Fake);
         let keys = keyring(&self.secrets)?;
         let kind = kind(&loaded.fingerprint, &loaded.layout);
         let mut process = Process::new(&loaded, &config.worker, self.ctl.clone())?;
@@ -147,7 +153,8 @@ impl Part<'_> {
             let bell = self.ctl.clone();
             Resolver::start(move || bell.ring())
         });
-        let names = names.transpose().map_err(|error| RoleError::Io("cannot start a thread", error))?;
+        let names =
+            names.transpose().map_err(|error| RoleError::Io("cannot start a thread", error))?;
         let doors = Doors::open(config, role, reactor)?;
         loaded.data = doors.lanes(config);
         let handoff = &config.handoff;
@@ -156,7 +163,8 @@ impl Part<'_> {
             Role::Prefill => {
                 let host = config.worker.front.host;
                 let reached = handoff.advertise_host.clone();
-                let reached = reached.or_else(|| (!host.is_unspecified()).then(|| host.to_string()));
+                let reached =
+                    reached.or_else(|| (!host.is_unspecified()).then(|| host.to_string()));
                 Placement::Prefill {
                     worker,
                     fake_bootstrap: handoff.fake_bootstrap,
@@ -212,8 +220,12 @@ impl Part<'_> {
                 // Only now is the port known where 0 was asked for.
                 let http_port = service.address().map(|address| address.port());
                 let mut table = Registry::default();
-                let entered =
-                    table.register(registration(config, &self.loaded.layout, http_port, control_port));
+                let entered = table.register(registration(
+                    config,
+                    &self.loaded.layout,
+                    http_port,
+                    control_port,
+                ));
                 entered.map_err(|refusal| RoleError::Config("registry", format!("{refusal:?}")))?;
                 event!(
                     Info,
@@ -255,7 +267,8 @@ impl Part<'_> {
         let held = doors::ports(self.config, self.role);
         let mut wanted = doors::ports(self.config, to);
         // What is held now is given back before.
-        wanted.retain(|port| port.number == 0 || held.iter().all(|held| held.number != port.number));
+        wanted
+            .retain(|port| port.number == 0 || held.iter().all(|held| held.number != port.number));
         ports::check(self.config.worker.front.host, &wanted)
     }
 
@@ -301,8 +314,12 @@ fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleE
             event!(Info, "ctl", "RDMA can be used", nics = Nic::list(&nics));
             Ok(nics)
         }
-        Err(why) if !config.rdma_devices.is_empty() => Err(RoleError::Absent("--rdma-devices", why)),
-        Err(why) if asked == Transfer::Rdma => Err(RoleError::Absent("--transfer", format!("rdma: {why}"))),
+        Err(why) if !config.rdma_devices.is_empty() => {
+            Err(RoleError::Absent("--rdma-devices", why))
+        }
+        Err(why) if asked == Transfer::Rdma => {
+            Err(RoleError::Absent("--transfer", format!("rdma: {why}")))
+        }
         Err(why) => {
             event!(Info, "ctl", "RDMA is not used", why = why);
             Ok(Vec::new())
@@ -314,7 +331,9 @@ fn nics(config: &HandoffConfig, worker: &WorkerConfig) -> Result<Vec<Nic>, RoleE
 fn transports(asked: Transfer, nics: &[Nic]) -> Vec<Transport> {
     let rdma = (!nics.is_empty()).then_some(Transport::Rdma);
     match asked {
-        Transfer::Auto => [Some(Transport::Shm), rdma, Some(Transport::Tcp)].into_iter().flatten().collect(),
+        Transfer::Auto => {
+            [Some(Transport::Shm), rdma, Some(Transport::Tcp)].into_iter().flatten().collect()
+        }
         Transfer::Rdma => rdma.into_iter().collect(),
         Transfer::Shm => vec![Transport::Shm],
         Transfer::Tcp => vec![Transport::Tcp],

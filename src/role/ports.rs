@@ -25,7 +25,12 @@ impl Port {
     ///
     /// # Errors
     /// The port is taken, or the address is none of this host.
-    pub fn listen(self, host: IpAddr, limit: usize, reactor: &mut Reactor) -> Result<ListenerId, RoleError> {
+    pub fn listen(
+        self,
+        host: IpAddr,
+        limit: usize,
+        reactor: &mut Reactor,
+    ) -> Result<ListenerId, RoleError> {
         let address = SocketAddr::new(host, self.number);
         let listener = reactor.listen(&address.into(), limit);
         listener.map_err(|error| RoleError::Listen { flag: self.flag, address, error })
@@ -58,9 +63,13 @@ mod tests {
         let host: IpAddr = "127.0.0.1".parse().unwrap();
         let taken = TcpListener::bind((host, 0)).unwrap();
         let number = taken.local_addr().unwrap().port();
-        let error = check(host, &[Port::new("--port", 0), Port::new("--data-port", number)]).unwrap_err();
+        let error =
+            check(host, &[Port::new("--port", 0), Port::new("--data-port", number)]).unwrap_err();
         let text = error.to_string();
-        assert!(text.starts_with(&format!("--data-port: cannot listen on {host}:{number}: ")), "{text}");
+        assert!(
+            text.starts_with(&format!("--data-port: cannot listen on {host}:{number}: ")),
+            "{text}"
+        );
         check(host, &[Port::new("--port", 0), Port::new("--data-port", 0)]).unwrap();
     }
 }

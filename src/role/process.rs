@@ -79,7 +79,11 @@ pub struct Process {
 
 impl Process {
     /// Rings and a mover, no worker yet.
-    pub fn new(loaded: &Loaded, config: &WorkerConfig, ctl: Arc<Bell>) -> Result<Process, RoleError> {
+    pub fn new(
+        loaded: &Loaded,
+        config: &WorkerConfig,
+        ctl: Arc<Bell>,
+    ) -> Result<Process, RoleError> {
         let engine_thread: Arc<OnceLock<Thread>> = Arc::default();
         let unpark = engine_thread.clone();
         let engine_bell = Arc::new(Bell::new(move || {
@@ -87,8 +91,8 @@ impl Process {
                 thread.unpark();
             }
         }));
-        let waiter =
-            Waiter::new(loaded.spin).map_err(|error| RoleError::Io("cannot park the mover", error))?;
+        let waiter = Waiter::new(loaded.spin)
+            .map_err(|error| RoleError::Io("cannot park the mover", error))?;
         Ok(Process {
             members: Vec::new(),
             workers: Vec::new(),
@@ -121,7 +125,10 @@ impl Process {
     }
 
     /// The parts that all roles share.
-    fn worker(&mut self, loaded: &Loaded) -> Result<(WorkerId, Memory, Arc<StatusTable>, Worker), RoleError> {
+    fn worker(
+        &mut self,
+        loaded: &Loaded,
+    ) -> Result<(WorkerId, Memory, Arc<StatusTable>, Worker), RoleError> {
         let id = WorkerId(self.members.len() as u32);
         let memory = self.memory(loaded)?;
         let status = Arc::new(StatusTable::new(loaded.slots));
@@ -139,7 +146,12 @@ impl Process {
         match Rails::new(&loaded.nics, memory, loaded.slots, context, Settings::default()) {
             Ok(rails) => {
                 for why in &rails.refused {
-                    event!(Warn, "ctl", "a NIC is not used: KV memory cannot be registered", why = why);
+                    event!(
+                        Warn,
+                        "ctl",
+                        "a NIC is not used: KV memory cannot be registered",
+                        why = why
+                    );
                 }
                 Ok(Some(rails))
             }
@@ -175,14 +187,16 @@ impl Process {
 
     fn watch(&mut self, role: EngineType, id: WorkerId, stats: Arc<WorkerStats>, memory: &Memory) {
         let (tally, page_size) = (memory.tally.clone(), memory.layout.page_size);
-        let metrics = WorkerMetrics::register(&mut self.registry, &self.model_name, role, id.index());
+        let metrics =
+            WorkerMetrics::register(&mut self.registry, &self.model_name, role, id.index());
         self.watched.push(Watched { role, metrics: Arc::new(metrics), stats, tally, page_size });
     }
 
     /// A worker that reads prompts and generates.
     pub fn add_mixed(&mut self, loaded: &Loaded) -> Result<WorkerId, RoleError> {
         let (id, memory, _, worker) = self.worker(loaded)?;
-        let mixed = MixedWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, loaded.slots);
+        let mixed =
+            MixedWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, loaded.slots);
         self.watch(EngineType::Unified, id, mixed.stats().clone(), &memory);
         self.workers.push(Box::new(mixed));
         self.members.push(Member { worker, role: Role::Mixed, reports: None });
@@ -194,7 +208,8 @@ impl Process {
         let (id, memory, status, mut worker) = self.worker(loaded)?;
         let mut rails = self.rails(loaded, &memory)?;
         if let Some(rails) = rails.as_mut().filter(|_| loaded.split) {
-            self.split(rails, loaded.spin).map_err(|error| RoleError::Io("cannot start a thread", error))?;
+            self.split(rails, loaded.spin)
+                .map_err(|error| RoleError::Io("cannot start a thread", error))?;
         }
         worker.rails = rails.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
@@ -206,8 +221,13 @@ impl Process {
         let identity = loaded.identity(&memory);
         let mut transports = loaded.transports.clone();
         transports.retain(|&transport| transport != Transport::Rdma || worker.rails.is_some());
-        let manager =
-            SourceManager::new(identity, transports, loaded.decode_allocation, status, SESSIONS_MAX);
+        let manager = SourceManager::new(
+            identity,
+            transports,
+            loaded.decode_allocation,
+            status,
+            SESSIONS_MAX,
+        );
         let mover = Ring::new(commands, self.waiter.bell.clone());
         let role = Role::Prefill { manager: Box::new(manager), mover };
         self.members.push(Member { worker, role, reports: Some(reports) });
@@ -222,7 +242,12 @@ impl Process {
         worker.rails = self.rails(loaded, &memory)?.map(Arc::new);
         let Rings { links, handle, commands, reports } = self.rings(&status, &memory);
         let right = MoverRight::for_mover_thread();
-        self.mover.destinations.push(DestinationMover::new(links, memory.clone(), SESSIONS_MAX, right));
+        self.mover.destinations.push(DestinationMover::new(
+            links,
+            memory.clone(),
+            SESSIONS_MAX,
+            right,
+        ));
         let decode = DecodeWorker::new(id, loaded.sched, kv_memory(&memory), tier(loaded)?, handle);
         self.watch(EngineType::Decode, id, decode.stats().clone(), &memory);
         self.workers.push(Box::new(decode));
@@ -253,7 +278,8 @@ impl Process {
         let mail = Mail::new(self.engine_commands.1, events, ctl);
         let io = |error| RoleError::Io("cannot start a thread", error);
         let spins = if loaded.spin { ENGINE_SPINS } else { 0 };
-        let mut engine = Engine::new(&loaded.sched, self.workers, forward, mail, Box::new(Instant::now));
+        let mut engine =
+            Engine::new(&loaded.sched, self.workers, forward, mail, Box::new(Instant::now));
         let progress = engine.progress().clone();
         let (bell, stopped, cell) = (self.engine_bell.clone(), stop.clone(), self.engine_thread);
         let thread = thread::Builder::new().name("engine".into());
@@ -270,7 +296,12 @@ impl Process {
         let mover = thread.spawn(move || waiter.run(&mut mover, &stopped)).map_err(io)?;
         let handoff = Handoff::new(
             self.members,
-            Offer { transports: loaded.transports.clone(), host: host_id(), data: loaded.data, lanes: LANES },
+            Offer {
+                transports: loaded.transports.clone(),
+                host: host_id(),
+                data: loaded.data,
+                lanes: LANES,
+            },
         );
         let metrics = self.watched.iter().map(|watched| watched.metrics.clone()).collect();
         let telemetry = Telemetry::new(self.registry, self.watched);
@@ -335,8 +366,15 @@ pub fn front(
     let generations = Generations::new(terms, text, queue, handoff, metrics);
     let routes = Routes::new(about, config.front.api_keys.clone(), telemetry);
     let address = config.front.address();
-    let service =
-        Service::new(reactor, address, generations, routes, (events, progress), ctl, Instant::now());
+    let service = Service::new(
+        reactor,
+        address,
+        generations,
+        routes,
+        (events, progress),
+        ctl,
+        Instant::now(),
+    );
     let service = service.map_err(|error| RoleError::Listen { flag: "--port", address, error })?;
     Ok(service.within(config.front.body_max + added))
 }

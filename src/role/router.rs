@@ -34,7 +34,8 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     let targets = targets(config)?;
     let mut registry = Registry::default();
     let metrics = RouterMetrics::register(&mut registry);
-    let mut reactor = Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
+    let mut reactor =
+        Reactor::new().map_err(|error| RoleError::Io("cannot make a reactor", error))?;
     let waker = reactor.waker();
     let names = Resolver::start(move || waker.wake());
     let names = names.map_err(|error| RoleError::Io("cannot start a thread", error))?;
@@ -64,7 +65,8 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
         config.front.address(),
         fleet,
         Flights::new(Retries::new(config.retries, now), metrics).within(&config.requests),
-        Paths::new(config.front.api_keys.clone(), registry, workers).with_timeout(config.requests.timeout),
+        Paths::new(config.front.api_keys.clone(), registry, workers)
+            .with_timeout(config.requests.timeout),
         now,
     )
     .map_err(|error| RoleError::Listen { flag: "--port", address: config.front.address(), error })?
@@ -79,13 +81,25 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
     }
     if let Some(address) = config.metrics {
         let listened = service.tell_metrics(address);
-        listened.map_err(|error| RoleError::Listen { flag: "--prometheus-port", address, error })?;
+        listened.map_err(|error| RoleError::Listen {
+            flag: "--prometheus-port",
+            address,
+            error,
+        })?;
         let address = service.metrics_address().map_or("?".into(), |address| address.to_string());
-        event!(Info, "router", "metrics are told on a port of their own", metrics_address = address);
+        event!(
+            Info,
+            "router",
+            "metrics are told on a port of their own",
+            metrics_address = address
+        );
     }
     if !config.etcd.is_empty() {
         let names = enrolling::names(&config.etcd, move || waker.wake())?;
-        service.watch(Errands::new(View::new(config.cluster_keys.clone(), now), config.etcd.clone()), names);
+        service.watch(
+            Errands::new(View::new(config.cluster_keys.clone(), now), config.etcd.clone()),
+            names,
+        );
     }
     event!(
         Info,
@@ -100,18 +114,20 @@ pub fn router(config: &RouterConfig) -> Result<End, RoleError> {
 
 /// A name that points nowhere at the start is a mistake; later it is looked up again where it leads nowhere.
 fn targets(config: &RouterConfig) -> Result<Vec<(Seat, Option<u16>, SocketAddr)>, RoleError> {
-    let prefill = config.prefill.iter().map(|end| ("--prefill", Role::Prefill, &end.url, end.bootstrap_port));
+    let prefill =
+        config.prefill.iter().map(|end| ("--prefill", Role::Prefill, &end.url, end.bootstrap_port));
     let decode = config.decode.iter().map(|url| ("--decode", Role::Decode, url, None));
-    let found = prefill
-        .chain(decode)
-        .map(|(flag, role, url, port)| Ok((Seat { role, url: url.clone() }, port, address(flag, url)?)));
+    let found = prefill.chain(decode).map(|(flag, role, url, port)| {
+        Ok((Seat { role, url: url.clone() }, port, address(flag, url)?))
+    });
     found.collect()
 }
 
 fn address(flag: &'static str, url: &WorkerUrl) -> Result<SocketAddr, RoleError> {
     let nowhere = |why: String| RoleError::Absent(flag, format!("{url} points nowhere: {why}"));
-    let mut addresses =
-        (url.host.as_str(), url.port).to_socket_addrs().map_err(|error| nowhere(error.to_string()))?;
+    let mut addresses = (url.host.as_str(), url.port)
+        .to_socket_addrs()
+        .map_err(|error| nowhere(error.to_string()))?;
     addresses.next().ok_or_else(|| nowhere("no address".into()))
 }
 

@@ -89,7 +89,10 @@ pub fn handoff_info(loaded: &Loaded, keys: &Keyring, local_prefill: bool) -> Han
         kernels: short(&own.kernels),
         tokenizer: short(&own.tokenizer),
         template: short(&own.template),
-        kv: format!("{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}", layout.dtype.name()),
+        kv: format!(
+            "{} layers={layers} heads={heads} dim={head_dim} aux={AUX_VERSION}",
+            layout.dtype.name()
+        ),
         cluster_keys: keys.names(),
         local_prefill,
     }

@@ -141,7 +141,8 @@ impl Chunks {
     ) {
         self.picked.clear();
         turn.batch.clear();
-        let whole = self.tokens_in_time().min(self.config.chunk_tokens()).max(self.config.page_size);
+        let whole =
+            self.tokens_in_time().min(self.config.chunk_tokens()).max(self.config.page_size);
         let mut left = whole;
         let mut at = 0;
         while let Some(&slot) = self.begun.get(at)
@@ -152,7 +153,8 @@ impl Chunks {
         }
         let Allowance { mut room, mut prompts } = allowance;
         let mut lookups = PREFIX_LOOKUPS_PER_TURN;
-        let (mut from, mut compared) = (0, if self.config.prefix_cache { SHARED_TOKENS_PER_TURN } else { 0 });
+        let (mut from, mut compared) =
+            (0, if self.config.prefix_cache { SHARED_TOKENS_PER_TURN } else { 0 });
         while at == self.begun.len() && prompts > 0 && self.has_place(left) {
             let least = (whole / SHARED_PART_OF_PASS).max(1);
             let begins = |slot| {
@@ -161,11 +163,13 @@ impl Chunks {
                     if compared == 0 {
                         return false;
                     }
-                    let shared = slots[chunk.slot].shares(&chunk.tokens, held, self.config.page_size);
+                    let shared =
+                        slots[chunk.slot].shares(&chunk.tokens, held, self.config.page_size);
                     compared = compared.saturating_sub(1 + shared);
                     shared >= least
                 };
-                held.fits(&self.config, &room, pool, &mut lookups) && !self.picked.iter().any(is_read_now)
+                held.fits(&self.config, &room, pool, &mut lookups)
+                    && !self.picked.iter().any(is_read_now)
             };
             let Some(slot) = self.line.next_from(&mut from, begins) else { break };
             prompts -= 1;
@@ -266,7 +270,8 @@ impl Chunks {
         let taken = if last { remaining } else { left - left % self.config.page_size };
         let tokens = held.computed..held.computed + taken;
         let pages = tokens.end.div_ceil(self.config.page_size) as usize;
-        let wanted = if last && held.request.output.is_empty() { Logits::Last } else { Logits::None };
+        let wanted =
+            if last && held.request.output.is_empty() { Logits::Last } else { Logits::None };
         let parts = held.request.tokens(tokens.clone());
         let pushed = batch.push_joined(parts, tokens.start, &held.request.pages[..pages], wanted);
         assert!(pushed.is_ok(), "a chunk within its bounds does not fit the batch: {pushed:?}");

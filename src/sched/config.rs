@@ -47,7 +47,11 @@ impl SchedConfig {
 
     /// A worker's page pool.
     pub fn pool(&self, pages: u32) -> PagePool {
-        if self.prefix_cache { PagePool::with_cache(pages, self.page_size) } else { PagePool::new(pages) }
+        if self.prefix_cache {
+            PagePool::with_cache(pages, self.page_size)
+        } else {
+            PagePool::new(pages)
+        }
     }
 
     /// Capacities of a batch, and of the forward pass, that no turn outgrows.

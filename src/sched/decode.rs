@@ -141,7 +141,8 @@ impl DecodeWorker {
         let room = self.claims().room_for_newcomers(self.pool.counts());
         // Others without a session, or whose prompts are read before pages are leased, wait elsewhere.
         let waits = |held: &Held<Decode>| {
-            matches!(held.state.stage, Stage::Waiting | Stage::Unread) || held.request.slot == newcomer
+            matches!(held.state.stage, Stage::Waiting | Stage::Unread)
+                || held.request.slot == newcomer
         };
         let (mut handed, mut read) = (self.places_to_arrive(), self.places());
         let takes_place = |held: &Held<Decode>| {
@@ -165,7 +166,10 @@ impl DecodeWorker {
     fn take_ends(&mut self) {
         while let Some(end) = self.receiver.poll_end() {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
-            let held = self.slots.named(slot, generation).filter(|held| held.state.lease == LeaseState::Out);
+            let held = self
+                .slots
+                .named(slot, generation)
+                .filter(|held| held.state.lease == LeaseState::Out);
             debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
@@ -201,7 +205,9 @@ impl DecodeWorker {
                 self.take_ends();
                 self.arrive(slot, turn);
             }
-            _ if turn.now >= self.slots[slot].request.deadline => self.fail(slot, Cause::Deadline, turn.mail),
+            _ if turn.now >= self.slots[slot].request.deadline => {
+                self.fail(slot, Cause::Deadline, turn.mail)
+            }
             _ => {}
         }
     }
@@ -211,7 +217,9 @@ impl DecodeWorker {
         let held = &mut self.slots[slot];
         let tokens = held.prompt_tokens();
         let (room, generation) = (held.request.room, held.request.generation);
-        let valid = |aux: &AuxRecord| aux.belongs_to(room, generation) && aux.first_token < self.config.vocab;
+        let valid = |aux: &AuxRecord| {
+            aux.belongs_to(room, generation) && aux.first_token < self.config.vocab
+        };
         let Some(aux) = held.state.aux.take().filter(valid) else {
             self.finish(slot, Outcome::Failed(Cause::Corrupt), turn.mail);
             return;
@@ -255,7 +263,9 @@ impl DecodeWorker {
         }
         let room = self.claims().room_for_retracted(self.pool.counts());
         let (slots, pool) = (&mut self.slots, &mut self.pool);
-        let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else { return };
+        let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
+            return;
+        };
         self.stats.resumed();
         if self.slots[slot].is_filled() {
             self.join(slot, now);
@@ -299,8 +309,22 @@ impl DecodeWorker {
         let tokens = prefix..tokens;
         state.stage = Stage::Transferring;
         // When the slot has failed meanwhile, the next sweep sees it.
-        if self.receiver.expect(slot, generation, (session, room), tokens.clone(), &request.pages, lease) {
-            mail.tell(Event::Expecting { worker: self.id, slot, generation, session, room, tokens });
+        if self.receiver.expect(
+            slot,
+            generation,
+            (session, room),
+            tokens.clone(),
+            &request.pages,
+            lease,
+        ) {
+            mail.tell(Event::Expecting {
+                worker: self.id,
+                slot,
+                generation,
+                session,
+                room,
+                tokens,
+            });
         }
         taken
     }
@@ -351,9 +375,12 @@ impl DecodeWorker {
             self.slots[chunk.slot].state.stage = Stage::Computing;
         }
         let id = self.id;
-        let completed = self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
-            chunks.iter().all(|chunk| mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation))
-        });
+        let completed =
+            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
+                chunks
+                    .iter()
+                    .all(|chunk| mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation))
+            });
         if completed {
             self.use_chunks(turn);
         }
@@ -365,8 +392,14 @@ impl DecodeWorker {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
-            match self.chunks.finish(&chunk, &mut logits, &mut self.slots, &mut self.pool, &self.stats, turn)
-            {
+            match self.chunks.finish(
+                &chunk,
+                &mut logits,
+                &mut self.slots,
+                &mut self.pool,
+                &self.stats,
+                turn,
+            ) {
                 Computed::Part => {}
                 Computed::Whole => self.join(chunk.slot, turn.now),
                 Computed::Over(outcome) => {
@@ -437,7 +470,8 @@ impl DecodeWorker {
                 Stage::Retracted => census.retracted += 1,
                 Stage::Over => census.ending += 1,
             }
-            if matches!(held.state.stage, Stage::Connecting | Stage::Waiting | Stage::Transferring) {
+            if matches!(held.state.stage, Stage::Connecting | Stage::Waiting | Stage::Transferring)
+            {
                 census.waiting_tokens += u64::from(held.prompt_tokens());
             } else if matches!(held.state.stage, Stage::Unread | Stage::Computing) {
                 census.waiting_tokens += u64::from(held.uncomputed());
@@ -475,7 +509,9 @@ impl Worker for DecodeWorker {
                     self.fail(slot, cause, mail);
                 }
             }
-            Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
+            Command::Flush { worker } => {
+                mail.tell(Event::Flushed { worker, pages: self.pool.flush() })
+            }
             Command::Granted { .. } | Command::Awaited { .. } => {
                 debug_assert!(false, "a decode worker gets no Destination");
             }

@@ -42,7 +42,11 @@ impl Line {
 
     /// The same where those before this place did not fit when they were asked, and still do not: they are not asked again.
     /// The place is then that behind whom was taken.
-    pub fn next_from(&mut self, from: &mut usize, mut fits: impl FnMut(SlotId) -> bool) -> Option<SlotId> {
+    pub fn next_from(
+        &mut self,
+        from: &mut usize,
+        mut fits: impl FnMut(SlotId) -> bool,
+    ) -> Option<SlotId> {
         let mut at = None;
         for (index, waiting) in self.waiting.iter().enumerate() {
             if index >= *from && fits(waiting.slot) {

@@ -60,7 +60,8 @@ impl Mail {
 
     /// The first command of the inbox of which `wanted` makes something, out of its turn.
     pub fn take_early<T>(&mut self, mut wanted: impl FnMut(&Command) -> Option<T>) -> Option<T> {
-        let found = self.inbox.iter().enumerate().find_map(|(at, command)| Some((at, wanted(command)?)));
+        let found =
+            self.inbox.iter().enumerate().find_map(|(at, command)| Some((at, wanted(command)?)));
         let (at, found) = found?;
         self.inbox.remove(at);
         Some(found)
@@ -79,7 +80,10 @@ impl Mail {
     /// Tells `ctl`; it is woken by [`Mail::flush`].
     pub fn tell(&mut self, event: Event) {
         let told = self.events.try_send(event);
-        debug_assert!(!matches!(told, Err(channel::TrySendError::Full(_))), "events outgrew their ring");
+        debug_assert!(
+            !matches!(told, Err(channel::TrySendError::Full(_))),
+            "events outgrew their ring"
+        );
         self.unread = true;
     }
 

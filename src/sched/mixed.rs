@@ -52,7 +52,13 @@ enum Stage {
 
 impl MixedWorker {
     /// A worker over an empty pool and an empty tier, of `slots` requests at a time.
-    pub fn new(id: WorkerId, config: SchedConfig, kv: KvMemory, tier: Tier, slots: usize) -> MixedWorker {
+    pub fn new(
+        id: WorkerId,
+        config: SchedConfig,
+        kv: KvMemory,
+        tier: Tier,
+        slots: usize,
+    ) -> MixedWorker {
         MixedWorker {
             id,
             config,
@@ -116,9 +122,12 @@ impl MixedWorker {
             self.slots[chunk.slot].state = Stage::Prompt;
         }
         let id = self.id;
-        let completed = self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
-            chunks.iter().all(|chunk| mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation))
-        });
+        let completed =
+            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
+                chunks
+                    .iter()
+                    .all(|chunk| mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation))
+            });
         if completed {
             self.use_chunks(turn);
         }
@@ -153,7 +162,9 @@ impl MixedWorker {
         }
         let room = self.claims().room_for_retracted(self.pool.counts());
         let (slots, pool) = (&mut self.slots, &mut self.pool);
-        let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else { return };
+        let Some(slot) = self.retraction.resume(slots, &room, &self.config, pool, &self.kv) else {
+            return;
+        };
         self.stats.resumed();
         if self.slots[slot].is_filled() {
             self.join(slot, now);
@@ -174,8 +185,14 @@ impl MixedWorker {
         let mut logits = 0;
         for index in 0..self.chunks.picked().len() {
             let chunk = self.chunks.picked()[index].clone();
-            match self.chunks.finish(&chunk, &mut logits, &mut self.slots, &mut self.pool, &self.stats, turn)
-            {
+            match self.chunks.finish(
+                &chunk,
+                &mut logits,
+                &mut self.slots,
+                &mut self.pool,
+                &self.stats,
+                turn,
+            ) {
                 Computed::Part => {}
                 Computed::Whole => self.join(chunk.slot, (turn.clock)()),
                 Computed::Over(outcome) => self.finish(chunk.slot, outcome, turn.mail),
@@ -248,7 +265,9 @@ impl Worker for MixedWorker {
                     self.finish(slot, Outcome::Failed(cause), mail);
                 }
             }
-            Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
+            Command::Flush { worker } => {
+                mail.tell(Event::Flushed { worker, pages: self.pool.flush() })
+            }
             Command::Granted { .. } | Command::Awaited { .. } | Command::SessionReady { .. } => {
                 debug_assert!(false, "a mixed worker hands nothing over");
             }

@@ -163,7 +163,10 @@ impl PrefillWorker {
     fn take_ends(&mut self) {
         while let Some(end) = self.sender.poll_end() {
             let (slot, generation) = (end.ended.slot(), end.ended.generation());
-            let held = self.slots.named(slot, generation).filter(|held| held.state.lease == LeaseState::Out);
+            let held = self
+                .slots
+                .named(slot, generation)
+                .filter(|held| held.state.lease == LeaseState::Out);
             debug_assert!(held.is_some(), "a lease of slot {slot} ended that was not out");
             if let Some(held) = held {
                 held.state.lease = LeaseState::Back;
@@ -227,13 +230,14 @@ impl PrefillWorker {
             self.hand_over(self.chunks.picked()[index].slot);
         }
         let (id, sender, pool) = (self.id, &self.sender, &mut self.pool);
-        let completed = self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
-            hand_over_parked(id, slots, pool, sender, mail);
-            chunks.iter().all(|chunk| {
-                sender.status(chunk.slot).state == State::Failed
-                    || mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
-            })
-        });
+        let completed =
+            self.chunks.run(&mut self.slots, turn, self.kv.pool(), |slots, chunks, mail| {
+                hand_over_parked(id, slots, pool, sender, mail);
+                chunks.iter().all(|chunk| {
+                    sender.status(chunk.slot).state == State::Failed
+                        || mail.aborts(id, chunk.slot, slots[chunk.slot].request.generation)
+                })
+            });
         if completed {
             self.use_chunks(turn);
         }
@@ -324,7 +328,10 @@ impl Worker for PrefillWorker {
         match command {
             Command::Submit(request) => self.submit(request, now, mail),
             Command::Granted { slot, generation, target, .. } => {
-                let held = self.slots.named(slot, generation).filter(|held| held.state.stage != Stage::Over);
+                let held = self
+                    .slots
+                    .named(slot, generation)
+                    .filter(|held| held.state.stage != Stage::Over);
                 if held.is_some_and(|held| held.state.target.is_none()) {
                     self.granted(slot, target, now, mail);
                 }
@@ -348,8 +355,12 @@ impl Worker for PrefillWorker {
                     self.fail(slot, cause, mail);
                 }
             }
-            Command::Flush { worker } => mail.tell(Event::Flushed { worker, pages: self.pool.flush() }),
-            Command::SessionReady { .. } => debug_assert!(false, "a prefill worker opens no session"),
+            Command::Flush { worker } => {
+                mail.tell(Event::Flushed { worker, pages: self.pool.flush() })
+            }
+            Command::SessionReady { .. } => {
+                debug_assert!(false, "a prefill worker opens no session")
+            }
         }
     }
 
@@ -418,5 +429,8 @@ fn shares(stamps: &Stamps) -> (u32, u32) {
     let micros = |duration: Duration| u32::try_from(duration.as_micros()).unwrap_or(u32::MAX);
     let begin = stamps.admitted.unwrap_or(stamps.arrived);
     let end = stamps.filled.unwrap_or(begin);
-    (micros(begin.saturating_duration_since(stamps.arrived)), micros(end.saturating_duration_since(begin)))
+    (
+        micros(begin.saturating_duration_since(stamps.arrived)),
+        micros(end.saturating_duration_since(begin)),
+    )
 }

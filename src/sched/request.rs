@@ -57,8 +57,9 @@ pub struct Request {
 impl Request {
     /// Its ids so far, for the prefix cache if it uses one.
     pub fn sequence(&self) -> Option<Sequence<'_>> {
-        let salt =
-            self.salt.map(|salt| if is_planted("salt is not compared") { Salt::default() } else { salt });
+        let salt = self
+            .salt
+            .map(|salt| if is_planted("salt is not compared") { Salt::default() } else { salt });
         salt.map(|salt| Sequence { salt, prompt: &self.prompt, output: &self.output })
     }
 

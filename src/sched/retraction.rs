@@ -112,7 +112,8 @@ impl Retraction {
         held.computed = cached;
         if let Some(Kept::Stored(stored)) = held.retracted.take() {
             let skipped = (cached / config.page_size) as usize;
-            let skipped = skipped + usize::from(is_planted("the first page of retracted KV is lost"));
+            let skipped =
+                skipped + usize::from(is_planted("the first page of retracted KV is lost"));
             self.tier.restore(stored, &kv.region, &held.request.pages, skipped);
             held.computed = held.fill;
         }

@@ -105,7 +105,10 @@ fn missing(request: &Request, page_size: u32) -> u32 {
 /// The last token goes in at its position, on a page that was made free.
 fn push_row(request: &mut Request, pool: &mut PagePool, page_size: u32, turn: &mut Turn<'_>) {
     let position = (request.prompt.len() + request.output.len() - 1) as u32;
-    assert!(pool.allocate(missing(request, page_size), &mut request.pages), "no page was made free");
+    assert!(
+        pool.allocate(missing(request, page_size), &mut request.pages),
+        "no page was made free"
+    );
     let last = &request.output[request.output.len() - 1..];
     let pages = (position + 1).div_ceil(page_size) as usize;
     let pushed = turn.batch.push(last, position, &request.pages[..pages], Logits::Last);

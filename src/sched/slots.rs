@@ -44,7 +44,13 @@ impl<S> Held<S> {
     }
 
     /// Whether it fits into `room`. Takes one of `lookups` where it hangs on what the prefix cache has of it.
-    pub fn fits(&self, config: &SchedConfig, room: &Room, pool: &PagePool, lookups: &mut u32) -> bool {
+    pub fn fits(
+        &self,
+        config: &SchedConfig,
+        room: &Room,
+        pool: &PagePool,
+        lookups: &mut u32,
+    ) -> bool {
         let need = Claim::of(config, &self.request).soon;
         if need <= room.pages {
             return true;
@@ -101,7 +107,8 @@ impl<S> Held<S> {
             return 0;
         };
         let start = computed.start as usize;
-        let end = (computed.end as usize).min(ours.prompt.len()).min(other.reusable_tokens() as usize);
+        let end =
+            (computed.end as usize).min(ours.prompt.len()).min(other.reusable_tokens() as usize);
         if ours.salt != theirs.salt || start >= end.min(theirs.prompt.len()) {
             return 0;
         }
@@ -208,7 +215,16 @@ impl<S> Slots<S> {
             Some(entry @ None) => {
                 let fill = request.prompt.len() as u32;
                 let (computed, cached, foreseen, kept, retracted) = (0, 0, 0, 0, None);
-                *entry = Some(Held { request, fill, computed, cached, foreseen, kept, retracted, state });
+                *entry = Some(Held {
+                    request,
+                    fill,
+                    computed,
+                    cached,
+                    foreseen,
+                    kept,
+                    retracted,
+                    state,
+                });
                 self.taken += 1;
                 Ok(())
             }
@@ -296,6 +312,11 @@ impl<S> IndexMut<SlotId> for Slots<S> {
 pub fn refuse(request: Box<Request>, mail: &mut Mail) {
     debug_assert!(false, "request {} names slot {}, which is not free", request.id, request.slot);
     let outcome = Outcome::Failed(Cause::Internal);
-    mail.tell(Event::Finished { request: request.id, outcome, stamps: request.stamps, cached_tokens: 0 });
+    mail.tell(Event::Finished {
+        request: request.id,
+        outcome,
+        stamps: request.stamps,
+        cached_tokens: 0,
+    });
     mail.tell(Event::Released(request));
 }

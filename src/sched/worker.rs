@@ -94,7 +94,8 @@ impl Turn<'_> {
 
     /// The next token of `request` from the `index`-th logits of the batch.
     pub fn sample(&mut self, index: usize, request: &Request) -> Sampled {
-        let resumed = if is_planted("what was told counts as prompt") { 0 } else { request.resumed };
+        let resumed =
+            if is_planted("what was told counts as prompt") { 0 } else { request.resumed };
         let (prompt, resumed) = request.prompt.split_at(request.prompt.len() - resumed as usize);
         let context = Context { prompt, resumed, output: &request.output };
         let position = (request.prompt.len() + request.output.len()) as u32;

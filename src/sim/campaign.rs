@@ -161,7 +161,9 @@ fn meaning(cause: &str) -> &'static str {
         Some(Cause::ClientGone) => "its client left",
         Some(Cause::Aborted) => "somebody had it end",
         Some(Cause::Refused) => "one of its legs was sent twice, and the other copy came first",
-        Some(Cause::Overloaded) => "its worker had no place for it, or a line it would not have outlasted",
+        Some(Cause::Overloaded) => {
+            "its worker had no place for it, or a line it would not have outlasted"
+        }
         Some(Cause::Deadline) => "its client waited no longer",
         Some(Cause::PeerLost) => "a worker was lost, or none was to be had",
         Some(Cause::OtherLeg) => "its other leg ended first",

@@ -330,7 +330,12 @@ impl<'a> Cluster<'a> {
 
     fn failure(&self, finding: Finding) -> Failure {
         let Finding { by, request, what } = finding;
-        Failure { by, what, at: self.agenda.now(), room: request.map(|request| self.flights.room(request)) }
+        Failure {
+            by,
+            what,
+            at: self.agenda.now(),
+            room: request.map(|request| self.flights.room(request)),
+        }
     }
 
     fn happen(&mut self, what: Happening) -> Checked {
@@ -443,7 +448,8 @@ impl<'a> Cluster<'a> {
                 };
             }
             Phase::Recovering { pair } if self.ends.open() == 0 => {
-                let [prefill, decode] = [Role::Prefill, Role::Decode].map(|role| self.hosts_of(role));
+                let [prefill, decode] =
+                    [Role::Prefill, Role::Decode].map(|role| self.hosts_of(role));
                 self.phase = match pair < prefill.len() * decode.len() {
                     true => {
                         let pair_of = [prefill[pair % prefill.len()], decode[pair / prefill.len()]];
@@ -474,7 +480,10 @@ impl<'a> Cluster<'a> {
         let begun = |from: Nanos| from.max(self.reasons.quiet_from());
         let late = self.reasons.leaving().find(|&(_, from)| begun(from) + DRAINED < now);
         late.map_or(Ok(()), |(host, _)| {
-            Err(Finding::new(Checker::Ends, format!("process {host} was told to drain and is not over")))
+            Err(Finding::new(
+                Checker::Ends,
+                format!("process {host} was told to drain and is not over"),
+            ))
         })
     }
 

@@ -21,7 +21,9 @@ use super::workload::Order;
 use crate::cause::Cause;
 use crate::cluster::router::Role;
 use crate::front::drain::{Drain, Left};
-use crate::front::handoff::{DestinationSession, Handoff, Role as MemberRole, Source, SourceSession};
+use crate::front::handoff::{
+    DestinationSession, Handoff, Role as MemberRole, Source, SourceSession,
+};
 use crate::front::progress::Progress;
 use crate::front::turning::{Turning, Wanted};
 use crate::ids::{RequestId, Room};

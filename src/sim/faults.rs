@@ -162,7 +162,9 @@ impl fmt::Display for Fault {
                 let told = if silent { ", and nobody is told" } else { "" };
                 write!(f, "{} dies, for {} s{told}", Name(host), seconds(down))
             }
-            Fault::Pause { host, time } => write!(f, "{} stands still for {} s", Name(host), seconds(time)),
+            Fault::Pause { host, time } => {
+                write!(f, "{} stands still for {} s", Name(host), seconds(time))
+            }
             Fault::Stall { host, thread, time } => {
                 let thread = format!("{thread:?}").to_lowercase();
                 write!(f, "thread {thread} of {} stands still for {} s", Name(host), seconds(time))
@@ -178,16 +180,30 @@ impl fmt::Display for Fault {
             }
             Fault::GiveUp => f.write_str("a NIC gives up what it waits for, if one does"),
             Fault::CutLane => f.write_str("a lane breaks, if one stands"),
-            Fault::HoldLane { time } => write!(f, "a lane hangs for {} s, if one stands", seconds(time)),
-            Fault::Slow { host, factor, time } => {
-                write!(f, "the model of {} is {factor} times slower for {} s", Name(host), seconds(time))
+            Fault::HoldLane { time } => {
+                write!(f, "a lane hangs for {} s, if one stands", seconds(time))
             }
-            Fault::Jump { host, by } => write!(f, "the clock of {} jumps by {} s", Name(host), seconds(by)),
+            Fault::Slow { host, factor, time } => {
+                write!(
+                    f,
+                    "the model of {} is {factor} times slower for {} s",
+                    Name(host),
+                    seconds(time)
+                )
+            }
+            Fault::Jump { host, by } => {
+                write!(f, "the clock of {} jumps by {} s", Name(host), seconds(by))
+            }
             Fault::Hang { host, time } => {
                 write!(f, "the engine of {} hangs for {} s", Name(host), seconds(time))
             }
             Fault::Drain { host, down } => {
-                write!(f, "{} is told to drain, and is there again {} s after", Name(host), seconds(down))
+                write!(
+                    f,
+                    "{} is told to drain, and is there again {} s after",
+                    Name(host),
+                    seconds(down)
+                )
             }
             Fault::Turn { host, patience, still } => {
                 let (patience, still) = (seconds(patience), seconds(still));
@@ -228,31 +244,53 @@ impl Faults {
                     1 => Fault::Crash {
                         host,
                         silent: dice.one_in(3),
-                        down: dice.pick(&[MILLI, 300 * MILLI, 1500 * MILLI, 3 * SECOND, 12 * SECOND]),
+                        down: dice.pick(&[
+                            MILLI,
+                            300 * MILLI,
+                            1500 * MILLI,
+                            3 * SECOND,
+                            12 * SECOND,
+                        ]),
                     },
                     2 => Fault::Pause {
                         host,
-                        time: dice.pick(&[50 * MILLI, 600 * MILLI, 1900 * MILLI, 2500 * MILLI, 6 * SECOND]),
+                        time: dice.pick(&[
+                            50 * MILLI,
+                            600 * MILLI,
+                            1900 * MILLI,
+                            2500 * MILLI,
+                            6 * SECOND,
+                        ]),
                     },
                     kind @ (3 | 7) => {
-                        let pair = [dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode];
-                        let (one, other) = if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
+                        let pair = [
+                            dice.draw() as usize % prefill,
+                            prefill + dice.draw() as usize % decode,
+                        ];
+                        let (one, other) =
+                            if kind == 3 { pair.into() } else { (ROUTER, dice.pick(&pair)) };
                         let (from, to) = if dice.one_in(2) { (one, other) } else { (other, one) };
-                        let time = dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
+                        let time =
+                            dice.pick(&[100 * MILLI, SECOND, 1900 * MILLI, 3 * SECOND, 8 * SECOND]);
                         Fault::Part { from, to, both: dice.one_in(2), time }
                     }
                     4 => {
                         let time = dice.pick(&[200 * MILLI, 2 * SECOND]);
                         Fault::Slow { host, factor: dice.pick(&[10, 100, 1000]), time }
                     }
-                    5 => Fault::Jump { host, by: dice.pick(&[400 * MILLI, 3 * SECOND, 20 * SECOND]) },
+                    5 => {
+                        Fault::Jump { host, by: dice.pick(&[400 * MILLI, 3 * SECOND, 20 * SECOND]) }
+                    }
                     6 => Fault::Stall {
                         host,
                         thread: dice.pick(&Thread::ALL),
                         time: dice.pick(&[5 * MILLI, 100 * MILLI, 1500 * MILLI]),
                     },
                     8 => Fault::CutCall,
-                    9 => Fault::Hang { host, time: dice.pick(&[9 * SECOND, 20 * SECOND, 40 * SECOND]) },
+                    9 => Fault::Hang {
+                        host,
+                        time: dice.pick(&[9 * SECOND, 20 * SECOND, 40 * SECOND]),
+                    },
                     10 => Fault::Drain { host, down: dice.pick(&[MILLI, SECOND, 6 * SECOND]) },
                     11 => Fault::Abort,
                     _ => Fault::Leave,
@@ -265,7 +303,8 @@ impl Faults {
         }
         list.sort_unstable_by_key(|&(at, _)| at);
         let twice = if dice.one_in(3) { dice.within(2, 20) } else { 0 };
-        let lags = (0..hosts).map(|_| [(); 3].map(|()| dice.pick(&[1, 1, 1, 1, 30, 300]))).collect();
+        let lags =
+            (0..hosts).map(|_| [(); 3].map(|()| dice.pick(&[1, 1, 1, 1, 30, 300]))).collect();
         Faults { list, twice, lags }
     }
 
@@ -273,7 +312,8 @@ impl Faults {
     pub fn draw_of_nics(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
         let most = dice.pick(&[0, 2, 8]);
         self.list.extend((0..dice.within(0, most)).map(|_| {
-            let (from, to) = (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+            let (from, to) =
+                (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
             let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
             let fault = if dice.one_in(4) { Fault::GiveUp } else { Fault::Hold { from, to, time } };
             (dice.within(0, span), fault)
@@ -285,10 +325,15 @@ impl Faults {
     pub fn draw_of_streams(&mut self, dice: &mut Dice, prefill: usize, decode: usize, span: Nanos) {
         let most = dice.pick(&[0, 2, 8]);
         self.list.extend((0..dice.within(0, most)).map(|_| {
-            let (from, to) = (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
+            let (from, to) =
+                (dice.draw() as usize % prefill, prefill + dice.draw() as usize % decode);
             let time = dice.pick(&[20 * MILLI, 200 * MILLI, 900 * MILLI, 3 * SECOND]);
-            let faults =
-                [Fault::CutLane, Fault::CutLane, Fault::HoldLane { time }, Fault::Hold { from, to, time }];
+            let faults = [
+                Fault::CutLane,
+                Fault::CutLane,
+                Fault::HoldLane { time },
+                Fault::Hold { from, to, time },
+            ];
             (dice.within(0, span), dice.pick(&faults))
         }));
         self.list.sort_by_key(|&(at, _)| at);

@@ -47,7 +47,11 @@ pub struct Machines {
 
 impl Machines {
     /// Of so many workers: on one, each on its own, or on two, where that is not asked for.
-    pub fn draw([dice, of_streams]: [&mut Dice; 2], workers: usize, transfer: SimTransfer) -> Machines {
+    pub fn draw(
+        [dice, of_streams]: [&mut Dice; 2],
+        workers: usize,
+        transfer: SimTransfer,
+    ) -> Machines {
         let apart = match transfer {
             SimTransfer::Rdma | SimTransfer::Tcp => 2,
             SimTransfer::Auto => dice.pick(&[0, 0, 1, 2]),
@@ -75,7 +79,9 @@ impl Machines {
         };
         // NICs at one in so many, and whether there are streams as well.
         let (nic, is_streamed) = match transfer {
-            SimTransfer::Auto => of_streams.pick(&[(1, false), (1, true), (2, true), (0, true), (0, true)]),
+            SimTransfer::Auto => {
+                of_streams.pick(&[(1, false), (1, true), (2, true), (0, true), (0, true)])
+            }
             SimTransfer::Rdma => (1, false),
             SimTransfer::Tcp | SimTransfer::Shm => (0, true),
         };

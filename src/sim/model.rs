@@ -44,7 +44,8 @@ pub fn cell<'a>(
 
 /// What a token's keys and values are, where the token before it has the key `before`.
 fn written(before: u64, token: u32, position: u32, layer: u32) -> (u64, u64) {
-    let hash = mix(before ^ mix(u64::from(token) << 40 ^ u64::from(position) << 8 ^ u64::from(layer)));
+    let hash =
+        mix(before ^ mix(u64::from(token) << 40 ^ u64::from(position) << 8 ^ u64::from(layer)));
     (hash, !hash)
 }
 
@@ -169,14 +170,16 @@ impl Forward for PseudoModel {
         for layer in 0..LAYERS {
             for row in batch.rows() {
                 let (tokens, pages) = (&batch.tokens()[batch.token_range(row)], batch.pages(row));
-                let key_of =
-                    |position| cell(kv, pages, position, layer, KeyValue::Key).load(Ordering::Relaxed);
+                let key_of = |position| {
+                    cell(kv, pages, position, layer, KeyValue::Key).load(Ordering::Relaxed)
+                };
                 let mut before = row.start.checked_sub(1).map_or(0, key_of);
                 for (position, &token) in (row.start..).zip(tokens) {
                     let (key, value) = written(before, token, position, layer);
                     before = key;
                     cell(kv, pages, position, layer, KeyValue::Key).store(key, Ordering::Relaxed);
-                    cell(kv, pages, position, layer, KeyValue::Value).store(value, Ordering::Relaxed);
+                    cell(kv, pages, position, layer, KeyValue::Value)
+                        .store(value, Ordering::Relaxed);
                 }
             }
             self.watch.layers.fetch_add(1, Ordering::Relaxed);
@@ -191,7 +194,9 @@ impl Forward for PseudoModel {
         for row in batch.rows() {
             match row.logits {
                 Logits::None => {}
-                Logits::Last => self.fill_logits(kv, batch.pages(row), positions(batch, row).end - 1),
+                Logits::Last => {
+                    self.fill_logits(kv, batch.pages(row), positions(batch, row).end - 1)
+                }
                 Logits::All => panic!("schedulers ask for the last token's logits only"),
             }
         }

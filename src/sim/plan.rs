@@ -111,7 +111,8 @@ impl Plan {
         // Workers of two page sizes hand over to each other, too.
         let other = if dice.one_in(3) { dice.pick(&[2, 4, 8, 16]) } else { shared.page_size };
         let is_late = Dice::new(seed).fork("allocation").one_in(3);
-        let decode_allocation = if is_late { DecodeAllocation::Late } else { DecodeAllocation::Early };
+        let decode_allocation =
+            if is_late { DecodeAllocation::Late } else { DecodeAllocation::Early };
         let mut faulty = Dice::new(seed).fork("faults");
         let delay = dice.pick(&[20 * MICRO, 100 * MICRO, 2 * MILLI]);
         let gap = dice.pick(&[100 * MICRO, MILLI, 5 * MILLI]);
@@ -120,7 +121,8 @@ impl Plan {
         let (prefill, decode) = (scale.prefill as usize, scale.decode as usize);
         let mut dice_of_nics = Dice::new(seed).fork("machines");
         let mut streams = Dice::new(seed).fork("streams");
-        let machines = Machines::draw([&mut dice_of_nics, &mut streams], prefill + decode, scale.transfer);
+        let machines =
+            Machines::draw([&mut dice_of_nics, &mut streams], prefill + decode, scale.transfer);
         let faults = scale.faults.then(|| {
             let span = gap * u64::from(scale.requests) / 2;
             let mut faults = Faults::draw(&mut faulty, prefill, decode, span);
@@ -174,8 +176,9 @@ impl Plan {
 
     /// Whether workers have places for all requests.
     pub fn is_ample(&self) -> bool {
-        let places =
-            |size: &Size| size.slots > self.scale.requests as usize && size.commands > 4 * size.slots;
+        let places = |size: &Size| {
+            size.slots > self.scale.requests as usize && size.commands > 4 * size.slots
+        };
         places(&self.prefill) && places(&self.decode)
     }
 

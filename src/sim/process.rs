@@ -101,7 +101,13 @@ pub struct Process {
 
 impl Process {
     /// The process of this number, just started. `base` is the beginning of time.
-    pub fn new(index: usize, role: Role, size: &Size, site: Site<'_>, base: Instant) -> io::Result<Process> {
+    pub fn new(
+        index: usize,
+        role: Role,
+        size: &Size,
+        site: Site<'_>,
+        base: Instant,
+    ) -> io::Result<Process> {
         let woken: Arc<AtomicU8> = Arc::default();
         let doorbell = EventCounter::new()?;
         let wake = |thread: Thread| {
@@ -115,9 +121,12 @@ impl Process {
             of_mover();
             ring.signal();
         };
-        let bells = [Bell::new(wake(Thread::Ctl)), Bell::new(wake(Thread::Engine)), Bell::new(ring_mover)]
-            .map(Arc::new);
-        [Thread::Ctl, Thread::Engine].into_iter().for_each(|thread| bells[thread as usize].announce());
+        let bells =
+            [Bell::new(wake(Thread::Ctl)), Bell::new(wake(Thread::Engine)), Bell::new(ring_mover)]
+                .map(Arc::new);
+        [Thread::Ctl, Thread::Engine]
+            .into_iter()
+            .for_each(|thread| bells[thread as usize].announce());
         let memory = memory(size)?;
         let status = Arc::new(StatusTable::new(size.slots));
         let (commands, commands_in) = channel::bounded(size.commands);
@@ -131,11 +140,16 @@ impl Process {
         // As `--transfer auto` has them.
         let rdma = site.nic.map(|_| Transport::Rdma);
         let tcp = site.streams.map(|_| Transport::Tcp);
-        let transports: Vec<Transport> = [Transport::Shm].into_iter().chain(rdma).chain(tcp).collect();
+        let transports: Vec<Transport> =
+            [Transport::Shm].into_iter().chain(rdma).chain(tcp).collect();
         let identity = identity(size, &memory, site.host);
         let Cores { scheduler, stats, mover, role: part, reports } = match role {
-            Role::Prefill => prefill(size, &memory, (&status, &bells), identity, transports.clone()),
-            Role::Decode => decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?,
+            Role::Prefill => {
+                prefill(size, &memory, (&status, &bells), identity, transports.clone())
+            }
+            Role::Decode => {
+                decode(size, &memory, (&status, &bells), identity, doorbell.duplicate()?)?
+            }
         };
         let members = vec![Member { worker, role: part, reports: Some(reports) }];
         let offer = Offer {
@@ -150,7 +164,8 @@ impl Process {
         let mail = Mail::new(commands_in, events_out, bells[Thread::Ctl as usize].clone());
         let ticks = watch.clone();
         let clock = move || base + Duration::from_nanos(ticks.now_ns.load(Ordering::Relaxed));
-        let engine = Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock));
+        let engine =
+            Engine::new(&size.config, vec![scheduler], Box::new(model), mail, Box::new(clock));
         Ok(Process {
             edge: Edge::new(
                 index,
@@ -177,7 +192,13 @@ impl Process {
 
     /// The same process with a worker of this role in the place of the one before, of which nothing is left but what
     /// `ctl` keeps, as `role::part` has it.
-    pub fn turned(self, index: usize, role: Role, size: &Size, site: Site<'_>) -> io::Result<Process> {
+    pub fn turned(
+        self,
+        index: usize,
+        role: Role,
+        size: &Size,
+        site: Site<'_>,
+    ) -> io::Result<Process> {
         let base = self.base;
         // All else is given back before the new one takes its memory.
         let Process { edge, .. } = self;

@@ -321,7 +321,10 @@ impl Flights {
             (What::Lost(Lost::Deadline), Role::Prefill) => return,
             (What::Lost(Lost::Deadline), Role::Decode) => News::Lost(role, Cause::Deadline),
             (What::Lost(_), _) if counts => News::Lost(role, Cause::PeerLost),
-            (What::Token(_) | What::Kept(_) | What::Ended(_) | What::TurnedAway | What::Lost(_), _) => return,
+            (
+                What::Token(_) | What::Kept(_) | What::Ended(_) | What::TurnedAway | What::Lost(_),
+                _,
+            ) => return,
         };
         self.follow(id, news, now);
     }
@@ -336,15 +339,16 @@ impl Flights {
                 Ok(chosen) => chosen,
                 Err(none) => {
                     let chance = self.dice.draw();
-                    let terms = Terms { now: instant, chance, deadline, retries: &mut self.retries };
+                    let terms =
+                        Terms { now: instant, chance, deadline, retries: &mut self.retries };
                     let next = flight.core.nobody(none.may_come(), &terms);
                     return self.carry_out(id, next, now);
                 }
             };
         let first = prefill.as_ref().map(Booking::worker);
         flight.core.choose(first, Some(decode.worker()));
-        flight.pair =
-            [first.unwrap_or(decode.worker()), decode.worker()].map(|worker| self.fleet.host(worker));
+        flight.pair = [first.unwrap_or(decode.worker()), decode.worker()]
+            .map(|worker| self.fleet.host(worker));
         flight.attempt += 1;
         flight.room = Room(self.dice.draw() >> 1);
         let mut legs = [prefill, Some(decode)];
@@ -383,7 +387,8 @@ impl Flights {
                 core.accused().for_each(|worker| router.accuse(worker, instant));
             }
             (_, News::Passes { .. }) => {
-                let workers = [Role::Prefill, Role::Decode].into_iter().filter_map(|role| core.worker(role));
+                let workers =
+                    [Role::Prefill, Role::Decode].into_iter().filter_map(|role| core.worker(role));
                 workers.for_each(|worker| router.acquit(worker));
             }
             _ => {}
@@ -447,7 +452,8 @@ impl Flights {
     fn land(&mut self, id: usize, outcome: Outcome, now: Nanos) {
         let chance = self.dice.draw();
         let deadline = Some(self.deadline(id));
-        let terms = &mut Terms { now: self.instant(now), chance, deadline, retries: &mut self.retries };
+        let terms =
+            &mut Terms { now: self.instant(now), chance, deadline, retries: &mut self.retries };
         let next = self.flights[id].core.take(News::Landed, terms);
         assert_eq!(next, Next::Land, "decode answers what was sent");
         self.fleet.leave(self.call(id, Role::Prefill));

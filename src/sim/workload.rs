@@ -91,7 +91,8 @@ impl Workload {
         let (temperature, seed) = if dice.one_in(3) { (0.8, dice.draw()) } else { (0.0, 0) };
         // With a penalty the answer depends on which tokens are its own.
         let frequency_penalty = dice.pick(&[0.0, 1.0]);
-        let sampling = SamplingParams { temperature, seed, frequency_penalty, ..SamplingParams::GREEDY };
+        let sampling =
+            SamplingParams { temperature, seed, frequency_penalty, ..SamplingParams::GREEDY };
         let stop_tokens = if dice.one_in(4) { ids(dice, 2) } else { Vec::new() };
         let mut salt = Salt(if dice.one_in(5) { dice.within(1, 2).into() } else { 0 });
         let max_new = dice.number(1, ANSWER_MAX);

@@ -25,7 +25,8 @@ impl Bell {
         fence(Ordering::SeqCst);
         // Of several ringers one wakes. Who loses stores nothing, which loom could not tell from a store after the
         // next announcement.
-        let woken = || self.parked.compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed);
+        let woken =
+            || self.parked.compare_exchange(true, false, Ordering::Relaxed, Ordering::Relaxed);
         if self.parked.load(Ordering::Relaxed) && woken().is_ok() {
             (self.wake)();
         }

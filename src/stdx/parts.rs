@@ -98,7 +98,15 @@ impl<'a> Grid<'a> {
         }
         assert!(end.checked_mul(stride).is_some_and(|needed| needed <= buffer.len()));
         let across = columns.div_ceil(width);
-        Grid { base: buffer.as_mut_ptr(), stride, bands, width, across, columns, _buffer: PhantomData }
+        Grid {
+            base: buffer.as_mut_ptr(),
+            stride,
+            bands,
+            width,
+            across,
+            columns,
+            _buffer: PhantomData,
+        }
     }
 
     /// Parts in one band.

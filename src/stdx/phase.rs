@@ -52,8 +52,12 @@ impl Phase {
             if state & CLOSED != 0 || number == last.0 {
                 return None;
             }
-            let joined =
-                self.state.compare_exchange_weak(state, state + 1, Ordering::AcqRel, Ordering::Acquire);
+            let joined = self.state.compare_exchange_weak(
+                state,
+                state + 1,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
             match joined {
                 Ok(_) => return Some(Joined(number)),
                 Err(now) => state = now,

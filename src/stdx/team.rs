@@ -65,14 +65,15 @@ impl Team {
         for index in 1..=helpers {
             let shared = shared.clone();
             let core = pin.and_then(|cores| cores.get(index % cores.len().max(1)).copied());
-            let helper = thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
-                if let Some(id) = core {
-                    core_affinity::set_for_current(core_affinity::CoreId { id });
-                }
-                shared.started.fetch_add(1, SeqCst);
-                let _seal = seal_thread();
-                help(&shared, index);
-            })?;
+            let helper =
+                thread::Builder::new().name(format!("{name}-{index}")).spawn(move || {
+                    if let Some(id) = core {
+                        core_affinity::set_for_current(core_affinity::CoreId { id });
+                    }
+                    shared.started.fetch_add(1, SeqCst);
+                    let _seal = seal_thread();
+                    help(&shared, index);
+                })?;
             team.helpers.push(helper);
         }
         // A thread allocates while it starts; from here on none does.

@@ -41,7 +41,8 @@ impl EventCounter {
     pub fn clear(&self) -> bool {
         let mut count = [0u8; 8];
         // SAFETY: eight writable bytes.
-        let read = unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        let read =
+            unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
         read > 0
     }
 }
@@ -90,7 +91,12 @@ impl WaitSet {
         let millis = timeout.as_millis().min(60_000) as libc::c_int;
         // SAFETY: room for eight events. An interrupted wait is a short one.
         unsafe {
-            libc::epoll_wait(self.0.as_raw_fd(), ready.as_mut_ptr(), ready.len() as libc::c_int, millis) > 0
+            libc::epoll_wait(
+                self.0.as_raw_fd(),
+                ready.as_mut_ptr(),
+                ready.len() as libc::c_int,
+                millis,
+            ) > 0
         }
     }
 

@@ -36,8 +36,9 @@ impl<'a> Pull<'a> {
     /// Page numbers were checked against the announced pools and layouts against the regions, so the
     /// assertion never fires; it costs nothing beside the copy and keeps a fault of ours local.
     pub fn add(&mut self, run: &Run) {
-        let within =
-            |start: u64, len: usize| start.checked_add(run.bytes).is_some_and(|end| end <= len as u64);
+        let within = |start: u64, len: usize| {
+            start.checked_add(run.bytes).is_some_and(|end| end <= len as u64)
+        };
         assert!(
             within(run.source, self.from.len()) && within(run.destination, self.to.len()),
             "run outside its region"
@@ -69,7 +70,12 @@ impl<'a> Pull<'a> {
                 destination: to.add(next.destination as usize),
                 bytes: next.bytes as usize,
             };
-            copy(from.add(run.source as usize), to.add(run.destination as usize), run.bytes as usize, &next);
+            copy(
+                from.add(run.source as usize),
+                to.add(run.destination as usize),
+                run.bytes as usize,
+                &next,
+            );
         }
     }
 }
@@ -122,7 +128,9 @@ mod x86 {
         __m128i, __m256i, _MM_HINT_T0, _mm_loadu_si128, _mm_prefetch, _mm256_loadu_si256,
     };
     #[cfg(miri)]
-    use std::arch::x86_64::{_mm_store_si128 as _mm_stream_si128, _mm256_store_si256 as _mm256_stream_si256};
+    use std::arch::x86_64::{
+        _mm_store_si128 as _mm_stream_si128, _mm256_store_si256 as _mm256_stream_si256,
+    };
     #[cfg(not(miri))]
     use std::arch::x86_64::{_mm_stream_si128, _mm256_stream_si256};
 
@@ -156,7 +164,9 @@ mod x86 {
                         if done < next.bytes {
                             _mm_prefetch::<_MM_HINT_T0>(next.source.wrapping_add(done).cast());
                             if done % PAGE == 0 {
-                                _mm_prefetch::<_MM_HINT_T0>(next.destination.wrapping_add(done).cast());
+                                _mm_prefetch::<_MM_HINT_T0>(
+                                    next.destination.wrapping_add(done).cast(),
+                                );
                             }
                         }
                         let (from, to) = (source.cast::<$vector>(), destination.cast::<$vector>());
@@ -206,13 +216,23 @@ mod tests {
             for length in [0, 1, 15, 63, 64, 65, 127, 128, 200, 321] {
                 for (a, b) in [(0, 0), (1, 0), (0, 1), (3, 17), (63, 63)] {
                     let mut destination = vec![0u8; 600];
-                    let next =
-                        Next { source: source.as_ptr(), destination: source.as_ptr(), bytes: length / 2 };
+                    let next = Next {
+                        source: source.as_ptr(),
+                        destination: source.as_ptr(),
+                        bytes: length / 2,
+                    };
                     // SAFETY: both vectors are longer than offset plus length; `ways` gives what the processor has.
-                    unsafe { way(source.as_ptr().add(a), destination.as_mut_ptr().add(b), length, &next) };
+                    unsafe {
+                        way(source.as_ptr().add(a), destination.as_mut_ptr().add(b), length, &next)
+                    };
                     store_fence();
                     assert_eq!(destination[b..b + length], source[a..a + length]);
-                    assert!(destination[..b].iter().chain(&destination[b + length..]).all(|&byte| byte == 0));
+                    assert!(
+                        destination[..b]
+                            .iter()
+                            .chain(&destination[b + length..])
+                            .all(|&byte| byte == 0)
+                    );
                 }
             }
         }
@@ -238,7 +258,9 @@ mod tests {
         pull.finish();
         store_fence();
         for at in (0..LEN as u64).step_by(8) {
-            let run = runs.iter().find(|run| (run.destination..run.destination + run.bytes).contains(&at));
+            let run = runs
+                .iter()
+                .find(|run| (run.destination..run.destination + run.bytes).contains(&at));
             let wanted = run.map_or(0, |run| a((run.source + at - run.destination) as usize));
             assert_eq!(to.word(at as usize).load(b), wanted, "at {at}");
         }

@@ -6,7 +6,9 @@ use crate::ids::{Generation, PageId, Room, SlotId};
 use crate::kv::lease::Lease;
 use crate::stdx::bell::Bell;
 use crate::transfer::aux::AuxRecord;
-use crate::transfer::command::{Cancel, DestinationCommand, LeaseEnd, SessionId, SourceCommand, Target};
+use crate::transfer::command::{
+    Cancel, DestinationCommand, LeaseEnd, SessionId, SourceCommand, Target,
+};
 use crate::transfer::pages::PageLists;
 use crate::transfer::status::{Move, Status, StatusTable};
 use crossbeam_channel as channel;
@@ -86,7 +88,13 @@ impl Sender {
     }
 
     /// Hands over KV of `tokens`, with the aux record when they are the last. [`Sender::has_room`] was asked.
-    pub fn chunk(&self, slot: SlotId, generation: Generation, tokens: Range<u32>, last: Option<AuxRecord>) {
+    pub fn chunk(
+        &self,
+        slot: SlotId,
+        generation: Generation,
+        tokens: Range<u32>,
+        last: Option<AuxRecord>,
+    ) {
         self.tell(SourceCommand::Chunk { slot, generation, tokens, last });
     }
 }

@@ -73,7 +73,9 @@ impl PageLists {
     pub fn store_from(&self, slot: SlotId, first: usize, pages: &[PageId]) {
         assert!(first + pages.len() <= self.shape.capacity as usize && slot.0 < self.shape.slots);
         for (index, page) in pages.iter().enumerate() {
-            self.region.half_word(self.shape.entry(slot, first + index)).store(page.0, Ordering::Relaxed);
+            self.region
+                .half_word(self.shape.entry(slot, first + index))
+                .store(page.0, Ordering::Relaxed);
         }
     }
 

@@ -28,8 +28,13 @@ pub enum State {
 
 impl State {
     /// All states in order of their numbers.
-    pub const ALL: [State; 5] =
-        [State::Failed, State::Bootstrapping, State::WaitingForInput, State::Transferring, State::Success];
+    pub const ALL: [State; 5] = [
+        State::Failed,
+        State::Bootstrapping,
+        State::WaitingForInput,
+        State::Transferring,
+        State::Success,
+    ];
 
     /// Whether nothing follows.
     pub const fn is_terminal(self) -> bool {
@@ -90,11 +95,7 @@ pub const fn transition(state: State, step: Move, lanes: u32) -> Option<State> {
         (WaitingForInput, Move::Start) => Some(Transferring),
         // The first notice may be the last: Transferring may be skipped at the destination.
         (WaitingForInput | Transferring, Move::EndLane { lane, all }) => {
-            if (lanes | 1 << lane) & all == all {
-                Some(Success)
-            } else {
-                Some(Transferring)
-            }
+            if (lanes | 1 << lane) & all == all { Some(Success) } else { Some(Transferring) }
         }
         (WaitingForInput | Transferring, Move::Finish) => Some(Success),
         _ => None,
@@ -146,7 +147,12 @@ impl StatusTable {
     }
 
     /// Makes one move. Gives the status after it, or why nothing changed.
-    pub fn advance(&self, slot: SlotId, generation: Generation, step: Move) -> Result<Status, Unmoved> {
+    pub fn advance(
+        &self,
+        slot: SlotId,
+        generation: Generation,
+        step: Move,
+    ) -> Result<Status, Unmoved> {
         let word = &self.words[slot.index()];
         let mut seen = word.load(Ordering::Acquire);
         loop {
@@ -158,7 +164,12 @@ impl StatusTable {
                 return Err(Unmoved::Forbidden(before.state));
             };
             let after = before.after(state, step);
-            match word.compare_exchange_weak(seen, after.pack(), Ordering::AcqRel, Ordering::Acquire) {
+            match word.compare_exchange_weak(
+                seen,
+                after.pack(),
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
                 Ok(_) => return Ok(after),
                 Err(now) => seen = now,
             }
@@ -180,7 +191,10 @@ impl Status {
             Some(cause) => cause as u64,
             None => 0,
         };
-        (self.generation.0 as u64) << 40 | (self.state as u64) << 37 | cause << 32 | self.lanes as u64
+        (self.generation.0 as u64) << 40
+            | (self.state as u64) << 37
+            | cause << 32
+            | self.lanes as u64
     }
 
     fn unpack(word: u64) -> Status {
@@ -218,7 +232,8 @@ mod tests {
         let mut table = String::new();
         for state in State::ALL {
             for (name, step) in steps() {
-                let next = transition(state, step, 0).map_or("-".into(), |next| format!("{next:?}"));
+                let next =
+                    transition(state, step, 0).map_or("-".into(), |next| format!("{next:?}"));
                 table += &format!("{state:?} + {name} = {next}\n");
             }
         }
@@ -261,7 +276,8 @@ Success + fail = -
     fn words_keep_every_field() {
         for state in State::ALL {
             for cause in [None, Some(Cause::ClientGone), Some(Cause::Internal)] {
-                let status = Status { generation: Generation(0xabcdef), state, cause, lanes: 0x8000_0001 };
+                let status =
+                    Status { generation: Generation(0xabcdef), state, cause, lanes: 0x8000_0001 };
                 assert_eq!(Status::unpack(status.pack()), status);
             }
         }
@@ -294,18 +310,24 @@ Success + fail = -
         let generation = table.open(SLOT);
         table.advance(SLOT, generation, Move::Grant).unwrap();
         for lane in [2, 0, 2] {
-            let status = table.advance(SLOT, generation, Move::EndLane { lane, all: 0b111 }).unwrap();
+            let status =
+                table.advance(SLOT, generation, Move::EndLane { lane, all: 0b111 }).unwrap();
             assert_eq!(status.state, State::Transferring);
         }
-        let status = table.advance(SLOT, generation, Move::EndLane { lane: 1, all: 0b111 }).unwrap();
+        let status =
+            table.advance(SLOT, generation, Move::EndLane { lane: 1, all: 0b111 }).unwrap();
         assert_eq!((status.state, status.lanes), (State::Success, 0b111));
     }
 
     #[test]
     fn generations_wrap_past_zero() {
         let table = StatusTable::new(1);
-        let last =
-            Status { generation: Generation((1 << 24) - 1), state: State::Success, cause: None, lanes: 0 };
+        let last = Status {
+            generation: Generation((1 << 24) - 1),
+            state: State::Success,
+            cause: None,
+            lanes: 0,
+        };
         table.words[0].store(last.pack(), Ordering::Relaxed);
         assert_eq!(table.open(SLOT), Generation(1));
     }

@@ -136,7 +136,9 @@ impl Keyring {
 
     /// These keys, at most [`CLUSTER_KEYS_MAX`](limits::CLUSTER_KEYS_MAX): the rest is left out.
     pub fn new(keys: impl IntoIterator<Item = ClusterKey>) -> Keyring {
-        Keyring(keys.into_iter().take(limits::CLUSTER_KEYS_MAX).map(|key| (key.id(), key)).collect())
+        Keyring(
+            keys.into_iter().take(limits::CLUSTER_KEYS_MAX).map(|key| (key.id(), key)).collect(),
+        )
     }
 
     /// The key that is proven here.
@@ -236,7 +238,10 @@ mod tests {
     #[test]
     fn a_short_key_is_refused_and_no_key_prints() {
         let error = ClusterKey::new(&[7; 31]).unwrap_err();
-        assert_eq!(error.to_string(), "cluster key has 31 bytes, at least 32 random ones are needed");
+        assert_eq!(
+            error.to_string(),
+            "cluster key has 31 bytes, at least 32 random ones are needed"
+        );
         assert_eq!(format!("{:?}", key()), "ClusterKey(..)");
     }
 

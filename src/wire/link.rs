@@ -155,13 +155,17 @@ impl Link {
             return self.poll_handshake();
         }
         Ok(match self.zmtp.poll_event() {
-            Some(zmtp::Event::Message(parts)) => match Message::decode(parts, self.incoming.as_mut())? {
-                Some(Message::Proof(_)) if self.keys.first().is_none() => {
-                    return Err(LinkError::UnexpectedProof);
+            Some(zmtp::Event::Message(parts)) => {
+                match Message::decode(parts, self.incoming.as_mut())? {
+                    Some(Message::Proof(_)) if self.keys.first().is_none() => {
+                        return Err(LinkError::UnexpectedProof);
+                    }
+                    Some(Message::Hello(_) | Message::Proof(_)) => {
+                        return Err(LinkError::OutOfOrder);
+                    }
+                    message => message.map(Event::Message),
                 }
-                Some(Message::Hello(_) | Message::Proof(_)) => return Err(LinkError::OutOfOrder),
-                message => message.map(Event::Message),
-            },
+            }
             Some(zmtp::Event::Pong { context }) => Some(Event::Pong { context }),
             Some(zmtp::Event::Ready(_)) | None => None,
         })
@@ -245,7 +249,8 @@ impl Link {
     /// Both sides name what one of them lacks, before either has proven anything: what a stranger says here only
     /// costs it the link. One that tells no keys (minor 0) shows by its proof whether it has the right one.
     fn compare_keys(&self) -> Result<(), LinkError> {
-        let (ours, theirs) = (self.keys.ids(), self.peer.map_or(Default::default(), |peer| peer.keys));
+        let (ours, theirs) =
+            (self.keys.ids(), self.peer.map_or(Default::default(), |peer| peer.keys));
         if theirs[0] == KeyId::NONE {
             Ok(())
         } else if !ours.contains(&theirs[0]) {
@@ -499,7 +504,8 @@ mod tests {
                 }
             }
             let mut said = Multipart::new();
-            let hello = Hello { minor: MINOR + 1, keys: acceptor.keys.ids(), ..hello(Role::Decode, 1) };
+            let hello =
+                Hello { minor: MINOR + 1, keys: acceptor.keys.ids(), ..hello(Role::Decode, 1) };
             Message::Hello(hello).encode(None, &mut said);
             newer.hello = [said.parts().get(0).unwrap(), &[0xaa; 24]].concat();
             newer.hello[2] = version;
@@ -538,7 +544,8 @@ mod tests {
             let mut seal = keys.first().map(|key| key.seal(Side::Dialer, &hellos));
             if let Some(key) = keys.first() {
                 let mut proof = Multipart::new();
-                Message::Proof(Proof { tag: key.proof(Side::Dialer, &hellos) }).encode(None, &mut proof);
+                Message::Proof(Proof { tag: key.proof(Side::Dialer, &hellos) })
+                    .encode(None, &mut proof);
                 newer.say(&[proof.parts().get(0).unwrap()]);
                 opened = newer.carry(&mut acceptor).unwrap();
             }
@@ -568,7 +575,8 @@ mod tests {
         let (_, mut acceptor) = links(None, None);
         let mut newer = Newer::greet(VERSION + 1, &mut acceptor);
         let error = newer.carry(&mut acceptor).unwrap_err();
-        let said = format!("peer's messages are of version {}, ours of version {VERSION}", VERSION + 1);
+        let said =
+            format!("peer's messages are of version {}, ours of version {VERSION}", VERSION + 1);
         assert_eq!(error.to_string(), said);
     }
 

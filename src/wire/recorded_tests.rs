@@ -75,8 +75,16 @@ fn kind(message: &Message<'_>) -> String {
     text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap().to_owned()
 }
 
-const DECODE_SAYS: &[&str] =
-    &["Announce", "Destination", "Done", "Destination", "Done", "Destination", "Destination", "Abort"];
+const DECODE_SAYS: &[&str] = &[
+    "Announce",
+    "Destination",
+    "Done",
+    "Destination",
+    "Done",
+    "Destination",
+    "Destination",
+    "Abort",
+];
 const PREFILL_SAYS: &[&str] = &["Welcome", "AbortAck", "AbortAck", "Bye"];
 
 /// This version in the place of one side: it proves itself, accepts the proof of the other, and hears all it said.
@@ -118,7 +126,8 @@ fn messages_begin_with_the_bytes_that_an_earlier_version_reads() {
             for (at, recorded) in recording.messages(side).iter().enumerate() {
                 let seal = if at < handshake { None } else { seal.as_mut() };
                 let sealed = usize::from(seal.is_some());
-                let message = Message::decode(recorded.parts(), seal).unwrap().expect("a known kind");
+                let message =
+                    Message::decode(recorded.parts(), seal).unwrap().expect("a known kind");
                 let mut now = Multipart::new();
                 message.encode(None, &mut now);
                 let (now, then) = (now.parts(), recorded.parts());

@@ -62,7 +62,9 @@ impl Pair {
     fn ports(&self) -> [(&'static str, SocketAddr); 3] {
         let at = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         assert!(
-            self.prefill.control_port != 0 && self.prefill.bootstrap_port != 0 && self.decode.data_port != 0
+            self.prefill.control_port != 0
+                && self.prefill.bootstrap_port != 0
+                && self.decode.data_port != 0
         );
         [
             ("control", at(self.prefill.control_port)),
@@ -122,7 +124,10 @@ fn attacks() -> Vec<(&'static str, Vec<u8>)> {
         ("a TLS hello", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03".to_vec()),
         ("a huge head", [b"GET /", &vec![b'a'; 300 << 10][..], b" HTTP/1.1\r\n\r\n"].concat()),
         ("a huge length", b"PUT /route HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n".to_vec()),
-        ("no JSON", b"PUT /route HTTP/1.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{]".to_vec()),
+        (
+            "no JSON",
+            b"PUT /route HTTP/1.1\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{]".to_vec(),
+        ),
         ("a body cut short", b"PUT /route HTTP/1.1\r\ncontent-length: 50\r\n\r\n{\"attn".to_vec()),
         ("a greeting cut short", greeting()[..40].to_vec()),
         ("a greeting and noise", after_greeting(&noise(5, 100_000))),
@@ -187,8 +192,9 @@ fn nonsense(mut pair: Pair) {
 fn hundreds_of_idle_connections_hold_nobody_up() {
     let mut pair = Pair::start();
     let before = pair.resident();
-    let crowd =
-        |port: SocketAddr| -> Vec<TcpStream> { (0..IDLE_CONNECTIONS).map(|_| connect(port)).collect() };
+    let crowd = |port: SocketAddr| -> Vec<TcpStream> {
+        (0..IDLE_CONNECTIONS).map(|_| connect(port)).collect()
+    };
     let mut idle: Vec<(&str, Vec<TcpStream>)> =
         pair.ports().into_iter().map(|(port, address)| (port, crowd(address))).collect();
     for (index, stream) in idle.iter_mut().flat_map(|(_, streams)| streams).enumerate() {
@@ -215,7 +221,8 @@ fn a_peer_that_talks_nonsense_harms_itself_alone() {
     let mut pair = Pair::start();
     let before = pair.resident();
     let control = pair.ports()[0].1;
-    let id = TransferId { room: Room(1), slot: SlotId(u32::MAX), generation: Generation(0xff_ffff) };
+    let id =
+        TransferId { room: Room(1), slot: SlotId(u32::MAX), generation: Generation(0xff_ffff) };
     let destination = Destination {
         id,
         session: SessionGeneration(1),
@@ -317,7 +324,10 @@ fn a_slow_stranger_is_not_waited_for() {
         pair.check_works();
         let taken = drip.join().unwrap();
         // The registry gives a whole request a minute; that it serves others meanwhile is enough.
-        assert!(port == "registry" || taken < GREETING, "the {port} port took {taken} bytes, one by one");
+        assert!(
+            port == "registry" || taken < GREETING,
+            "the {port} port took {taken} bytes, one by one"
+        );
     }
     pair.check_unharmed(before);
 }
@@ -337,7 +347,8 @@ fn drip(address: SocketAddr) -> usize {
             match stream.read(&mut [0; 64]) {
                 Ok(0) => return index,
                 Ok(_) => thread::sleep(left.min(Duration::from_millis(50))),
-                Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
                 Err(_) => return index,
             }
         }

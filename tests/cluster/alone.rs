@@ -19,8 +19,10 @@ fn await_readiness(router: &Process, status: u16) {
 fn requests_go_on_at_decode_when_the_last_prefill_worker_is_gone() {
     let whole = start("serve", &["--mixed"]);
     let expected = |seed| choices(&whole.post("/v1/completions", &body(seed, 100, 20).to_string()));
-    let mut fleet =
-        Fleet::new(vec![prefill(&[])], vec![start("decode", &["--local-prefill"]), start("decode", &[])]);
+    let mut fleet = Fleet::new(
+        vec![prefill(&[])],
+        vec![start("decode", &["--local-prefill"]), start("decode", &[])],
+    );
     let ask = |fleet: &Fleet, seed| {
         choices(&fleet.router.post("/v1/completions", &body(seed, 100, 20).to_string()))
     };

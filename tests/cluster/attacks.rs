@@ -148,7 +148,11 @@ fn a_truncated_handshake_or_message_opens_nothing() {
     // The last part of a message is its seal: without it, and with all that speaks of it put right.
     genuine.link.send(&BYE).unwrap();
     let mut message = genuine.link.transmit().to_vec();
-    assert_eq!((message[0], message[message.len() - 18..][..2].to_vec()), (1, vec![0, 16]), "two frames");
+    assert_eq!(
+        (message[0], message[message.len() - 18..][..2].to_vec()),
+        (1, vec![0, 16]),
+        "two frames"
+    );
     message.truncate(message.len() - 18);
     (message[0], message[2 + 6]) = (0, 0);
     genuine.stream.write_all(&message).unwrap();
@@ -187,7 +191,8 @@ fn a_forged_proof_proves_nothing() {
 #[test]
 fn a_proof_is_of_one_identity_and_incarnation() {
     let mut pair = Pair::start();
-    for (times, alter) in [(1, alter_id as fn(&mut [u8])), (2, alter_incarnation), (3, alter_nonce)] {
+    for (times, alter) in [(1, alter_id as fn(&mut [u8])), (2, alter_incarnation), (3, alter_nonce)]
+    {
         let mut peer = Stranger::dial_altered(pair.control, 7, ring(KEY), alter);
         until_closed(&mut peer.stream);
         pair.prefill.await_times(WRONG_PROOF, times);
@@ -230,7 +235,8 @@ fn a_peer_with_another_key_is_told_by_the_keys_names() {
     let (one, two) = (KeyFile::new(b'1'), KeyFile::new(b'2'));
     let [one_name, two_name] = [b'1', b'2'].map(|byte| ring(byte).ids()[0]);
     let with = |role: &str, keys: &[&KeyFile]| {
-        let flags: Vec<&str> = keys.iter().flat_map(|key| ["--cluster-key-file", key.path()]).collect();
+        let flags: Vec<&str> =
+            keys.iter().flat_map(|key| ["--cluster-key-file", key.path()]).collect();
         if role == "prefill" { prefill(&flags) } else { start(role, &flags) }
     };
     // In the middle of a rotation, and past it.
@@ -312,7 +318,10 @@ fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
         links += 1;
         peer.say(&Message::Announce(Box::new(announce)));
         let answer = peer.next(|message| format!("{message:?}"));
-        assert!(answer.as_ref().is_some_and(|answer| answer.starts_with("Refused")), "{what}: {answer:?}");
+        assert!(
+            answer.as_ref().is_some_and(|answer| answer.starts_with("Refused")),
+            "{what}: {answer:?}"
+        );
         pair.check_works();
     }
     // A right session, and wishes beyond what it announced.
@@ -326,24 +335,25 @@ fn a_peer_with_the_key_announces_nothing_beyond_its_regions() {
     let welcome = peer.next(|message| format!("{message:?}")).expect("an answer");
     assert!(welcome.starts_with("Welcome"), "{welcome}");
     let (pool, slots) = (announce.kv.pages, announce.aux.slots);
-    let wish = |peer: &mut Stranger, room: u64, tokens: u32, prefix_tokens: u32, page: u32, slot: u32| {
-        let id = TransferId { room: Room(room), slot: SlotId(slot), generation: Generation(1) };
-        peer.say(&Message::Destination(Destination {
-            id,
-            session: announce.session,
-            tokens,
-            prefix_tokens,
-            ids_hash: [0; 16],
-            aux_index: slot,
-            deadline_ms: 60_000,
-            pages: [PageId(page)][..].into(),
-        }));
-        let refused = peer.next(|message| match message {
-            Message::AbortAck(ack) => Some((ack.id, ack.quiet, ack.cause)),
-            _ => None,
-        });
-        (refused.flatten(), Some((id, true, Cause::Mismatch)))
-    };
+    let wish =
+        |peer: &mut Stranger, room: u64, tokens: u32, prefix_tokens: u32, page: u32, slot: u32| {
+            let id = TransferId { room: Room(room), slot: SlotId(slot), generation: Generation(1) };
+            peer.say(&Message::Destination(Destination {
+                id,
+                session: announce.session,
+                tokens,
+                prefix_tokens,
+                ids_hash: [0; 16],
+                aux_index: slot,
+                deadline_ms: 60_000,
+                pages: [PageId(page)][..].into(),
+            }));
+            let refused = peer.next(|message| match message {
+                Message::AbortAck(ack) => Some((ack.id, ack.quiet, ack.cause)),
+                _ => None,
+            });
+            (refused.flatten(), Some((id, true, Cause::Mismatch)))
+        };
     for (at, (tokens, prefix, page, slot)) in
         [(1, 0, pool, 0), (1, 0, u32::MAX, 0), (1, 0, 0, slots), (40, 0, 0, 0), (9, 3, 0, 0)]
             .into_iter()
@@ -373,7 +383,9 @@ fn a_lane_opens_nothing_once_its_session_is_over() {
     let token = announce.ranks[0].tcp.expect("lanes").token;
     let data = SocketAddr::new(pair.decode.address.ip(), pair.decode.data_port);
     let lanes = announce.ranks[0].lanes;
-    for session in [announce.session, SessionGeneration(announce.session.0 + 1), SessionGeneration(1)] {
+    for session in
+        [announce.session, SessionGeneration(announce.session.0 + 1), SessionGeneration(1)]
+    {
         let begun = Instant::now();
         let mut lane = connect(data);
         lane.write_all(&Preamble { token, session, lane: 0, lanes }.encode()).unwrap();
@@ -398,9 +410,10 @@ fn a_registry_takes_no_write_twice_and_none_without_the_key() {
         (head[9..12].to_owned(), body.to_owned())
     };
     let challenge = || {
-        let (status, told) =
-            ask("POST /challenge HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-                .into());
+        let (status, told) = ask(
+            "POST /challenge HTTP/1.1\r\nhost: t\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+                .into(),
+        );
         assert_eq!(status, "200");
         let told: Value = serde_json::from_str(&told).unwrap();
         told["nonce"].as_str().unwrap().to_owned()
@@ -421,7 +434,11 @@ fn a_registry_takes_no_write_twice_and_none_without_the_key() {
     assert_eq!(write(&body, &nonce, &proof(KEY, &nonce, &body)), "401", "replayed");
     let nonce = challenge();
     assert_eq!(write(&placement(2), &nonce, &proof(KEY, &nonce, &body)), "401", "another body");
-    assert_eq!(write(&body, &nonce, &proof(KEY, &nonce, &body)), "200", "a wrong proof uses nothing up");
+    assert_eq!(
+        write(&body, &nonce, &proof(KEY, &nonce, &body)),
+        "200",
+        "a wrong proof uses nothing up"
+    );
     let nonce = challenge();
     assert_eq!(write(&body, &nonce, &proof(KEY + 1, &nonce, &body)), "401", "another key");
     let own = "00".repeat(16);
@@ -459,7 +476,9 @@ fn a_client_cannot_send_a_worker_elsewhere() {
     assert!(pair.decode.times_said("lies in no network of --bootstrap-allow") >= 6);
     // An allowed registry that names a host that is not.
     let (status, text) =
-        asking(&pair.decode, "127.0.0.1", registry(Some("192.0.2.1"), 80).port(), 200).join().unwrap();
+        asking(&pair.decode, "127.0.0.1", registry(Some("192.0.2.1"), 80).port(), 200)
+            .join()
+            .unwrap();
     assert_eq!(status, 502, "{text}");
     pair.decode.await_times("the registry's control_host 192.0.2.1 lies in no network", 1);
     // Another service on this host is asked one question, and gets nothing of the request.

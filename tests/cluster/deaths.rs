@@ -46,7 +46,8 @@ enum Point {
 const SWEEP_MS: [u64; 6] = [0, 2, 5, 10, 20, 40];
 
 fn points() -> Vec<Point> {
-    let mut points = vec![Point::DecodeLegAlone, Point::PrefillLegAlone, Point::Chunks, Point::Decoding];
+    let mut points =
+        vec![Point::DecodeLegAlone, Point::PrefillLegAlone, Point::Chunks, Point::Decoding];
     points.extend(SWEEP_MS.map(Point::FirstContact));
     points.extend(SWEEP_MS.map(Point::Session));
     points
@@ -54,7 +55,9 @@ fn points() -> Vec<Point> {
 
 /// Whether an answer is a stream that came to its proper end.
 fn is_whole(answer: &str) -> bool {
-    answer.starts_with("HTTP/1.1 200") && answer.contains("data: [DONE]") && !answer.contains("\"error\"")
+    answer.starts_with("HTTP/1.1 200")
+        && answer.contains("data: [DONE]")
+        && !answer.contains("\"error\"")
 }
 
 /// A prefill and a decode worker of a slow model.
@@ -76,7 +79,8 @@ impl Pair {
 
     fn prefill(dummy: &Dummy, transfer: &str, bootstrap_port: u16) -> Process {
         let port = bootstrap_port.to_string();
-        let flags = ["--bootstrap-port", &port, "--chunked-prefill-size", "8", "--transfer", transfer];
+        let flags =
+            ["--bootstrap-port", &port, "--chunked-prefill-size", "8", "--transfer", transfer];
         dummy.start("prefill", &[&flags[..], &["--max-running-requests", "4"]].concat())
     }
 
@@ -88,7 +92,8 @@ impl Pair {
     fn body(&mut self, prompt: u32, max_tokens: u32) -> Value {
         self.room += 1;
         let room = self.room;
-        let prompt: Vec<u64> = (0..prompt).map(|i| 3 + (u64::from(i) * 7 + room * 13) % 380).collect();
+        let prompt: Vec<u64> =
+            (0..prompt).map(|i| 3 + (u64::from(i) * 7 + room * 13) % 380).collect();
         json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true, "stream": true,
             "bootstrap_host": "127.0.0.1", "bootstrap_port": self.prefill.bootstrap_port, "bootstrap_room": room})
     }
@@ -132,7 +137,9 @@ impl Pair {
             }
             Point::DecodeLegAlone => {
                 let leg = Leg::open(self.decode.address, "/v1/completions", "", &self.body(40, 4));
-                await_metric(&self.decode, "sglang:num_decode_transfer_queue_reqs{", |count| count == 1.0);
+                await_metric(&self.decode, "sglang:num_decode_transfer_queue_reqs{", |count| {
+                    count == 1.0
+                });
                 [None, Some(leg)]
             }
             Point::PrefillLegAlone => {
@@ -148,7 +155,8 @@ impl Pair {
                     let before = self.prefill.metric(name, "");
                     let body = self.body(PROMPT, 4);
                     let legs = self.legs(&body);
-                    let read = await_metric(&self.prefill, name, |read| read > before + 16.0) - before;
+                    let read =
+                        await_metric(&self.prefill, name, |read| read > before + 16.0) - before;
                     if read < f64::from(PROMPT) / 2.0 {
                         return legs;
                     }
@@ -211,7 +219,8 @@ impl Pair {
     fn restart(&mut self, blow: Blow) {
         match blow {
             Blow::PrefillDies => {
-                self.prefill = Pair::prefill(&self.dummy, self.transfer, self.prefill.bootstrap_port);
+                self.prefill =
+                    Pair::prefill(&self.dummy, self.transfer, self.prefill.bootstrap_port);
             }
             Blow::DecodeDies => self.decode = Pair::decode(&self.dummy, self.transfer),
             Blow::ClientLeaves | Blow::AbortAtPrefill | Blow::AbortAtDecode => {}
@@ -243,7 +252,8 @@ fn at_every_point(transfer: &'static str, blow: Blow) {
     for point in points() {
         eprintln!("== {blow:?} at {point:?} over {transfer}");
         pair.suffer(point, blow);
-        for (worker, death) in [(&mut pair.prefill, Blow::PrefillDies), (&mut pair.decode, Blow::DecodeDies)]
+        for (worker, death) in
+            [(&mut pair.prefill, Blow::PrefillDies), (&mut pair.decode, Blow::DecodeDies)]
         {
             if blow != death {
                 worker.check_alive();

@@ -43,7 +43,10 @@ impl Load {
         let (begun, enough) = (Instant::now(), self.answered.load(Ordering::Relaxed) + more);
         while self.answered.load(Ordering::Relaxed) < enough {
             assert!(begun.elapsed() < PATIENCE, "nobody is answered any more");
-            assert!(self.clients.iter().all(|client| !client.is_finished()), "a request has failed");
+            assert!(
+                self.clients.iter().all(|client| !client.is_finished()),
+                "a request has failed"
+            );
             thread::sleep(Duration::from_millis(10));
         }
     }

@@ -16,7 +16,9 @@ impl Dummy {
     pub fn new(changes: &Value) -> Dummy {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let dummy = Dummy(std::env::temp_dir().join(format!("baton-dummy-{}-{number}", std::process::id())));
+        let dummy = Dummy(
+            std::env::temp_dir().join(format!("baton-dummy-{}-{number}", std::process::id())),
+        );
         std::fs::create_dir(&dummy.0).unwrap();
         let model = Path::new(crate::MODEL);
         for file in ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"] {
@@ -96,7 +98,10 @@ fn a_router_and_two_workers_without_weights_that_move_nothing() {
         });
     }
     fleet.check_idle();
-    assert!(fleet.prefill[0].metric("sglang:prompt_tokens_total{", "") > 0.0, "prefill has read prompts");
+    assert!(
+        fleet.prefill[0].metric("sglang:prompt_tokens_total{", "") > 0.0,
+        "prefill has read prompts"
+    );
 }
 
 /// The router's bootstrap fields name nobody here; 64 clients at once, several times.

@@ -34,7 +34,9 @@ fn server(steps: Vec<Step>) -> (String, JoinHandle<usize>) {
             match step {
                 Step::Answer(body) => answer(tcp, body),
                 Step::Cut => {}
-                Step::Elsewhere => drop(StreamOwned::new(server_session("elsewhere"), tcp).read(&mut [0])),
+                Step::Elsewhere => {
+                    drop(StreamOwned::new(server_session("elsewhere"), tcp).read(&mut [0]))
+                }
             }
         }
         steps.len()
@@ -50,7 +52,8 @@ fn answer(tcp: TcpStream, body: &str) {
         assert_eq!(stream.read(&mut byte).unwrap(), 1, "it asks");
         asked.push(byte[0]);
     }
-    let head = format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head =
+        format!("HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: {}\r\n\r\n", body.len());
     stream.write_all((head + body).as_bytes()).unwrap();
     stream.conn.send_close_notify();
     stream.flush().unwrap();
@@ -82,7 +85,9 @@ fn said(output: &Output) -> (String, String) {
 #[test]
 fn who_trickles_does_not_keep_it() {
     // The head of a record that is long, and of an answer that has no end.
-    for (scheme, begin) in [("https", &b"\x16\x03\x03\x40\x00"[..]), ("http", b"HTTP/1.1 200 OK\r\nx: ")] {
+    for (scheme, begin) in
+        [("https", &b"\x16\x03\x03\x40\x00"[..]), ("http", b"HTTP/1.1 200 OK\r\nx: ")]
+    {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("{scheme}://localhost:{}", listener.local_addr().unwrap().port());
         let trickles = thread::spawn(move || {
@@ -102,7 +107,8 @@ fn who_trickles_does_not_keep_it() {
 /// One that is at its limit of connections, or in the midst of something, cuts one off, and is there.
 #[test]
 fn a_connection_that_is_cut_off_is_no_end() {
-    let steps = vec![Step::Answer("{\"running\":1}"), Step::Cut, Step::Cut, Step::Answer("draining")];
+    let steps =
+        vec![Step::Answer("{\"running\":1}"), Step::Cut, Step::Cut, Step::Answer("draining")];
     let (url, server) = server(steps);
     let output = drain(&url);
     let (words, error) = said(&output);
@@ -119,7 +125,8 @@ fn a_certificate_that_is_not_believed_is_no_end() {
     let (words, error) = said(&output);
     assert!(output.status.code() == Some(1) && !words.contains("has ended"), "{words}");
     assert!(
-        error.contains("drains, but its end is not seen") && error.contains("nobody who is believed"),
+        error.contains("drains, but its end is not seen")
+            && error.contains("nobody who is believed"),
         "{error}"
     );
     assert_eq!(server.join().unwrap(), 2);

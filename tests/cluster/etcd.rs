@@ -110,8 +110,18 @@ fn a_worker_that_enters_itself_anew_over_tls_is_not_asked_as_before() {
     let registry = etcd.url();
     let router = router(0, &["--registry", &registry]);
     let port = free_port().to_string();
-    let flags =
-        ["decode", MODEL, "--registry", &registry, "--port", &port, "--kv-memory", "8MiB", "--threads", "1"];
+    let flags = [
+        "decode",
+        MODEL,
+        "--registry",
+        &registry,
+        "--port",
+        &port,
+        "--kv-memory",
+        "8MiB",
+        "--threads",
+        "1",
+    ];
     let plain = Process::start(&flags);
     await_workers(&router, 1);
     drop(plain);
@@ -215,6 +225,8 @@ fn what_a_stranger_writes_to_etcd_is_no_worker_where_there_is_a_key() {
     let stranger = start("decode", &["--registry", &registry]);
     router.await_said("it does not prove the cluster key");
     assert_eq!((etcd.entries(), listed(&router).len()), (3, 2));
-    assert!(!listed(&router).iter().any(|(_, url, ..)| *url == format!("http://{}", stranger.address)));
+    assert!(
+        !listed(&router).iter().any(|(_, url, ..)| *url == format!("http://{}", stranger.address))
+    );
     serves(&router, 1);
 }

@@ -48,7 +48,13 @@ impl EtcdServer {
         Some(servers)
     }
 
-    fn new(program: PathBuf, name: &str, address: SocketAddr, peer_port: u16, members: String) -> EtcdServer {
+    fn new(
+        program: PathBuf,
+        name: &str,
+        address: SocketAddr,
+        peer_port: u16,
+        members: String,
+    ) -> EtcdServer {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         let data = std::env::temp_dir().join(format!("baton-etcd-{}-{number}", std::process::id()));
@@ -73,7 +79,8 @@ impl EtcdServer {
 
     /// On this thread's host.
     pub fn restart(&mut self) {
-        self.child = run(&self.program, &self.name, self.address, self.peer_port, &self.members, &self.data);
+        self.child =
+            run(&self.program, &self.name, self.address, self.peer_port, &self.members, &self.data);
     }
 
     /// Holds it where it is, or lets it go on.
@@ -120,7 +127,14 @@ fn run(
 ) -> Child {
     let (client, peer) = (url(address.ip(), address.port()), url(address.ip(), peer_port));
     let mut command = Command::new(program);
-    command.args(["--name", name, "--listen-client-urls", &client, "--advertise-client-urls", &client]);
+    command.args([
+        "--name",
+        name,
+        "--listen-client-urls",
+        &client,
+        "--advertise-client-urls",
+        &client,
+    ]);
     command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
     command.args(["--initial-cluster", members, "--data-dir"]).arg(data);
     command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("etcd starts")
@@ -136,7 +150,8 @@ fn find() -> Option<PathBuf> {
     let cache = std::env::var_os("XDG_CACHE_HOME")
         .map(PathBuf::from)
         .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")));
-    let places = std::env::split_paths(&path).chain(cache.map(|cache| cache.join("baton/etcd/usr/bin")));
+    let places =
+        std::env::split_paths(&path).chain(cache.map(|cache| cache.join("baton/etcd/usr/bin")));
     let found = places.map(|place| place.join("etcd")).find(|program| program.is_file());
     if found.is_none() {
         assert!(std::env::var_os("BATON_REQUIRE_ETCD").is_none(), "etcd is missing");

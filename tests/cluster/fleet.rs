@@ -26,7 +26,8 @@ impl Fleet {
         for worker in &decode {
             args.extend(["--decode".into(), url(worker)]);
         }
-        let args: Vec<&str> = args.iter().map(String::as_str).chain(flags.iter().copied()).collect();
+        let args: Vec<&str> =
+            args.iter().map(String::as_str).chain(flags.iter().copied()).collect();
         let fleet = Fleet { router: Process::start(&args), prefill, decode };
         let begun = Instant::now();
         while fleet.router.metric("smg_worker_health{", "") < fleet.workers().count() as f64 {

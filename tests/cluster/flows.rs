@@ -115,7 +115,9 @@ fn says_the_same(transfer: &str, allocation: &str) {
     fleet.check_idle();
     for worker in fleet.workers() {
         let (_, metrics) = worker.get("/metrics");
-        let failed = |line: &&str| line.starts_with("baton_request_failures_total{") && !line.ends_with(" 0");
+        let failed = |line: &&str| {
+            line.starts_with("baton_request_failures_total{") && !line.ends_with(" 0")
+        };
         assert_eq!(metrics.lines().find(failed), None);
     }
     // Ends that workers count as those of clients who leave.
@@ -179,7 +181,10 @@ fn a_prefill_worker_that_stands_still_is_gone_round_in_every_flow() {
         }
         if flow[1] == "decode-first" {
             assert!(
-                slow.fleet.decode.iter().any(|worker| worker.has_said("does not say where the KV will be"))
+                slow.fleet
+                    .decode
+                    .iter()
+                    .any(|worker| worker.has_said("does not say where the KV will be"))
             );
         }
         slow.fleet.prefill[0].go_on();
@@ -197,8 +202,7 @@ fn a_client_that_leaves_frees_both_workers_in_every_flow() {
     let prefill = dummy.start("prefill", &[&flags[..], &["--bootstrap-port", "0"]].concat());
     let mut fleet = Fleet::new(vec![prefill], vec![dummy.start("decode", &flags[..2])]);
     let ids: Vec<u32> = (0..600).map(|i| 3 + (i * 7) % 380).collect();
-    let asked =
-        |tokens: u32| json!({"prompt": ids, "max_tokens": tokens, "ignore_eos": true, "stream": true});
+    let asked = |tokens: u32| json!({"prompt": ids, "max_tokens": tokens, "ignore_eos": true, "stream": true});
     for flow in FLOWS {
         let router = beside(&fleet, &flow);
         let reading = |worker: &Process| worker.metric("sglang:num_running_reqs{", "") > 0.0;
@@ -220,8 +224,12 @@ fn a_client_that_leaves_frees_both_workers_in_every_flow() {
         }
         // And the next one is served.
         assert_eq!(
-            post(router.address, "/v1/completions", &json!({"prompt": [5, 6], "max_tokens": 2}).to_string())
-                .0,
+            post(
+                router.address,
+                "/v1/completions",
+                &json!({"prompt": [5, 6], "max_tokens": 2}).to_string()
+            )
+            .0,
             200
         );
     }
@@ -264,7 +272,8 @@ fn a_prefill_worker_that_drains_is_gone_round_in_every_flow() {
         assert_eq!(fleet.prefill[0].post("/v1/completions", &keep.to_string()).0, 200);
         fleet.prefill[0].post("/drain", "");
         for salt in 0..6 {
-            let (status, answer) = fleet.router.post("/v1/completions", &body(salt, 40, 4).to_string());
+            let (status, answer) =
+                fleet.router.post("/v1/completions", &body(salt, 40, 4).to_string());
             assert_eq!(status, 200, "{flow:?} {answer}");
         }
     }
@@ -284,7 +293,8 @@ fn a_choice_that_has_not_begun_does_not_wait_for_a_prefill_worker_that_is_lost()
     let front = TcpListener::bind("127.0.0.1:0").unwrap();
     let mut asked = body(1, 40, 8);
     (asked["n"], asked["stream"]) = (json!(2), json!(true));
-    asked["baton_prefill"] = json!({"host": "127.0.0.1", "port": front.local_addr().unwrap().port()});
+    asked["baton_prefill"] =
+        json!({"host": "127.0.0.1", "port": front.local_addr().unwrap().port()});
     let mut leg = Leg::open(decode.address, "/v1/completions", "", &asked);
     let (mut prefill, _) = front.accept().unwrap();
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n";
@@ -292,7 +302,10 @@ fn a_choice_that_has_not_begun_does_not_wait_for_a_prefill_worker_that_is_lost()
     leg.await_words("\"index\":0");
     drop(prefill);
     let answer = leg.end();
-    assert!(answer.contains("\"code\":\"peer_lost\"") && !answer.contains("\"index\":1"), "{answer}");
+    assert!(
+        answer.contains("\"code\":\"peer_lost\"") && !answer.contains("\"index\":1"),
+        "{answer}"
+    );
     for worker in [&reader, &decode] {
         worker.await_idle();
     }
@@ -322,11 +335,16 @@ fn a_prefill_worker_is_no_longer_charged_once_decode_generates() {
     let body = json!({"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": true}).to_string();
     let client = thread::spawn(move || post(address, "/v1/completions", &body));
     let active = |worker: &Process| {
-        fleet.router.metric("smg_worker_requests_active{", &format!("\"http://{}\"", worker.address))
+        fleet
+            .router
+            .metric("smg_worker_requests_active{", &format!("\"http://{}\"", worker.address))
     };
     let begun = Instant::now();
     while active(&fleet.decode[0]) < 1.0 || active(&fleet.prefill[0]) > 0.0 {
-        assert!(!client.is_finished() && begun.elapsed() < PATIENCE, "prefill is charged to the end");
+        assert!(
+            !client.is_finished() && begun.elapsed() < PATIENCE,
+            "prefill is charged to the end"
+        );
     }
     assert!(!client.is_finished() && active(&fleet.decode[0]) == 1.0, "it is still being made");
     let (status, answer) = client.join().unwrap();
@@ -356,14 +374,21 @@ fn a_prefill_worker_that_may_not_be_asked_is_refused_by_name() {
         json!({"host": "127.0.0.1", "port": reader.bootstrap_port}),
     ] {
         let (status, answer) = decode.post("/v1/completions", &asking(nobody.clone()));
-        assert!(status >= 400 && answer.contains("\"param\":\"bootstrap_host\""), "{nobody}: {answer}");
+        assert!(
+            status >= 400 && answer.contains("\"param\":\"bootstrap_host\""),
+            "{nobody}: {answer}"
+        );
     }
     // The same once a choice of which only the end was missing has been told.
-    let mut behind: Value = serde_json::from_str(&asking(json!({"host": "127.0.0.1", "port": 9}))).unwrap();
+    let mut behind: Value =
+        serde_json::from_str(&asking(json!({"host": "127.0.0.1", "port": 9}))).unwrap();
     (behind["stream"], behind["n"], behind["stop"]) = (json!(true), json!(2), json!(null));
     behind["baton_resume"] = json!({"created": 1, "choices": [{"ids": [5, 6, 7, 8]}, null]});
     let answer = Leg::open(decode.address, "/v1/completions", "", &behind).end();
-    assert!(answer.contains("\"finish_reason\":\"length\"") && answer.contains("bootstrap_host"), "{answer}");
+    assert!(
+        answer.contains("\"finish_reason\":\"length\"") && answer.contains("bootstrap_host"),
+        "{answer}"
+    );
     let well: Value = serde_json::from_str(&asking(address)).unwrap();
     let answer = Leg::open(decode.address, "/v1/completions", "", &well).end();
     assert!(answer.starts_with("HTTP/1.1 102 ") && answer.contains("HTTP/1.1 200 OK"), "{answer}");

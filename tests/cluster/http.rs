@@ -65,7 +65,8 @@ fn body(tokens: u32, stream: bool) -> Value {
 
 fn request(path: &str, fields: &str, body: &str) -> Vec<u8> {
     let length = body.len();
-    format!("POST {path} HTTP/1.1\r\nhost: t\r\n{fields}content-length: {length}\r\n\r\n{body}").into_bytes()
+    format!("POST {path} HTTP/1.1\r\nhost: t\r\n{fields}content-length: {length}\r\n\r\n{body}")
+        .into_bytes()
 }
 
 fn count(text: &str, words: &str) -> usize {
@@ -112,8 +113,7 @@ fn says_to_continue(address: SocketAddr) {
 
 fn takes_a_body_in_chunks(address: SocketAddr) {
     let mut wire = Wire::to(address);
-    let head =
-        "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
+    let head = "POST /v1/completions HTTP/1.1\r\nhost: t\r\nconnection: close\r\ntransfer-encoding: chunked\r\n\r\n";
     wire.send(head.as_bytes());
     for piece in body(2, false).to_string().as_bytes().chunks(7) {
         wire.send(&[format!("{:x};a=b\r\n", piece.len()).as_bytes(), piece, b"\r\n"].concat());

@@ -28,7 +28,9 @@ fn for_prefill(body: &Value) -> Value {
 /// The same name for both.
 fn named(prefill: &Process, decode: &Process) -> String {
     let (from, to) = (prefill.address, decode.address);
-    format!("x-request-id: ___prefill_addr_{from}___decode_addr_{to}_0123456789abcdef0123456789abcdef\r\n")
+    format!(
+        "x-request-id: ___prefill_addr_{from}___decode_addr_{to}_0123456789abcdef0123456789abcdef\r\n"
+    )
 }
 
 /// What prefill says, and the body that decode gets.
@@ -49,7 +51,9 @@ fn claim(prefill: &Process, decode: &Process, path: &str, sent: &Value) -> (u16,
 #[test]
 fn decode_goes_on_from_what_prefill_has_kept() {
     let whole = start("serve", &["--mixed"]);
-    for (transfer, allocation) in [("shm", "early"), ("shm", "late"), ("tcp", "early"), ("tcp", "late")] {
+    for (transfer, allocation) in
+        [("shm", "early"), ("shm", "late"), ("tcp", "early"), ("tcp", "late")]
+    {
         let prefill = prefill(&["--transfer", transfer, "--decode-allocation", allocation]);
         let decode = start("decode", &["--transfer", transfer]);
         let chat = json!({
@@ -60,17 +64,26 @@ fn decode_goes_on_from_what_prefill_has_kept() {
         several["n"] = json!(2);
         let mut list = body(4, 40, 8);
         list["prompt"] = json!([list["prompt"], [5, 6, 7, 8, 9]]);
-        for (path, body) in
-            [(COMPLETIONS, body(1, 100, 12)), (CHAT, chat), (COMPLETIONS, several), (COMPLETIONS, list)]
-        {
+        for (path, body) in [
+            (COMPLETIONS, body(1, 100, 12)),
+            (CHAT, chat),
+            (COMPLETIONS, several),
+            (COMPLETIONS, list),
+        ] {
             let expected = choices(&whole.post(path, &body.to_string()));
             let (kept, sent) = keep(&prefill, &decode, path, &body);
-            assert_eq!(kept["choices"].as_array().unwrap().len(), expected.as_array().unwrap().len());
+            assert_eq!(
+                kept["choices"].as_array().unwrap().len(),
+                expected.as_array().unwrap().len()
+            );
             for (kept, expected) in
                 kept["choices"].as_array().unwrap().iter().zip(expected.as_array().unwrap())
             {
                 assert_eq!(kept["finish_reason"], "length");
-                assert_eq!(kept["token_ids"][0], expected["token_ids"][0], "prefill tells the first token");
+                assert_eq!(
+                    kept["token_ids"][0], expected["token_ids"][0],
+                    "prefill tells the first token"
+                );
             }
             let found = choices(&claim(&prefill, &decode, path, &sent));
             assert_eq!(found, expected, "{transfer}, {allocation}, {path}");
@@ -79,7 +92,10 @@ fn decode_goes_on_from_what_prefill_has_kept() {
             worker.await_idle();
             assert_eq!(worker.metric("baton_request_failures_total{", ""), 0.0);
         }
-        assert_eq!(decode.metric("baton_sessions_total{", &format!("transport=\"{transfer}\"")), 1.0);
+        assert_eq!(
+            decode.metric("baton_sessions_total{", &format!("transport=\"{transfer}\"")),
+            1.0
+        );
     }
 }
 
@@ -110,7 +126,8 @@ fn kept_kv_is_handed_over_once() {
 /// A stop string that the first token completes ends decode, and is no reason to give the KV up before it has asked.
 #[test]
 fn a_first_token_that_ends_the_answer_is_handed_over_all_the_same() {
-    let (prefill, decode, whole) = (prefill(&[]), start("decode", &[]), start("serve", &["--mixed"]));
+    let (prefill, decode, whole) =
+        (prefill(&[]), start("decode", &[]), start("serve", &["--mixed"]));
     let mut tried = 0;
     for salt in 1..8 {
         let one = choices(&whole.post(COMPLETIONS, &body(salt, 30, 1).to_string()));
@@ -164,7 +181,10 @@ fn what_cannot_be_kept_is_refused_by_name() {
         (&whole, "this is no prefill worker"),
     ] {
         let (status, answer) = worker.post(COMPLETIONS, &for_prefill(&body(1, 20, 4)).to_string());
-        assert!(status == 400 && answer.contains(why) && answer.contains("kv_transfer_params"), "{answer}");
+        assert!(
+            status == 400 && answer.contains(why) && answer.contains("kv_transfer_params"),
+            "{answer}"
+        );
     }
 }
 
@@ -198,7 +218,8 @@ fn texts(answer: (u16, String)) -> Vec<String> {
     assert_eq!(status, 200, "{answer}");
     let events: Vec<Value> = match answer.strip_suffix("data: [DONE]\n\n") {
         Some(events) => {
-            let data = events.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+            let data =
+                events.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
             data.map(|data| serde_json::from_str(data).unwrap()).collect()
         }
         None => vec![serde_json::from_str(&answer).unwrap()],
@@ -223,8 +244,13 @@ fn what_vllm_s_router_sends_is_answered_as_by_one_process() {
         assert_eq!(status, 200, "{name}: {answer}");
         let kept: Value = serde_json::from_str(&answer).unwrap();
         let (path, id, mut body) = taken_apart(&to_decode);
-        let fields = |object: &Value| object.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
-        assert_eq!(fields(&body["kv_transfer_params"]), fields(&kept["kv_transfer_params"]), "as then");
+        let fields =
+            |object: &Value| object.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+        assert_eq!(
+            fields(&body["kv_transfer_params"]),
+            fields(&kept["kv_transfer_params"]),
+            "as then"
+        );
         body["kv_transfer_params"] = kept["kv_transfer_params"].clone();
         let found = texts(post_with(decode.address, path, &id, &body.to_string()));
         assert_eq!(found, texts(whole.post(path, &client)), "{name}");

@@ -13,7 +13,8 @@ impl KeyFile {
     /// 40 times this byte, readable by nobody else.
     pub fn new(byte: u8) -> KeyFile {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("baton-key-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        let name =
+            format!("baton-key-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         let path = std::env::temp_dir().join(name);
         fs::write(&path, [byte; 40]).expect("a file can be written");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("it is ours");

@@ -60,7 +60,8 @@ fn late_pages_give_the_same_tokens_bit_for_bit() {
             let body = body(salt % 5, 5 + (salt % 5) * 29, 12);
             let expected = choices(&whole.post("/v1/completions", &body.to_string()));
             assert_eq!(choices(&one.post("/v1/completions", &body.to_string())), expected);
-            let (from, to, sent) = (prefill.address, decode.address, with_room(body, &prefill, salt.into()));
+            let (from, to, sent) =
+                (prefill.address, decode.address, with_room(body, &prefill, salt.into()));
             running.push((expected, thread::spawn(move || dual(from, to, sent))));
         }
         for (expected, legs) in running {
@@ -79,7 +80,8 @@ fn late_pages_give_the_same_tokens_bit_for_bit() {
 fn the_registry_tells_the_policy() {
     let policy = |worker: &Process| {
         let registry = std::net::SocketAddr::from(([127, 0, 0, 1], worker.bootstrap_port));
-        let any = "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+        let any =
+            "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
         let (status, answer) = get(registry, any);
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str::<Value>(&answer).unwrap()["decode_allocation_policy"].clone()
@@ -109,7 +111,8 @@ fn prompts_are_read_while_decode_is_full() {
             assert!(stream.end().contains("[DONE]"));
         }
         for (salt, rest) in (1..).zip(rest) {
-            let expected = choices(&whole.post("/v1/completions", &body(salt, 100, 20).to_string()));
+            let expected =
+                choices(&whole.post("/v1/completions", &body(salt, 100, 20).to_string()));
             assert_eq!(choices(&rest.join().unwrap()), expected);
         }
         fleet.check_idle();
@@ -121,7 +124,8 @@ fn prompts_are_read_while_decode_is_full() {
 fn what_waits_for_pages_goes_with_its_client_and_with_its_decode_worker() {
     for transfer in ["shm", "tcp"] {
         let prefill = prefill(&[&LATE[..], &["--transfer", transfer]].concat());
-        let mut fleet = Fleet::with(vec![prefill], vec![narrow_decode(transfer)], &["--disable-retries"]);
+        let mut fleet =
+            Fleet::with(vec![prefill], vec![narrow_decode(transfer)], &["--disable-retries"]);
         let full = fill(&fleet);
         let left = Leg::open(fleet.router.address, "/v1/completions", "", &streamed(2, 20));
         let (to, sent) = (fleet.router.address, body(3, 100, 20).to_string());

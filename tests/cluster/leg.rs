@@ -17,7 +17,9 @@ impl Leg {
     /// `fields` are whole header lines.
     pub fn open(address: SocketAddr, path: &str, fields: &str, body: &Value) -> Leg {
         let body = body.to_string();
-        let head = format!("POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{fields}content-length:");
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n{fields}content-length:"
+        );
         let mut stream = TcpStream::connect(address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         stream.write_all(format!("{head} {}\r\n\r\n{body}", body.len()).as_bytes()).unwrap();

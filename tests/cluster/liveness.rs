@@ -54,7 +54,8 @@ impl Drop for Busy {
 fn with_eight_busy_threads_beside_them_nobody_alive_is_declared_dead() {
     let router = router(0, &[]);
     let registry = format!("http://{}", router.address);
-    let (reader, writer) = (prefill(&["--registry", &registry]), start("decode", &["--registry", &registry]));
+    let (reader, writer) =
+        (prefill(&["--registry", &registry]), start("decode", &["--registry", &registry]));
     await_workers(&router, 2);
     serves(&router, 0);
     let busy = Busy::threads(8);

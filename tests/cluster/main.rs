@@ -107,7 +107,8 @@ fn workers_of_one_host_choose_shm_and_say_why() {
 fn same_as_one_process(transfer: &str) {
     let mixed = start("serve", &["--mixed", "--disable-radix-cache"]);
     let split = start("serve", &["--chunked-prefill-size", "16"]);
-    let prefill = prefill(&["--chunked-prefill-size", "32", "--page-size", "8", "--transfer", transfer]);
+    let prefill =
+        prefill(&["--chunked-prefill-size", "32", "--page-size", "8", "--transfer", transfer]);
     let decode = start("decode", &["--page-size", "16", "--transfer", transfer]);
     let mut running = Vec::new();
     for salt in 0..6 {
@@ -122,7 +123,10 @@ fn same_as_one_process(transfer: &str) {
         let (reader, writer) = legs.join().unwrap();
         assert_eq!(choices(&writer), expected);
         let first = &choices(&reader)[0];
-        assert_eq!(first["token_ids"][0], expected[0]["token_ids"][0], "prefill tells the first token");
+        assert_eq!(
+            first["token_ids"][0], expected[0]["token_ids"][0],
+            "prefill tells the first token"
+        );
         assert_eq!(first["finish_reason"], "length");
     }
     prefill.await_idle();
@@ -213,8 +217,10 @@ fn legs_that_never_meet_and_clients_that_leave_leak_nothing() {
                 &prefill,
                 1000 + u64::from(i) + u64::from(address == decode.address) * 100,
             );
-            let head =
-                format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n", body.len());
+            let head = format!(
+                "POST /v1/completions HTTP/1.1\r\nhost: t\r\ncontent-length: {}\r\n\r\n",
+                body.len()
+            );
             let mut stream = std::net::TcpStream::connect(address).unwrap();
             std::io::Write::write_all(&mut stream, (head + &body).as_bytes()).unwrap();
             thread::sleep(Duration::from_millis(20));
@@ -231,8 +237,10 @@ fn legs_that_never_meet_and_clients_that_leave_leak_nothing() {
 fn one_prefill_worker_under_two_names_is_one_peer() {
     let (prefill, decode) = (prefill(&[]), start("decode", &[]));
     for room in 0..6 {
-        let mut body: Value = serde_json::from_str(&with_room(body(3, 60, 8), &prefill, room)).unwrap();
-        body["bootstrap_host"] = json!(["127.0.0.1", "localhost", "[127.0.0.1]"][room as usize % 3]);
+        let mut body: Value =
+            serde_json::from_str(&with_room(body(3, 60, 8), &prefill, room)).unwrap();
+        body["bootstrap_host"] =
+            json!(["127.0.0.1", "localhost", "[127.0.0.1]"][room as usize % 3]);
         choices(&dual(prefill.address, decode.address, body.to_string()).1);
     }
     assert_eq!(prefill.times_said("a decode worker has linked"), 1);
@@ -285,7 +293,10 @@ fn the_registry_answers_as_sglangs() {
     };
     let all = "prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
     let topology = get(&format!("/route?{all}"));
-    assert!(topology.starts_with("HTTP/1.1 200") && topology.contains("\"attn_tp_size\":1"), "{topology}");
+    assert!(
+        topology.starts_with("HTTP/1.1 200") && topology.contains("\"attn_tp_size\":1"),
+        "{topology}"
+    );
     assert!(get(&format!("/route?{}", all.replace("-1", "0"))).contains("\"rank_port\""));
     assert!(get(&format!("/route?{}", all.replace("-1", "7"))).starts_with("HTTP/1.1 404"));
     assert!(get("/route").starts_with("HTTP/1.1 400"));

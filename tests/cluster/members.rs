@@ -61,7 +61,8 @@ fn workers_are_found_without_being_named_and_take_their_entries_back() {
     let router = router(0, &[]);
     let registry = format!("http://{}", router.address);
     let reader = prefill(&["--registry", &registry]);
-    let writers: Vec<Process> = (0..2).map(|_| start("decode", &["--registry", &registry])).collect();
+    let writers: Vec<Process> =
+        (0..2).map(|_| start("decode", &["--registry", &registry])).collect();
     await_workers(&router, 3);
     serves(&router, 1);
     let [first, second] = <[Process; 2]>::try_from(writers).ok().unwrap();
@@ -107,7 +108,8 @@ fn a_router_that_restarts_empty_is_whole_again_and_hand_offs_go_on_without_it() 
     let port = free_port();
     let mut first = router(port, &[]);
     let registry = format!("http://127.0.0.1:{port}");
-    let (reader, writer) = (prefill(&["--registry", &registry]), start("decode", &["--registry", &registry]));
+    let (reader, writer) =
+        (prefill(&["--registry", &registry]), start("decode", &["--registry", &registry]));
     await_workers(&first, 2);
     serves(&first, 1);
     first.kill();

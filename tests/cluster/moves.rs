@@ -28,13 +28,20 @@ impl Slow {
     /// With these flags of the router.
     pub fn with(transfer: &'static str, flags: &[&str]) -> Slow {
         let dummy = Dummy::slow();
-        let prefill = (0..PREFILL).map(|_| Slow::worker(&dummy, transfer, "prefill", 0, 0)).collect();
+        let prefill =
+            (0..PREFILL).map(|_| Slow::worker(&dummy, transfer, "prefill", 0, 0)).collect();
         let decode = (0..DECODE).map(|_| Slow::worker(&dummy, transfer, "decode", 0, 0)).collect();
         let fleet = Fleet::with(prefill, decode, flags);
         Slow { dummy, transfer, fleet }
     }
 
-    fn worker(dummy: &Dummy, transfer: &str, role: &str, port: u16, bootstrap_port: u16) -> Process {
+    fn worker(
+        dummy: &Dummy,
+        transfer: &str,
+        role: &str,
+        port: u16,
+        bootstrap_port: u16,
+    ) -> Process {
         let bootstrap_port = bootstrap_port.to_string();
         let mut flags = vec!["--transfer", transfer, "--max-running-requests", "4"];
         if role == "prefill" {
@@ -101,7 +108,8 @@ impl Slow {
     pub fn restart_prefill(&mut self, which: usize) {
         let worker = &self.fleet.prefill[which];
         let (port, bootstrap_port) = (worker.address.port(), worker.bootstrap_port);
-        self.fleet.prefill[which] = Slow::worker(&self.dummy, self.transfer, "prefill", port, bootstrap_port);
+        self.fleet.prefill[which] =
+            Slow::worker(&self.dummy, self.transfer, "prefill", port, bootstrap_port);
         self.await_all();
     }
 
@@ -117,8 +125,9 @@ impl Slow {
 /// Every form of stream, greedy and seeded; all have what an earlier attempt's tokens count for: penalties, stop
 /// strings, logprobs that are told again, several choices, usage.
 pub fn cases() -> Vec<(&'static str, Value)> {
-    let ids =
-        |seed: u32, count: u32| (0..count).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>();
+    let ids = |seed: u32, count: u32| {
+        (0..count).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>()
+    };
     let usage = json!({ "include_usage": true });
     vec![
         (
@@ -172,7 +181,9 @@ fn without_created(event: &str) -> String {
 /// before: how many of its tokens were computed already.
 fn by_choice(events: &[String]) -> Vec<String> {
     let cut = |event: &String| {
-        let Some((before, rest)) = event.split_once("\"cached_tokens\":") else { return event.clone() };
+        let Some((before, rest)) = event.split_once("\"cached_tokens\":") else {
+            return event.clone();
+        };
         format!("{before}{}", rest.trim_start_matches(|c: char| c.is_ascii_digit()))
     };
     let choice = |event: &String| {
@@ -268,7 +279,10 @@ fn a_stream_that_is_aborted_ends() {
     fleet.check_idle();
     let failed = |cause: &str| {
         let label = format!("cause=\"{cause}\"");
-        fleet.workers().map(|worker| worker.metric("baton_request_failures_total{", &label)).sum::<f64>()
+        fleet
+            .workers()
+            .map(|worker| worker.metric("baton_request_failures_total{", &label))
+            .sum::<f64>()
     };
     assert!(failed("aborted") > 0.0 && failed("client_gone") == 0.0, "nobody has gone");
 }
@@ -303,7 +317,9 @@ fn a_stream_leaves_a_worker_that_entered_itself_and_stands_still() {
         check_same(&stream.end(), &expected, &case.1);
         slow.fleet.decode[victim].go_on();
         let begun = Instant::now();
-        while slow.fleet.router.get("/metrics").1.lines().filter(|line| is_up(line)).count() < 1 + DECODE {
+        while slow.fleet.router.get("/metrics").1.lines().filter(|line| is_up(line)).count()
+            < 1 + DECODE
+        {
             assert!(begun.elapsed() < PATIENCE, "it never comes back");
             thread::sleep(Duration::from_millis(20));
         }

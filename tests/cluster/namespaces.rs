@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 /// A worker that listens on `listen`; it is reached at its host's own address.
 fn start(network: &Network, host: &str, listen: &str, args: &[&str]) -> Process {
-    let common = ["--port", "8000", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
+    let common =
+        ["--port", "8000", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
     network.enter(host);
     let mut process = Process::start(&[args, &["--host", listen, "--insecure"], &common].concat());
     process.address.set_ip(network::address(host));
@@ -64,7 +65,8 @@ fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
     network.enter("client");
     let fleet = Fleet::with(vec![prefill], vec![decode], &["--disable-retries"]);
     let body =
-        json!({"prompt": vec![11; 100], "max_tokens": 8, "temperature": 0, "ignore_eos": true}).to_string();
+        json!({"prompt": vec![11; 100], "max_tokens": 8, "temperature": 0, "ignore_eos": true})
+            .to_string();
     let ask = || fleet.router.post("/v1/completions", &body);
     assert_eq!(ask().0, 200);
     // So small a request fits into the kernels, so that its stopped process is no reason.
@@ -94,7 +96,8 @@ fn a_host_that_is_gone_is_noticed_with_a_request_on_it() {
 #[test]
 fn workers_that_listen_on_every_address_are_told_apart() {
     let Some(network) = Network::get() else { return };
-    let prefill = start(&network, "prefill", "0.0.0.0", &["prefill", MODEL, "--advertise-host", "10.77.0.1"]);
+    let prefill =
+        start(&network, "prefill", "0.0.0.0", &["prefill", MODEL, "--advertise-host", "10.77.0.1"]);
     let decode = ["decode", MODEL, "--bootstrap-allow", "10.77.0.0/24"];
     let workers = ["decode", "second"].map(|host| start(&network, host, "0.0.0.0", &decode));
     for room in 0..8 {
@@ -118,7 +121,8 @@ fn a_client_that_leaves_frees_both_workers() {
         let common = ["--host", &address, "--insecure", "--max-running-requests", "1"];
         slow.start(args[0], &[&args[1..], &common].concat())
     };
-    let prefill = worker("prefill", &["prefill", "--bootstrap-port", "0", "--chunked-prefill-size", "16"]);
+    let prefill =
+        worker("prefill", &["prefill", "--bootstrap-port", "0", "--chunked-prefill-size", "16"]);
     let decode = worker("decode", &["decode", "--bootstrap-allow", "10.77.0.0/24"]);
     network.enter("client");
     let fleet = Fleet::new(vec![prefill], vec![decode]);

@@ -28,7 +28,8 @@ const HOSTS: [(&str, &str); 10] = [
 
 /// A host's own address.
 pub fn address(host: &str) -> IpAddr {
-    let (_, address) = HOSTS.iter().find(|(name, _)| *name == host).expect("a host of this network");
+    let (_, address) =
+        HOSTS.iter().find(|(name, _)| *name == host).expect("a host of this network");
     address.parse().expect("an address")
 }
 
@@ -61,7 +62,10 @@ impl Network {
         let made = ip(&["netns", "add", &hub])
             && ip(&["-n", &hub, "link", "add", "switch", "type", "bridge"])
             && ip(&["-n", &hub, "link", "set", "switch", "up"])
-            && HOSTS.iter().enumerate().all(|(index, (host, address))| network.join(index, host, address));
+            && HOSTS
+                .iter()
+                .enumerate()
+                .all(|(index, (host, address))| network.join(index, host, address));
         made.then_some(network)
     }
 
@@ -72,7 +76,10 @@ impl Network {
     fn join(&self, index: usize, host: &str, address: &str) -> bool {
         let (hub, host, port) = (self.name("hub"), self.name(host), format!("port{index}"));
         ip(&["netns", "add", &host])
-            && ip(&["-n", &hub, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns", &host])
+            && ip(&[
+                "-n", &hub, "link", "add", &port, "type", "veth", "peer", "name", "eth0", "netns",
+                &host,
+            ])
             && ip(&["-n", &hub, "link", "set", &port, "master", "switch", "up"])
             && ip(&["-n", &host, "addr", "add", &format!("{address}/24"), "dev", "eth0"])
             && ip(&["-n", &host, "link", "set", "eth0", "up"])
@@ -81,7 +88,14 @@ impl Network {
 
     /// Takes a host's port of the switch up or down.
     pub fn set_port(&self, host: &str, state: &str) {
-        assert!(ip(&["-n", &self.name("hub"), "link", "set", &format!("port{}", index(host)), state]));
+        assert!(ip(&[
+            "-n",
+            &self.name("hub"),
+            "link",
+            "set",
+            &format!("port{}", index(host)),
+            state
+        ]));
     }
 
     /// Every frame from and to this host takes so much longer, until the value ends.

@@ -31,7 +31,14 @@ fn turns_of_a_conversation(transfer: &str, page_sizes: [&str; 2]) {
     let whole = start("serve", &["--mixed", "--disable-radix-cache"]);
     let [from, to] = page_sizes;
     let fleet = Fleet::new(
-        vec![prefill(&["--transfer", transfer, "--page-size", from, "--chunked-prefill-size", "32"])],
+        vec![prefill(&[
+            "--transfer",
+            transfer,
+            "--page-size",
+            from,
+            "--chunked-prefill-size",
+            "32",
+        ])],
         vec![start("decode", &["--transfer", transfer, "--page-size", to])],
     );
     let bytes_of_a_token = {
@@ -57,7 +64,11 @@ fn turns_of_a_conversation(transfer: &str, page_sizes: [&str; 2]) {
     let mut other = turn.clone();
     other["cache_salt"] = json!("another tenant");
     let expected = ask(&whole, &turn).1;
-    assert_eq!(ask(&fleet.router, &other), (0, expected.clone()), "what others said is not to be had");
+    assert_eq!(
+        ask(&fleet.router, &other),
+        (0, expected.clone()),
+        "what others said is not to be had"
+    );
     assert!(fleet.prefill[0].metric("baton_pages{", "state=\"cached\"") > 0.0);
     assert_eq!(fleet.router.post("/flush_cache", "{}").0, 200);
     for worker in [&fleet.prefill[0], &fleet.decode[0]] {

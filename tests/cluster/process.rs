@@ -64,8 +64,11 @@ impl Process {
     /// Also what it says, line by line.
     #[allow(clippy::zombie_processes)] // `drop` waits; a panic before it ends the whole test process.
     fn spawn(mut command: Command) -> (Process, mpsc::Receiver<String>) {
-        let mut child =
-            command.stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("the binary was built");
+        let mut child = command
+            .stderr(Stdio::piped())
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("the binary was built");
         let (lines, said) = mpsc::channel();
         let stderr = BufReader::new(child.stderr.take().expect("piped"));
         let log = Arc::<Mutex<String>>::default();
@@ -79,8 +82,15 @@ impl Process {
         });
         let address = SocketAddr::from(([0; 4], 0));
         let listener = Some(listener);
-        let process =
-            Process { child, address, bootstrap_port: 0, control_port: 0, data_port: 0, log, listener };
+        let process = Process {
+            child,
+            address,
+            bootstrap_port: 0,
+            control_port: 0,
+            data_port: 0,
+            log,
+            listener,
+        };
         (process, said)
     }
 
@@ -139,9 +149,11 @@ impl Process {
     }
 
     fn memory(&self, kind: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).expect("it runs");
         let line = status.lines().find(|line| line.starts_with(kind)).expect("a line for it");
-        let kib: u64 = line.split_whitespace().nth(1).and_then(|size| size.parse().ok()).expect("a number");
+        let kib: u64 =
+            line.split_whitespace().nth(1).and_then(|size| size.parse().ok()).expect("a number");
         kib << 10
     }
 
@@ -224,7 +236,8 @@ impl Process {
 #[track_caller]
 fn sum(metrics: &str, name: &str, label: &str) -> f64 {
     let lines = metrics.lines().filter(|line| line.starts_with(name) && line.contains(label));
-    let values = lines.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()));
+    let values =
+        lines.map(|line| line.rsplit(' ').next().and_then(|value| value.parse::<f64>().ok()));
     values.map(|value| value.expect("a number")).reduce(|a, b| a + b).expect("the metric is there")
 }
 
@@ -260,7 +273,12 @@ pub fn try_get(address: SocketAddr, path: &str) -> io::Result<(u16, String)> {
 }
 
 /// As [`post_with`], to one that may not be there.
-pub fn try_post(address: SocketAddr, path: &str, fields: &str, body: &str) -> io::Result<(u16, String)> {
+pub fn try_post(
+    address: SocketAddr,
+    path: &str,
+    fields: &str,
+    body: &str,
+) -> io::Result<(u16, String)> {
     try_exchange(address, &asking(path, fields, body))
 }
 

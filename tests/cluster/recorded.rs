@@ -29,8 +29,9 @@ fn recording(host: &str) -> Recording {
     let mut all = Recording::new();
     for file in fs::read_dir(FOLDER).unwrap() {
         let path = file.unwrap().path();
-        let role =
-            ["prefill", "decode"].iter().position(|role| path.extension().is_some_and(|end| end == *role));
+        let role = ["prefill", "decode"]
+            .iter()
+            .position(|role| path.extension().is_some_and(|end| end == *role));
         let bytes = moved(&fs::read(&path).unwrap(), host);
         all.entry(stem(&path)).or_default()[role.expect("a role")] = Some(bytes);
     }
@@ -43,7 +44,8 @@ fn stem(path: &Path) -> String {
 
 fn moved(bytes: &[u8], host: &str) -> Vec<u8> {
     let mut moved = bytes.to_vec();
-    let places = bytes.windows(HOST.len()).enumerate().filter(|(_, window)| *window == HOST.as_bytes());
+    let places =
+        bytes.windows(HOST.len()).enumerate().filter(|(_, window)| *window == HOST.as_bytes());
     places.for_each(|(place, _)| moved[place..place + HOST.len()].copy_from_slice(host.as_bytes()));
     moved
 }
@@ -71,8 +73,9 @@ impl Answer {
         assert_eq!(self.head.status, 200, "{}", self.body);
         assert!(self.head.headers.get("content-type").unwrap().starts_with("text/event-stream"));
         let events = self.body.strip_suffix("data: [DONE]\n\n").expect("a proper end");
-        let data =
-            events.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").expect("an event"));
+        let data = events
+            .split_terminator("\n\n")
+            .map(|event| event.strip_prefix("data: ").expect("an event"));
         data.map(|data| serde_json::from_str(data).expect("an event in JSON")).collect()
     }
 }
@@ -116,7 +119,10 @@ impl Line {
             input.drain(..used);
             if is_end {
                 assert!(input.is_empty(), "nothing behind the answer");
-                return Answer { head: head.expect("a head"), body: String::from_utf8(body).unwrap() };
+                return Answer {
+                    head: head.expect("a head"),
+                    body: String::from_utf8(body).unwrap(),
+                };
             }
         }
     }
@@ -144,7 +150,9 @@ fn is_to(request: &[u8], path: &str) -> bool {
 
 /// What counts of an answer: choices as they are, or texts, ids and reasons.
 fn essence(answer: &Value) -> Value {
-    let one = |item: &Value| json!([item["text"], item["output_ids"], item["meta_info"]["finish_reason"]]);
+    let one = |item: &Value| {
+        json!([item["text"], item["output_ids"], item["meta_info"]["finish_reason"]])
+    };
     match answer {
         Value::Array(items) => items.iter().map(one).collect(),
         answer if answer.get("choices").is_some() => answer["choices"].clone(),
@@ -170,8 +178,9 @@ fn ends(answer: &Value) -> Vec<&Value> {
 
 /// The text of each choice.
 fn texts(answer: &Value) -> BTreeMap<u64, String> {
-    let text =
-        |item: &Value| item["message"]["content"].as_str().or(item["text"].as_str()).unwrap().to_owned();
+    let text = |item: &Value| {
+        item["message"]["content"].as_str().or(item["text"].as_str()).unwrap().to_owned()
+    };
     items(answer)
         .iter()
         .enumerate()
@@ -190,7 +199,8 @@ fn streamed(events: &[Value]) -> BTreeMap<u64, String> {
             continue;
         };
         for choice in choices {
-            let piece = choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
+            let piece =
+                choice["delta"]["content"].as_str().or(choice["text"].as_str()).unwrap_or_default();
             *texts.entry(choice["index"].as_u64().unwrap()).or_default() += piece;
         }
     }
@@ -226,8 +236,9 @@ fn what_sglangs_router_sends_is_answered_as_it_needs_it() {
         eprintln!("{name}");
         seen += 1;
         let first = requests.iter().flatten().next().unwrap();
-        let is_generation =
-            ["/generate", "/v1/completions", "/v1/chat/completions"].iter().any(|path| is_to(first, path));
+        let is_generation = ["/generate", "/v1/completions", "/v1/chat/completions"]
+            .iter()
+            .any(|path| is_to(first, path));
         if name.starts_with("start") {
             workers
                 .iter_mut()
@@ -260,7 +271,11 @@ fn what_sglangs_router_sends_is_answered_as_it_needs_it() {
             whole.insert(name, texts(&generated));
         }
     }
-    assert!(seen >= 30 && whole.len() >= 14, "{seen} recorded, {} of them whole answers", whole.len());
+    assert!(
+        seen >= 30 && whole.len() >= 14,
+        "{seen} recorded, {} of them whole answers",
+        whole.len()
+    );
     for mut worker in workers {
         worker.await_idle();
         worker.check_alive();
@@ -283,6 +298,10 @@ fn greet(worker: &mut Process, request: &[u8]) {
         Ok(_) => {}
         Err(error) => assert_eq!(error.kind(), ErrorKind::ConnectionReset, "it is not left open"),
     }
-    assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"), "{}", String::from_utf8_lossy(&answer));
+    assert!(
+        answer.is_empty() || answer.starts_with(b"HTTP/1.1 4"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
     worker.check_alive();
 }

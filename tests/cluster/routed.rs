@@ -60,7 +60,8 @@ fn streamed(address: SocketAddr, (path, body): &Case) -> Value {
     assert_eq!(status, 200, "{text}");
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     let mut choices: Vec<Value> = Vec::new();
-    for event in text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]")
+    for event in
+        text.lines().filter_map(|line| line.strip_prefix("data: ")).filter(|data| *data != "[DONE]")
     {
         let event: Value = serde_json::from_str(event).expect("an event in JSON");
         for chunk in event["choices"].as_array().expect("choices") {
@@ -88,11 +89,17 @@ fn merge(whole: &mut Value, piece: &Value) {
 /// What one process says that computes every prompt whole: to each case whole, and as a stream.
 fn expected(cases: &[Case]) -> Vec<(String, Value)> {
     let mixed = start("serve", &["--mixed", "--disable-radix-cache"]);
-    let expected: Vec<_> =
-        cases.iter().map(|case| (ask(mixed.address, case), streamed(mixed.address, case))).collect();
+    let expected: Vec<_> = cases
+        .iter()
+        .map(|case| (ask(mixed.address, case), streamed(mixed.address, case)))
+        .collect();
     for (case, (whole, pieces)) in cases.iter().zip(&expected) {
         // Else there would be nothing to compare.
-        assert!(whole.contains("logprobs\":{") && whole.contains("token_ids\":["), "{}: {whole}", case.1);
+        assert!(
+            whole.contains("logprobs\":{") && whole.contains("token_ids\":["),
+            "{}: {whole}",
+            case.1
+        );
         assert!(pieces[0]["logprobs"].is_object() && pieces[0]["token_ids"].is_array(), "{pieces}");
     }
     expected
@@ -180,5 +187,8 @@ fn workers_that_tell_nothing_of_themselves_say_what_one_process_says() {
         assert_eq!(found, choices(&one.post(path, &body.to_string())), "{path} {body}");
     }
     let (status, text) = post_with(fleet.router.address, "/v1/completions", "", "{\"prompt\":[5]}");
-    assert!(status == 401 && text.contains("invalid_api_key"), "theirs is the answer: {status} {text}");
+    assert!(
+        status == 401 && text.contains("invalid_api_key"),
+        "theirs is the answer: {status} {text}"
+    );
 }

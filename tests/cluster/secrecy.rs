@@ -45,7 +45,8 @@ fn check(level: &str) {
         args.extend(more);
         Process::unheard(&args)
     };
-    let [registry, reader_port, writer_port, router_port] = [(); 4].map(|()| free_port().to_string());
+    let [registry, reader_port, writer_port, router_port] =
+        [(); 4].map(|()| free_port().to_string());
     let reader = worker("prefill", &["--bootstrap-port", &registry, "--port", &reader_port]);
     let writer = worker("decode", &["--port", &writer_port]);
     let at = |port: &str| format!("http://127.0.0.1:{port}");
@@ -57,10 +58,14 @@ fn check(level: &str) {
     let address = |port: &str| SocketAddr::from(([127, 0, 0, 1], port.parse().unwrap()));
     let front = address(&router_port);
     await_ready(front);
-    let say = |path: &str, body: serde_json::Value| ask(front, "POST", path, API_KEY, &body.to_string());
+    let say =
+        |path: &str, body: serde_json::Value| ask(front, "POST", path, API_KEY, &body.to_string());
     let prompt = format!("{CANARY} {CANARY}");
     assert_eq!(
-        say("/v1/completions", json!({"prompt": prompt, "max_tokens": 4, "echo": true, "stop": [CANARY]})),
+        say(
+            "/v1/completions",
+            json!({"prompt": prompt, "max_tokens": 4, "echo": true, "stop": [CANARY]})
+        ),
         200
     );
     let messages = json!([{"role": "user", "content": prompt}]);
@@ -68,15 +73,25 @@ fn check(level: &str) {
         say("/v1/chat/completions", json!({"messages": messages, "max_tokens": 4, "user": CANARY})),
         200
     );
-    assert_eq!(say("/generate", json!({"text": prompt, "sampling_params": {"max_new_tokens": 4}})), 200);
+    assert_eq!(
+        say("/generate", json!({"text": prompt, "sampling_params": {"max_new_tokens": 4}})),
+        200
+    );
     assert_eq!(say("/tokenize", json!({"prompt": prompt})), 200);
     // Requests that go wrong are logged with their causes, not with what they said.
-    assert_eq!(say("/v1/completions", json!({"prompt": prompt.repeat(3000), "max_tokens": 4})), 400);
+    assert_eq!(
+        say("/v1/completions", json!({"prompt": prompt.repeat(3000), "max_tokens": 4})),
+        400
+    );
     assert_eq!(say("/v1/completions", json!({"prompt": prompt, "temperature": CANARY})), 400);
-    assert_eq!(ask(front, "POST", "/v1/completions", API_KEY, &format!("{{\"prompt\": \"{CANARY}")), 400);
+    assert_eq!(
+        ask(front, "POST", "/v1/completions", API_KEY, &format!("{{\"prompt\": \"{CANARY}")),
+        400
+    );
     assert_eq!(ask(front, "POST", "/v1/completions", CANARY, "{}"), 401);
     assert_eq!(ask(address(&writer_port), "POST", "/v1/completions", CANARY, "{}"), 401);
-    let alone = json!({"prompt": prompt, "bootstrap_host": "192.0.2.1", "bootstrap_room": 1}).to_string();
+    let alone =
+        json!({"prompt": prompt, "bootstrap_host": "192.0.2.1", "bootstrap_room": 1}).to_string();
     assert_eq!(ask(address(&writer_port), "POST", "/v1/completions", API_KEY, &alone), 502);
     for process in [&reader, &writer, &router] {
         process.terminate();

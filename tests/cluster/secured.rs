@@ -48,7 +48,8 @@ fn await_state(router: &Process, url: &str, status: &str, why: &str) {
         let told: Value = serde_json::from_str(&router.get("/workers").1).unwrap();
         let worker = told["workers"].as_array().unwrap().iter().find(|worker| worker["url"] == url);
         let worker = worker.expect("it is listed");
-        if worker["status"] == status && worker["reason"].as_str().unwrap_or_default().contains(why) {
+        if worker["status"] == status && worker["reason"].as_str().unwrap_or_default().contains(why)
+        {
             return;
         }
         assert!(begun.elapsed() < PATIENCE, "{url} is not {status}, {why:?}: {worker}");
@@ -60,7 +61,8 @@ fn await_state(router: &Process, url: &str, status: &str, why: &str) {
 #[test]
 fn a_router_reaches_workers_over_tls() {
     let ca = believed();
-    let (reader, writer) = (worker("prefill", "one", &[]), worker("decode", "two", &["--tls-ca-file", &ca]));
+    let (reader, writer) =
+        (worker("prefill", "one", &[]), worker("decode", "two", &["--tls-ca-file", &ca]));
     let alone = start("serve", &[]);
     let decode = format!("https://localhost:{}", writer.address.port());
     for flow in ["dual", "prefill-first", "decode-first"] {
@@ -70,7 +72,11 @@ fn a_router_reaches_workers_over_tls() {
         let mut asked = body(3, 300, 60);
         asked["note"] = json!("x".repeat(1 << 20));
         let expected = choices(&alone.post("/v1/completions", &asked.to_string()));
-        assert_eq!(choices(&router.post("/v1/completions", &asked.to_string())), expected, "{flow}");
+        assert_eq!(
+            choices(&router.post("/v1/completions", &asked.to_string())),
+            expected,
+            "{flow}"
+        );
         asked["stream"] = json!(true);
         let (status, text) = router.post("/v1/completions", &asked.to_string());
         assert!(status == 200 && text.contains("data: [DONE]"), "{flow}: {text}");
@@ -85,7 +91,8 @@ fn a_router_reaches_workers_over_tls() {
 fn a_worker_that_is_not_who_it_should_be_is_not_spoken_to() {
     const STRANGER: &str = "nobody who is believed here vouches for its certificate";
     let files = Files::new("believed");
-    let [ca, other_ca] = ["ca.pem", "other-ca.pem"].map(|name| std::fs::read(fixture(name)).unwrap());
+    let [ca, other_ca] =
+        ["ca.pem", "other-ca.pem"].map(|name| std::fs::read(fixture(name)).unwrap());
     let path = files.put("ca.pem", &ca);
     let (reader, writer) = (worker("prefill", "one", &[]), worker("decode", "one", &[]));
     let (late, other) = (worker("decode", "expired", &[]), worker("decode", "elsewhere", &[]));
@@ -137,8 +144,15 @@ fn an_authoritys_own_certificate_cannot_serve_and_is_told_so() {
     shown.await_said(&format!("no router or worker takes this certificate file={}", ca.display()));
     assert!(shown.has_said(WHY));
     let url = format!("https://{}", shown.address);
-    let router =
-        Process::start(&["router", "--port", "0", "--tls-ca-file", ca.to_str().unwrap(), "--decode", &url]);
+    let router = Process::start(&[
+        "router",
+        "--port",
+        "0",
+        "--tls-ca-file",
+        ca.to_str().unwrap(),
+        "--decode",
+        &url,
+    ]);
     await_state(&router, &url, "down", WHY);
     let other = worker("decode", "one", &[]);
     other.await_said(" ready ");
@@ -156,13 +170,17 @@ fn a_worker_that_is_to_be_named_as_https_is_told_of() {
     router.await_said(&format!("{WHY}, name it as https://HOST:PORT"));
     let drained = Command::new(env!("CARGO_BIN_EXE_baton")).args(["drain", &url]).output().unwrap();
     let said = String::from_utf8(drained.stderr).unwrap();
-    assert!(drained.status.code() == Some(1) && said.contains(WHY) && !said.contains('{'), "{said}");
+    assert!(
+        drained.status.code() == Some(1) && said.contains(WHY) && !said.contains('{'),
+        "{said}"
+    );
 }
 
 #[track_caller]
 fn await_reading(reader: &Process) {
     let begun = Instant::now();
-    let is_busy = |line: &str| line.starts_with("sglang:num_running_reqs{") && !line.ends_with(" 0");
+    let is_busy =
+        |line: &str| line.starts_with("sglang:num_running_reqs{") && !line.ends_with(" 0");
     while !fetch(reader.address, "/metrics").lines().any(is_busy) {
         assert!(begun.elapsed() < PATIENCE, "nobody reads the prompt");
     }
@@ -178,10 +196,12 @@ fn authorities_that_change_end_no_stream() {
     let dummy = Dummy::slow();
     let worker = |role: &str, name: &str, more: &[&str]| {
         let shows = shows(name);
-        let flags: Vec<&str> = shows.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        let flags: Vec<&str> =
+            shows.iter().map(String::as_str).chain(more.iter().copied()).collect();
         dummy.start(role, &flags)
     };
-    let reader = worker("prefill", "one", &["--bootstrap-port", "0", "--chunked-prefill-size", "16"]);
+    let reader =
+        worker("prefill", "one", &["--bootstrap-port", "0", "--chunked-prefill-size", "16"]);
     let writer = worker("decode", "two", &["--tls-ca-file", &path]);
     let url = format!("https://localhost:{}", writer.address.port());
     let ids: Vec<u32> = (0..600).map(|i| 3 + (i * 7) % 380).collect();
@@ -291,6 +311,9 @@ fn a_worker_that_speaks_https_drains() {
     assert!(refused.status.code() == Some(1) && said.contains("nobody who is believed"), "{said}");
     let told = drain(&["--wait", "--tls-ca-file", &believed()]);
     let said = String::from_utf8(told.stdout).unwrap();
-    assert!(told.status.success() && said.contains(" drains; ") && said.contains(" has ended"), "{said}");
+    assert!(
+        told.status.success() && said.contains(" drains; ") && said.contains(" has ended"),
+        "{said}"
+    );
     assert_eq!(worker.exit_code(), Some(0));
 }

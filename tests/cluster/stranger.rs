@@ -75,7 +75,13 @@ impl Stranger {
         Stranger::over(open(stream), Side::Acceptor, number, keys.into(), |_| {})
     }
 
-    fn over(stream: TcpStream, side: Side, number: u8, keys: Keyring, alter: fn(&mut [u8])) -> Stranger {
+    fn over(
+        stream: TcpStream,
+        side: Side,
+        number: u8,
+        keys: Keyring,
+        alter: fn(&mut [u8]),
+    ) -> Stranger {
         let hello = hello(side, number, &keys);
         let link = Link::new(side, hello, keys);
         let mut stranger = Stranger { stream, link, sent: Vec::new(), alter, input: Vec::new() };

@@ -37,7 +37,10 @@ fn old_id_leads(router: &Process, worker: &Process) {
             let (status, told) = of(&first, "");
             assert_ne!(status, 404, "{told}");
             if status == 200 && told["is_healthy"] == true && told["worker_type"] == to {
-                assert_eq!((told["url"].as_str(), told["id"].as_str()), (Some(&url[..]), id().as_deref()));
+                assert_eq!(
+                    (told["url"].as_str(), told["id"].as_str()),
+                    (Some(&url[..]), id().as_deref())
+                );
                 break;
             }
             assert!(begun.elapsed() < PATIENCE, "{to}: {status} {told}");

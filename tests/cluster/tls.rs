@@ -5,7 +5,9 @@ use crate::{MODEL, body, choices, dual, prefill, start, with_room};
 use baton::limits::{NET_HANDSHAKE_TIME, NET_HANDSHAKES_MAX};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned};
+use rustls::{
+    ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection, StreamOwned,
+};
 use serde_json::json;
 use std::fs;
 use std::io::{Read, Write};
@@ -44,12 +46,13 @@ fn session() -> ClientConnection {
 /// A server's session that shows this certificate.
 pub fn server_session(name: &str) -> ServerConnection {
     let key = PrivateKeyDer::from_pem_file(fixture(&format!("{name}.key"))).unwrap();
-    let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate(&format!("{name}.pem"))], key)
-        .unwrap();
+    let config =
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate(&format!("{name}.pem"))], key)
+            .unwrap();
     ServerConnection::new(Arc::new(config)).unwrap()
 }
 
@@ -60,15 +63,19 @@ pub fn connect(address: SocketAddr) -> Secured {
 }
 
 pub fn ask(stream: &mut Secured, fields: &str, body: &str) {
-    let head =
-        format!("POST /v1/completions HTTP/1.1\r\nhost: t\r\n{fields}content-length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: t\r\n{fields}content-length: {}\r\n\r\n",
+        body.len()
+    );
     stream.write_all(&[head.as_bytes(), body.as_bytes()].concat()).unwrap();
 }
 
 pub fn fetch(address: SocketAddr, path: &str) -> String {
     let mut stream = connect(address);
     stream
-        .write_all(format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").as_bytes())
+        .write_all(
+            format!("GET {path} HTTP/1.1\r\nhost: t\r\nconnection: close\r\n\r\n").as_bytes(),
+        )
         .unwrap();
     rest(stream)
 }
@@ -109,7 +116,10 @@ impl Files {
 
     fn put_identity(&self, of: &str) -> [String; 2] {
         ["pem", "key"].map(|kind| {
-            self.put(&format!("server.{kind}"), &fs::read(fixture(&format!("{of}.{kind}"))).unwrap())
+            self.put(
+                &format!("server.{kind}"),
+                &fs::read(fixture(&format!("{of}.{kind}"))).unwrap(),
+            )
         })
     }
 }
@@ -151,10 +161,17 @@ fn clients_are_served_over_tls() {
             "return_token_ids": true, "note": "x".repeat(1 << 20)});
         let mut stream = connect(address);
         ask(&mut stream, "", &asked.to_string());
-        ask(&mut stream, "connection: close\r\n", &json!({"prompt": [5], "max_tokens": 2}).to_string());
+        ask(
+            &mut stream,
+            "connection: close\r\n",
+            &json!({"prompt": [5], "max_tokens": 2}).to_string(),
+        );
         let answer = rest(stream);
         assert_eq!(answer.matches("HTTP/1.1 200").count(), 2, "{answer}");
-        assert!(answer.matches("data: ").count() >= 200 && answer.contains("data: [DONE]"), "{answer}");
+        assert!(
+            answer.matches("data: ").count() >= 200 && answer.contains("data: [DONE]"),
+            "{answer}"
+        );
         // An end that is announced is one of requests, not of answers.
         let mut stream = connect(address);
         ask(&mut stream, "", &asked.to_string());
@@ -168,7 +185,10 @@ fn clients_are_served_over_tls() {
         let mut got = Vec::new();
         let _ = plain.read_to_end(&mut got);
         let got = String::from_utf8_lossy(&got);
-        assert!(got.starts_with("HTTP/1.1 400") && got.contains("this port speaks HTTPS alone"), "{got}");
+        assert!(
+            got.starts_with("HTTP/1.1 400") && got.contains("this port speaks HTTPS alone"),
+            "{got}"
+        );
         let (head, body) = got.split_once("\r\n\r\n").unwrap();
         assert!(head.contains(&format!("content-length: {}\r\n", body.len())), "{got}");
         server.check_alive();
@@ -180,12 +200,23 @@ fn clients_are_served_over_tls() {
 fn a_handshake_may_come_byte_by_byte() {
     let files = Files::new("slowly");
     let [cert, key] = files.put_identity("one");
-    let router = Process::start(&["router", "--port", "0", "--tls-cert-file", &cert, "--tls-key-file", &key]);
+    let router = Process::start(&[
+        "router",
+        "--port",
+        "0",
+        "--tls-cert-file",
+        &cert,
+        "--tls-key-file",
+        &key,
+    ]);
     let mut stream = connect(router.address);
     stream.sock.set_nodelay(true).unwrap();
     let mut hello = Vec::new();
     stream.conn.write_tls(&mut hello).unwrap();
-    assert!(hello[1..].iter().any(u8::is_ascii_uppercase), "some byte that could be taken for HTTP's");
+    assert!(
+        hello[1..].iter().any(u8::is_ascii_uppercase),
+        "some byte that could be taken for HTTP's"
+    );
     for byte in hello {
         stream.sock.write_all(&[byte]).unwrap();
         thread::sleep(Duration::from_millis(2));
@@ -199,8 +230,15 @@ fn a_handshake_may_come_byte_by_byte() {
 fn handshakes_are_bounded_in_number() {
     let files = Files::new("bounded");
     let [cert, key] = files.put_identity("one");
-    let mut router =
-        Process::start(&["router", "--port", "0", "--tls-cert-file", &cert, "--tls-key-file", &key]);
+    let mut router = Process::start(&[
+        "router",
+        "--port",
+        "0",
+        "--tls-cert-file",
+        &cert,
+        "--tls-key-file",
+        &key,
+    ]);
     let idle: Vec<TcpStream> =
         (0..NET_HANDSHAKES_MAX + 20).map(|_| TcpStream::connect(router.address).unwrap()).collect();
     assert_eq!(shown(router.address), certificate("one.pem"));
@@ -243,7 +281,8 @@ fn a_certificate_is_exchanged_while_streams_run() {
 fn keys_of_clients_are_exchanged() {
     let files = Files::new("clients");
     // Each has a file of its own, so that it says nothing before its turn.
-    let [at_server, at_router] = ["server.keys", "router.keys"].map(|name| files.put(name, b"first\n"));
+    let [at_server, at_router] =
+        ["server.keys", "router.keys"].map(|name| files.put(name, b"first\n"));
     let server = start("serve", &["--api-key-file", &at_server]);
     let router = Process::start(&["router", "--port", "0", "--api-key-file", &at_router]);
     let status = |process: &Process, key: &str| {
@@ -285,10 +324,12 @@ fn the_key_of_the_cluster_is_exchanged() {
     let old = files.put("old", &[1; 40]);
     let late = start("decode", &["--cluster-key-file", &old]);
     let asked = with_room(body(4, 40, 4), &reader, 4);
-    let (status, _) = post_with(late.address, "/v1/completions", "x-request-timeout-ms: 2000\r\n", &asked);
+    let (status, _) =
+        post_with(late.address, "/v1/completions", "x-request-timeout-ms: 2000\r\n", &asked);
     assert_ne!(status, 200, "the old key is no longer taken");
     let told = |process: &Process| get(process.address, "/server_info").1;
-    let ids = |text: &str| text.split_once("\"cluster_keys\":").map(|(_, rest)| rest[..12].to_owned());
+    let ids =
+        |text: &str| text.split_once("\"cluster_keys\":").map(|(_, rest)| rest[..12].to_owned());
     assert_eq!(ids(&told(&reader)), ids(&told(&newcomer)), "routers are told so");
     assert_ne!(ids(&told(&reader)), ids(&told(&late)));
 }

@@ -58,7 +58,8 @@ fn change_places(transfer: &str) {
     let flags = ["--transfer", transfer, "--bootstrap-port", "0"];
     let (mut one, mut other) = (start("prefill", &flags), start("decode", &flags));
     let request = body(7, 90, 12);
-    let expected = choices(&dual(one.address, other.address, with_room(request.clone(), &one, 1)).1);
+    let expected =
+        choices(&dual(one.address, other.address, with_room(request.clone(), &one, 1)).1);
     for round in 0..3 {
         turn(&one, "decode");
         turn(&other, "prefill");
@@ -66,7 +67,8 @@ fn change_places(transfer: &str) {
         one.bootstrap_port = registry_port(&one);
         assert!(one.bootstrap_port > 0 && registry_port(&other) == 0);
         // What was kept of the prompt went with the roles.
-        let (reader, writer) = dual(one.address, other.address, with_room(request.clone(), &one, 1));
+        let (reader, writer) =
+            dual(one.address, other.address, with_room(request.clone(), &one, 1));
         assert_eq!(choices(&writer), expected, "round {round}");
         assert_eq!(choices(&reader)[0]["token_ids"][0], expected[0]["token_ids"][0]);
         for worker in [&one, &other] {
@@ -110,7 +112,11 @@ fn what_runs_is_finished_first_and_nothing_new_is_taken() {
     assert_eq!(writer.post("/role", r#"{"role": "decode"}"#).0, 200, "it is that");
     let (status, text) = writer.post("/role", r#"{"role": "prefill"}"#);
     let told: Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((status, &told["status"], &told["running"]), (202, &json!("changing"), &json!(1)), "{text}");
+    assert_eq!(
+        (status, &told["status"], &told["running"]),
+        (202, &json!("changing"), &json!(1)),
+        "{text}"
+    );
     assert_eq!((&told["role"], &told["wanted"]), (&json!("decode"), &json!("prefill")));
     assert_eq!(writer.post("/role", r#"{"role": "prefill"}"#).0, 202, "it is on its way");
     assert_eq!(writer.post("/role", r#"{"role": "mixed"}"#).0, 409);
@@ -207,7 +213,8 @@ fn a_change_that_does_not_come_about_leaves_the_worker_what_it_was() {
     for wrong in ["", "{}", r#"{"role": "router"}"#, r#"{"role": "decode", "x": 1}"#] {
         assert_eq!(reader.post("/role", wrong).0, 400, "{wrong}");
     }
-    let page = post_with(reader.address, "/role", "origin: http://evil\r\n", r#"{"role":"decode"}"#);
+    let page =
+        post_with(reader.address, "/role", "origin: http://evil\r\n", r#"{"role":"decode"}"#);
     assert_eq!(page.0, 403);
 }
 
@@ -220,7 +227,11 @@ struct Load {
 
 impl Load {
     /// So many clients, each with all of these questions in turn.
-    fn new(router: SocketAddr, clients: usize, questions: Arc<Vec<(Value, Option<Value>)>>) -> Load {
+    fn new(
+        router: SocketAddr,
+        clients: usize,
+        questions: Arc<Vec<(Value, Option<Value>)>>,
+    ) -> Load {
         let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let client = |at: usize| {
             let (stop, answered, questions) = (stop.clone(), answered.clone(), questions.clone());
@@ -281,7 +292,8 @@ fn await_role(router: &Process, worker: &Process, role: &str) {
 /// Asks the router for it.
 fn ask_role(router: &Process, worker: &Process, role: &str) -> (u16, String) {
     let url = format!("http://{}", worker.address);
-    let (.., id, _) = listed(router).into_iter().find(|(_, listed, ..)| *listed == url).expect("it is there");
+    let (.., id, _) =
+        listed(router).into_iter().find(|(_, listed, ..)| *listed == url).expect("it is there");
     router.post(&format!("/workers/{id}/role"), &json!({ "role": role }).to_string())
 }
 
@@ -431,7 +443,11 @@ fn entry_follows(router: &Process, registry: &str) {
     assert_eq!(readers[1].post("/role", r#"{"role": "decode", "timeout_secs": 1}"#).0, 202);
     readers[1].await_said("keeps its role");
     await_role(router, &readers[1], "prefill");
-    choices(&post(readers[0].address, "/v1/completions", &with_room(body(2, 40, 4), &readers[1], 2)));
+    choices(&post(
+        readers[0].address,
+        "/v1/completions",
+        &with_room(body(2, 40, 4), &readers[1], 2),
+    ));
     choices(&waiting.join().unwrap());
     for worker in readers.iter().chain(&writers) {
         worker.await_idle();

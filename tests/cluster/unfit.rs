@@ -37,7 +37,8 @@ fn await_said(process: &Process, words: &str) {
 #[track_caller]
 fn check(prefill: &Process, decode: &Process, [at_prefill, at_decode]: [&str; 2]) {
     for room in 1..3 {
-        let (status, text) = decode.post("/v1/completions", &with_room(body(1, 20, 4), prefill, room));
+        let (status, text) =
+            decode.post("/v1/completions", &with_room(body(1, 20, 4), prefill, room));
         assert!(status == 502 && text.contains(r#""code":"incompatible""#), "{status} {text}");
     }
     await_said(prefill, at_prefill);
@@ -159,7 +160,8 @@ fn who_does_both_serves_alone_where_a_decode_worker_is_named() {
     let router = Process::start(&["router", "--port", "0", "--decode", &url]);
     await_ready(&router);
     let asked = body(3, 40, 8).to_string();
-    let [(status, through), (_, itself)] = [&router, &whole].map(|at| at.post("/v1/completions", &asked));
+    let [(status, through), (_, itself)] =
+        [&router, &whole].map(|at| at.post("/v1/completions", &asked));
     assert_eq!(status, 200, "{through}");
     assert_eq!(choices(&(status, through)), choices(&(200, itself)));
     let (_, listed) = router.get("/workers");

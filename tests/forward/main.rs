@@ -80,7 +80,8 @@ fn each_shape_of_heads_agrees_with_the_reference() {
         (2, 2, 128),
         (71, 1, 2),
     ] {
-        let config = ModelConfig { heads, kv_heads, head_dim, hidden: 60, intermediate: 50, ..small() };
+        let config =
+            ModelConfig { heads, kv_heads, head_dim, hidden: 60, intermediate: 50, ..small() };
         let worst = worst(&f32_model(config), 33, KvDtype::F32);
         assert!(worst < 1e-3, "{heads} / {kv_heads} heads of {head_dim}: {worst}");
     }
@@ -134,7 +135,8 @@ fn each_weight_type_agrees_with_the_reference() {
         (Q5_K, 0.25),
         (Q6_K, 0.25),
     ] {
-        let config = ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 256, ..small() };
+        let config =
+            ModelConfig { hidden: 256, heads: 4, head_dim: 64, intermediate: 256, ..small() };
         let worst = worst(&Model::random(config, 5, |_| dtype), 12, KvDtype::F32);
         assert!(worst < tolerance, "{dtype:?}: {worst}");
     }
@@ -234,7 +236,8 @@ fn bits_do_not_depend_on_neighbours() {
         let expected = (bits(&runner.step()), runner.kv_bytes(&alone));
 
         let mut runner = Runner::new(&model, &How { page_size: 4, ..how });
-        let mut others: Vec<_> = (0..20).map(|i| runner.sequence(&some_tokens(30 + i, 90)[i..])).collect();
+        let mut others: Vec<_> =
+            (0..20).map(|i| runner.sequence(&some_tokens(30 + i, 90)[i..])).collect();
         let mut among = runner.sequence(&tokens);
         for (i, count) in [20, 1, 38, 1].into_iter().enumerate() {
             let (before, after) = others.split_at_mut(10 + i);
@@ -272,7 +275,10 @@ fn a_faulty_model_is_refused_by_name() {
     let mut model = f32_model(small());
     model.tensors.remove("model.layers.1.mlp.up_proj.weight");
     let error = load(&model).unwrap();
-    assert!(error.contains("model.layers.1.mlp.up_proj.weight: expected 96 × 64, found nothing"), "{error}");
+    assert!(
+        error.contains("model.layers.1.mlp.up_proj.weight: expected 96 × 64, found nothing"),
+        "{error}"
+    );
 
     let mut model = f32_model(small());
     model.config.intermediate = 80;

@@ -148,7 +148,12 @@ impl Maker<'_> {
 
 /// Weights of about `spread` in magnitude: plain numbers, or blocks of random levels whose scales
 /// make them so.
-pub fn random_bytes(random: &mut Random, dtype: TensorType, elements: usize, spread: f32) -> Vec<u8> {
+pub fn random_bytes(
+    random: &mut Random,
+    dtype: TensorType,
+    elements: usize,
+    spread: f32,
+) -> Vec<u8> {
     let (columns, size) = dtype.block();
     let mut bytes = vec![0u8; elements / columns * size];
     for block in bytes.chunks_exact_mut(size) {
@@ -159,8 +164,12 @@ pub fn random_bytes(random: &mut Random, dtype: TensorType, elements: usize, spr
         };
         match dtype {
             TensorType::F32 => block.copy_from_slice(&(spread * random.unit()).to_le_bytes()),
-            TensorType::F16 => block.copy_from_slice(&f16::from_f32(spread * random.unit()).to_le_bytes()),
-            TensorType::Bf16 => block.copy_from_slice(&bf16::from_f32(spread * random.unit()).to_le_bytes()),
+            TensorType::F16 => {
+                block.copy_from_slice(&f16::from_f32(spread * random.unit()).to_le_bytes())
+            }
+            TensorType::Bf16 => {
+                block.copy_from_slice(&bf16::from_f32(spread * random.unit()).to_le_bytes())
+            }
             TensorType::Q8_0 => half(0, spread / 128.0),
             TensorType::Q4_0 => half(0, spread / 8.0),
             TensorType::Q5_0 => half(0, spread / 16.0),

@@ -103,7 +103,10 @@ impl Names<'_> {
         let bias = self.matrix(&format!("{name}.bias")).map(|mut rows| rows.remove(0));
         let rows = self.matrix(&format!("{name}.weight")).unwrap();
         let dot = |row: &Vec<f64>| row.iter().zip(x).map(|(a, b)| a * b).sum::<f64>();
-        rows.iter().enumerate().map(|(i, row)| dot(row) + bias.as_ref().map_or(0.0, |b| b[i])).collect()
+        rows.iter()
+            .enumerate()
+            .map(|(i, row)| dot(row) + bias.as_ref().map_or(0.0, |b| b[i]))
+            .collect()
     }
 }
 
@@ -116,12 +119,14 @@ fn norm(x: &[f64], weight: &[f64], epsilon: f32) -> Vec<f64> {
 pub fn frequencies(config: &ModelConfig) -> (Vec<f64>, f64) {
     use std::f64::consts::PI;
     let (dim, base) = (config.head_dim as f64, config.rope_theta as f64);
-    let plain: Vec<f64> = (0..config.head_dim / 2).map(|i| base.powf(-(2.0 * i as f64) / dim)).collect();
+    let plain: Vec<f64> =
+        (0..config.head_dim / 2).map(|i| base.powf(-(2.0 * i as f64) / dim)).collect();
     match config.rope_scaling {
         RopeScaling::None => (plain, 1.0),
         RopeScaling::Linear { factor } => (plain.iter().map(|f| f / factor as f64).collect(), 1.0),
         RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => {
-            let (factor, low, high) = (factor as f64, low_freq_factor as f64, high_freq_factor as f64);
+            let (factor, low, high) =
+                (factor as f64, low_freq_factor as f64, high_freq_factor as f64);
             let old = original_context as f64;
             let scaled = plain.iter().map(|f| {
                 let wavelength = 2.0 * PI / f;
@@ -139,7 +144,8 @@ pub fn frequencies(config: &ModelConfig) -> (Vec<f64>, f64) {
         RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
             let factor = factor as f64;
             let correction = |rotations: f32| {
-                dim * (original_context as f64 / (rotations as f64 * 2.0 * PI)).ln() / (2.0 * base.ln())
+                dim * (original_context as f64 / (rotations as f64 * 2.0 * PI)).ln()
+                    / (2.0 * base.ln())
             };
             let low = correction(beta_fast).floor().max(0.0);
             let high = correction(beta_slow).ceil().min(dim - 1.0);
@@ -190,7 +196,13 @@ pub fn logits(model: &Model, tokens: &[u32], kv: KvDtype) -> Vec<Vec<f64>> {
     stream.iter().map(of).collect()
 }
 
-fn layer_forward(names: &Names<'_>, c: &ModelConfig, layer: &str, stream: &mut [Vec<f64>], kv: KvDtype) {
+fn layer_forward(
+    names: &Names<'_>,
+    c: &ModelConfig,
+    layer: &str,
+    stream: &mut [Vec<f64>],
+    kv: KvDtype,
+) {
     let name = |part: &str| format!("{layer}.{part}");
     let dim = c.head_dim;
     let (mut keys, mut values): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (vec![], vec![]);
@@ -199,7 +211,9 @@ fn layer_forward(names: &Names<'_>, c: &ModelConfig, layer: &str, stream: &mut [
         let mut q = names.linear(&name("self_attn.q_proj"), &normed);
         let mut k = names.linear(&name("self_attn.k_proj"), &normed);
         let v = names.linear(&name("self_attn.v_proj"), &normed);
-        for (heads, which) in [(&mut q, "self_attn.q_norm.weight"), (&mut k, "self_attn.k_norm.weight")] {
+        for (heads, which) in
+            [(&mut q, "self_attn.q_norm.weight"), (&mut k, "self_attn.k_norm.weight")]
+        {
             for head in heads.chunks_mut(dim) {
                 if c.architecture == Architecture::Qwen3 {
                     head.copy_from_slice(&norm(head, &names.vector(&name(which)), c.norm_eps));
@@ -214,7 +228,8 @@ fn layer_forward(names: &Names<'_>, c: &ModelConfig, layer: &str, stream: &mut [
             let at = head / (c.heads / c.kv_heads) * dim;
             let query = &q[head * dim..(head + 1) * dim];
             let score = |k: &Vec<f64>| -> f64 {
-                query.iter().zip(&k[at..at + dim]).map(|(a, b)| a * b).sum::<f64>() / (dim as f64).sqrt()
+                query.iter().zip(&k[at..at + dim]).map(|(a, b)| a * b).sum::<f64>()
+                    / (dim as f64).sqrt()
             };
             let scores: Vec<f64> = keys.iter().map(score).collect();
             let largest = scores.iter().fold(f64::NEG_INFINITY, |a, b| a.max(*b));
@@ -231,7 +246,8 @@ fn layer_forward(names: &Names<'_>, c: &ModelConfig, layer: &str, stream: &mut [
         let normed = norm(x, &names.vector(&name("post_attention_layernorm.weight")), c.norm_eps);
         let gate = names.linear(&name("mlp.gate_proj"), &normed);
         let up = names.linear(&name("mlp.up_proj"), &normed);
-        let inside: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
+        let inside: Vec<f64> =
+            gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
         let out = names.linear(&name("mlp.down_proj"), &inside);
         x.iter_mut().zip(out).for_each(|(x, o)| *x += o);
     }

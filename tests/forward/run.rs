@@ -39,8 +39,12 @@ pub struct Sequence {
 
 impl Runner {
     pub fn new(model: &Model, how: &How) -> Runner {
-        let options =
-            CpuOptions { threads: how.threads, limits: LIMITS, kernel: Some(how.kernel), pin: None };
+        let options = CpuOptions {
+            threads: how.threads,
+            limits: LIMITS,
+            kernel: Some(how.kernel),
+            pin: None,
+        };
         let c = &model.config;
         let layout = KvLayout::page_major(
             how.page_size,
@@ -85,7 +89,8 @@ impl Runner {
         });
         assert_eq!(end, StepEnd::Complete);
         assert_eq!(layers, (0..self.layout.layers).collect::<Vec<_>>());
-        let logits = (0..self.batch.wanted_logits()).map(|i| self.model.logits(i).to_vec()).collect();
+        let logits =
+            (0..self.batch.wanted_logits()).map(|i| self.model.logits(i).to_vec()).collect();
         self.batch.clear();
         logits
     }

@@ -42,10 +42,24 @@ fn cut(after: u64, is_whole: bool) -> Rule {
 
 /// `baton bench transfer` with the process there.
 fn bench(peer: &str, more: &[&str]) -> Output {
-    let args = ["bench", "transfer", "--transport", "rdma", "--duration", "0", "--json", "--connect", peer];
+    let args = [
+        "bench",
+        "transfer",
+        "--transport",
+        "rdma",
+        "--duration",
+        "0",
+        "--json",
+        "--connect",
+        peer,
+    ];
     let output = Command::new(env!("CARGO_BIN_EXE_baton")).args(args).args(more).output();
     let output = output.expect("the binary was built");
-    eprintln!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    eprintln!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
     output
 }
 
@@ -63,7 +77,8 @@ fn verified(output: &Output) -> usize {
     String::from_utf8_lossy(&output.stdout).matches("\"verified\":true").count()
 }
 
-const MANY_SMALL: [&str; 7] = ["--pages", "8", "--layers", "28", "--item-bytes", "2048", "--fragmented"];
+const MANY_SMALL: [&str; 7] =
+    ["--pages", "8", "--layers", "28", "--item-bytes", "2048", "--fragmented"];
 
 fn check_cases(cases: &[&[&str]]) {
     let (_other, peer) = listening();
@@ -98,7 +113,8 @@ fn kv_is_whole_whatever_the_wire_loses_delays_and_reorders() {
 fn a_cut_amid_a_hand_off_ends_it_on_both_sides() {
     if there_is_another() {
         let (mut other, peer) = listening();
-        let own = ["--pages", "8", "--layers", "4", "--item-bytes", "32768", "--layout", "layer-major"];
+        let own =
+            ["--pages", "8", "--layers", "4", "--item-bytes", "32768", "--layout", "layer-major"];
         set(&cut(500, false));
         let output = bench(&peer, &own);
         let said = String::from_utf8_lossy(&output.stderr);
@@ -117,8 +133,9 @@ fn fleet(prefill_is_far: bool) -> Fleet {
     let far = |command, more: &[&'static str]| {
         far::start(&arguments(command, &[more, &["--host", FAR, "--insecure"]].concat()))
     };
-    let near =
-        |command, more: &[&'static str]| start(command, &[more, &["--host", NEAR, "--insecure"]].concat());
+    let near = |command, more: &[&'static str]| {
+        start(command, &[more, &["--host", NEAR, "--insecure"]].concat())
+    };
     let (prefill, decode) = match prefill_is_far {
         true => (far("prefill", &PREFILL), near("decode", &DECODE)),
         false => (near("prefill", &PREFILL), far("decode", &DECODE)),
@@ -157,8 +174,9 @@ fn check_workers(mut fleet: Fleet) {
         assert_eq!(await_served(&fleet, &body(4, 230)), expected);
     }
     // Others are served while what was sent before lands in nobody's pages: it would be other KV.
-    let others: Vec<_> =
-        (5..8).map(|salt| (salt, ids(fleet.router.post("/v1/completions", &body(salt, 230))))).collect();
+    let others: Vec<_> = (5..8)
+        .map(|salt| (salt, ids(fleet.router.post("/v1/completions", &body(salt, 230)))))
+        .collect();
     check_fails(&fleet, &held());
     let begun = Instant::now();
     while begun.elapsed() < 2 * Duration::from_micros(held().lateness) {

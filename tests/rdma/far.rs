@@ -60,7 +60,8 @@ impl Output {
     pub fn await_line(&mut self, words: &str) -> String {
         loop {
             let mut line = String::new();
-            let length = self.0.read_line(&mut line).unwrap_or_else(|error| panic!("{words}: {error}"));
+            let length =
+                self.0.read_line(&mut line).unwrap_or_else(|error| panic!("{words}: {error}"));
             assert!(length > 0, "the process there has ended and not said {words}");
             eprint!("far: {line}");
             if line.contains(words) {

@@ -28,7 +28,14 @@ fn guest(options: &[&str], args: &[&str]) -> Command {
     let files = model.map(|entry| entry.expect("a file").path());
     let mut command = Command::new(tool("rdma-guest"));
     command
-        .args(["--seconds", "300", "--env", "RUST_BACKTRACE=1", "--with", env!("CARGO_BIN_EXE_baton")])
+        .args([
+            "--seconds",
+            "300",
+            "--env",
+            "RUST_BACKTRACE=1",
+            "--with",
+            env!("CARGO_BIN_EXE_baton"),
+        ])
         .args(options)
         .args(files.flat_map(|file| [OsString::from("--with"), file.into()]))
         .arg(env::current_exe().expect("a path"))
@@ -40,14 +47,21 @@ fn check(output: &Output) {
     let said = String::from_utf8_lossy(&output.stdout);
     eprintln!("{said}{}", String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "in the guest: {}", output.status);
-    assert!(said.contains("test result: ok. ") && !said.contains(" 0 passed"), "nothing ran in the guest");
+    assert!(
+        said.contains("test result: ok. ") && !said.contains(" 0 passed"),
+        "nothing ran in the guest"
+    );
 }
 
 /// Half a minute where nothing else runs.
 #[test]
 fn all_holds_on_soft_roce_in_a_guest() {
     if there_are_guests() {
-        check(&guest(&[], &["--ignored", "--test-threads", "1"]).output().expect("a script can be run"));
+        check(
+            &guest(&[], &["--ignored", "--test-threads", "1"])
+                .output()
+                .expect("a script can be run"),
+        );
     }
 }
 
@@ -60,8 +74,8 @@ fn all_holds_between_two_guests_over_a_wire_that_loses() {
     let folder = Folder::new();
     let sockets = [folder.0.join("far"), folder.0.join("near")];
     let relay = Relay::start([&sockets[0], &sockets[1]], 1);
-    let [other, leading] =
-        [(1, &sockets[0]), (2, &sockets[1])].map(|(number, socket)| format!("{number}:{}", socket.display()));
+    let [other, leading] = [(1, &sockets[0]), (2, &sockets[1])]
+        .map(|(number, socket)| format!("{number}:{}", socket.display()));
     let agent = guest(&["--net", &other], &["--ignored", "--exact", "far::agent", "--nocapture"])
         .spawn()
         .map(Running)
@@ -75,7 +89,8 @@ fn all_holds_between_two_guests_over_a_wire_that_loses() {
     .expect("a script can be run");
     drop(agent);
     check(&output);
-    let [clean, lossy, held, cut] = ["clean", "lossy", "held", "cut"].map(|name| relay.counts(name));
+    let [clean, lossy, held, cut] =
+        ["clean", "lossy", "held", "cut"].map(|name| relay.counts(name));
     eprintln!("packets of RoCE: clean {clean:?}, lossy {lossy:?}, held {held:?}, cut {cut:?}");
     assert!(clean.sent > 0 && clean.lost + clean.late + clean.cut == 0);
     assert!(held.late > 0, "nothing was held back");

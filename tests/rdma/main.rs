@@ -46,7 +46,8 @@ fn scattered_blocks_land_before_their_notice() {
         node.fill(|at| pattern(round, at));
         peer.fill(0xee);
         // Odd factors reach each place once.
-        let places = |factor: usize| (0..BLOCKS).map(move |i| (i * factor + 7 * round) % 1024 * BLOCK);
+        let places =
+            |factor: usize| (0..BLOCKS).map(move |i| (i * factor + 7 * round) % 1024 * BLOCK);
         for (id, (from, to)) in places(401).zip(places(613)).enumerate() {
             let piece = Piece { registration: 0, offset: from, len: BLOCK as u32 };
             chain.write(id as u64, &[piece], peer.at(to), Marks::default());
@@ -164,12 +165,20 @@ fn faults_have_their_causes_and_a_reset_pair_serves_again() {
 
         peer.connect(&mut node);
         chain.clear();
-        chain.write(2, &[piece], peer.at(0), Marks { immediate: Some(3), signalled: true, inline: false });
+        chain.write(
+            2,
+            &[piece],
+            peer.at(0),
+            Marks { immediate: Some(3), signalled: true, inline: false },
+        );
         node.pair.post(&mut chain).expect("there is room");
         assert_eq!(node.await_sent().outcome, Ok(Ended::Written), "after {what}");
         assert_eq!(peer.await_notice(), Ok(3), "after {what}");
         let landed = &peer.memory()[..4096];
-        assert!(landed.iter().enumerate().all(|(at, &byte)| byte == pattern(2, at)), "after {what}");
+        assert!(
+            landed.iter().enumerate().all(|(at, &byte)| byte == pattern(2, at)),
+            "after {what}"
+        );
     }
 }
 
@@ -230,8 +239,17 @@ fn nothing_is_allocated_from_filling_to_completion() {
 #[test]
 #[ignore = "needs an RDMA device"]
 fn kv_is_handed_over_between_two_processes() {
-    let arguments =
-        ["bench", "transfer", "--case", "small", "--transport", "rdma", "--duration", "0", "--json"];
+    let arguments = [
+        "bench",
+        "transfer",
+        "--case",
+        "small",
+        "--transport",
+        "rdma",
+        "--duration",
+        "0",
+        "--json",
+    ];
     for threads in ["fused", "split"] {
         let mut bench = Command::new(env!("CARGO_BIN_EXE_baton"));
         let output = bench.args(arguments).args(["--data-threads", threads]).output();
@@ -249,8 +267,10 @@ fn kv_is_handed_over_between_two_processes() {
 #[ignore = "needs an RDMA device"]
 fn doctor_lists_the_device() {
     let node = Node::source();
-    let output =
-        Command::new(env!("CARGO_BIN_EXE_baton")).arg("doctor").output().expect("the binary was built");
+    let output = Command::new(env!("CARGO_BIN_EXE_baton"))
+        .arg("doctor")
+        .output()
+        .expect("the binary was built");
     let said = String::from_utf8_lossy(&output.stdout);
     let line = said.lines().find(|line| line.contains(node.device.name()));
     let line = line.unwrap_or_else(|| panic!("{said}"));

@@ -127,7 +127,9 @@ pub fn serve(path: &Path) {
                 stream.write_all(&endpoint_bytes(&own)).expect("the test listens");
                 let registration = &node.registration;
                 stream.write_all(&registration.address().to_le_bytes()).expect("the test listens");
-                stream.write_all(&registration.remote_key().to_le_bytes()).expect("the test listens");
+                stream
+                    .write_all(&registration.remote_key().to_le_bytes())
+                    .expect("the test listens");
                 stream.write_all(&[READY]).expect("the test listens");
             }
             FILL => {
@@ -145,7 +147,8 @@ pub fn serve(path: &Path) {
 /// Waits as a mover does: asks for an event, looks once more, sleeps.
 fn notice(node: &mut Node) -> [u8; 5] {
     let set = WaitSet::new().expect("a set");
-    set.add(node.received.events().expect("made with events"), Interest::Readable).expect("a descriptor");
+    set.add(node.received.events().expect("made with events"), Interest::Readable)
+        .expect("a descriptor");
     let mut completions = Completions::new(1);
     let begun = Instant::now();
     loop {

@@ -70,7 +70,8 @@ struct Shared {
 impl Relay {
     /// Between the guests whose `--net` names these sockets.
     pub fn start(ends: [&Path; 2], seed: u64) -> Relay {
-        let shared = Arc::new(Shared { rules: Mutex::new(vec![Default::default()]), ..Shared::default() });
+        let shared =
+            Arc::new(Shared { rules: Mutex::new(vec![Default::default()]), ..Shared::default() });
         let mut threads = Vec::new();
         for (way, (from, to)) in [(ends[0], ends[1]), (ends[1], ends[0])].into_iter().enumerate() {
             let socket = UnixDatagram::bind(from).expect("a socket");
@@ -171,7 +172,8 @@ impl Judge {
         let due = Instant::now() + Duration::from_micros(delay);
         self.number += 1;
         // The other thread ends with this one.
-        let _ = self.frames.send(Reverse(Frame { due, number: self.number, bytes: bytes.to_vec() }));
+        let _ =
+            self.frames.send(Reverse(Frame { due, number: self.number, bytes: bytes.to_vec() }));
     }
 }
 
@@ -183,7 +185,8 @@ fn carry(judged: &Receiver<Reverse<Frame>>, guest: &Path) {
     let mut frames = BinaryHeap::new();
     loop {
         let now = Instant::now();
-        let next = frames.peek().map(|Reverse(Frame { due, .. })| due.saturating_duration_since(now));
+        let next =
+            frames.peek().map(|Reverse(Frame { due, .. })| due.saturating_duration_since(now));
         let next = match next {
             Some(Duration::ZERO) => judged.try_recv().map_err(|_| RecvTimeoutError::Timeout),
             Some(wait) => judged.recv_timeout(wait),

@@ -2,8 +2,8 @@
 
 use baton::kv::region::Region;
 use baton::sys::verbs::{
-    self, Access, AddressKind, Capacity, Chain, Completion, CompletionQueue, Completions, Device, Domain,
-    QueuePair, Registration, Route,
+    self, Access, AddressKind, Capacity, Chain, Completion, CompletionQueue, Completions, Device,
+    Domain, QueuePair, Registration, Route,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,13 +41,18 @@ impl Node {
         let domain = Domain::new(&device).expect("a domain");
         let region = Arc::new(Region::new(c"rdma-test", REGION_BYTES).expect("memory"));
         let access = Access { remote_write: takes_writes, relaxed_ordering: true };
-        let registration = Registration::new(&domain, &region, 0..region.len(), access).expect("registered");
+        let registration =
+            Registration::new(&domain, &region, 0..region.len(), access).expect("registered");
         let sent = CompletionQueue::new(&device, 512).expect("a queue");
         let received = CompletionQueue::with_events(&device, 64).expect("a queue");
         let wanted = Capacity { requests: 320, receives: 32, pieces: 8, inline: 64 };
-        let pair = QueuePair::new(&domain, &sent, &received, wanted, takes_writes).expect("a queue pair");
+        let pair =
+            QueuePair::new(&domain, &sent, &received, wanted, takes_writes).expect("a queue pair");
         let granted = pair.capacity();
-        assert!(granted.requests >= 320 && granted.pieces >= 8 && granted.inline >= 64, "{granted:?}");
+        assert!(
+            granted.requests >= 320 && granted.pieces >= 8 && granted.inline >= 64,
+            "{granted:?}"
+        );
         let completions = Completions::new(1);
         let registration = Arc::new(registration);
         Node { device, region, registration, route, pair, sent, received, completions }
@@ -67,7 +72,8 @@ impl Node {
 
     /// Reads the whole region.
     pub fn memory(&self) -> Vec<u8> {
-        let words = (0..REGION_BYTES).step_by(8).map(|at| self.region.word(at).load(Ordering::Relaxed));
+        let words =
+            (0..REGION_BYTES).step_by(8).map(|at| self.region.word(at).load(Ordering::Relaxed));
         words.flat_map(u64::to_le_bytes).collect()
     }
 

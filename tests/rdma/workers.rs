@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 pub const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/llama-f32");
 
 pub fn arguments<'a>(command: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let common = ["--port", "0", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
+    let common =
+        ["--port", "0", "--kv-memory", "8MiB", "--threads", "1", "--max-running-requests", "4"];
     [&[command, MODEL], &common[..], more].concat()
 }
 
@@ -28,7 +29,8 @@ pub fn ids(answer: (u16, String)) -> Value {
 
 fn pair(rdma: &[&str]) -> Fleet {
     // A second try would hide what became of the first one.
-    let prefill = start("prefill", &[rdma, &["--bootstrap-port", "0", "--control-port", "0"]].concat());
+    let prefill =
+        start("prefill", &[rdma, &["--bootstrap-port", "0", "--control-port", "0"]].concat());
     Fleet::with(vec![prefill], vec![start("decode", &rdma[..2])], &["--disable-retries"])
 }
 
@@ -52,8 +54,14 @@ fn answers_are_those_of_one_process_byte_for_byte() {
 }
 
 fn answers_are_those_of_one_process(allocation: &str) {
-    let mut fleet =
-        pair(&["--transfer", "rdma", "--chunked-prefill-size", "32", "--decode-allocation", allocation]);
+    let mut fleet = pair(&[
+        "--transfer",
+        "rdma",
+        "--chunked-prefill-size",
+        "32",
+        "--decode-allocation",
+        allocation,
+    ]);
     let alone = start("serve", &["--mixed"]);
     for (salt, tokens) in [(1, 5), (2, 16), (3, 100), (4, 33)] {
         let body = body(salt, tokens);
@@ -78,16 +86,23 @@ fn clients_that_leave_at_any_time_leave_nothing() {
 }
 
 fn clients_that_leave_leave_nothing(allocation: &str) {
-    let mut fleet =
-        pair(&["--transfer", "rdma", "--chunked-prefill-size", "32", "--decode-allocation", allocation]);
+    let mut fleet = pair(&[
+        "--transfer",
+        "rdma",
+        "--chunked-prefill-size",
+        "32",
+        "--decode-allocation",
+        allocation,
+    ]);
     let ask = |fleet: &Fleet| ids(fleet.router.post("/v1/completions", &body(2, 70)));
     let expected = ask(&fleet);
     for wait in [0, 5, 10, 20, 40, 60, 80, 120, 160, 240, 400] {
         let mut leaving = std::net::TcpStream::connect(fleet.router.address).unwrap();
         let body = json!({"prompt": vec![11; 200], "max_tokens": 100, "stream": true, "cache_salt": wait.to_string()}).to_string();
         let length = body.len();
-        let head =
-            format!("POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}");
+        let head = format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
         std::io::Write::write_all(&mut leaving, head.as_bytes()).unwrap();
         thread::sleep(Duration::from_millis(wait));
         drop(leaving);

@@ -40,7 +40,10 @@ fn the_first_token_is_prefills_and_comes_once() {
     at_decode.end_stream();
     assert_eq!(rest(&mut client), DONE);
     let created = |asked: &Asked| asked.json()["baton_resume"]["created"].as_u64();
-    assert!(created(&at_prefill).is_some() && created(&at_prefill) == created(&at_decode), "one answer");
+    assert!(
+        created(&at_prefill).is_some() && created(&at_prefill) == created(&at_decode),
+        "one answer"
+    );
 }
 
 #[test]
@@ -135,10 +138,19 @@ fn where_nobody_can_go_on_it_ends_with_an_error_event() {
     let (mut client, _at_prefill, at_decode) = begun(&quartet);
     at_decode.hang_up();
     let told = rest(&mut client);
-    assert!(told.starts_with("data: {\"error\"") && told.contains("\"code\":\"peer_lost\""), "{told}");
+    assert!(
+        told.starts_with("data: {\"error\"") && told.contains("\"code\":\"peer_lost\""),
+        "{told}"
+    );
     let (mut client, _at_prefill, mut at_decode) = begun(&quartet);
-    at_decode.answer("429 Too Many Requests", "{\"error\":{\"code\":\"overloaded\",\"message\":\"full\"}}");
-    assert_eq!(rest(&mut client), "data: {\"error\":{\"code\":\"overloaded\",\"message\":\"full\"}}\n\n");
+    at_decode.answer(
+        "429 Too Many Requests",
+        "{\"error\":{\"code\":\"overloaded\",\"message\":\"full\"}}",
+    );
+    assert_eq!(
+        rest(&mut client),
+        "data: {\"error\":{\"code\":\"overloaded\",\"message\":\"full\"}}\n\n"
+    );
 }
 
 /// The two legs of a request that differ are a failure, and neither's tokens are mixed with the other's.

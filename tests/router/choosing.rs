@@ -7,7 +7,9 @@ const ALONE: &str = r#"{"handoff":{"local_prefill":true}}"#;
 
 /// A chat of these turns, each of some 2 kB.
 fn chat(turns: &[&str]) -> String {
-    let turn = |name: &&str| format!(r#"{{"role":"user","content":"{}"}}"#, name.repeat(2000 / name.len()));
+    let turn = |name: &&str| {
+        format!(r#"{{"role":"user","content":"{}"}}"#, name.repeat(2000 / name.len()))
+    };
     format!(r#"{{"messages":[{}]}}"#, turns.iter().map(turn).collect::<Vec<_>>().join(","))
 }
 
@@ -49,7 +51,8 @@ fn every_policy_has_a_pair_serve() {
 #[test]
 fn a_chat_goes_on_where_it_was_read() {
     for policy in ["cache_aware", "lmetric", "slo"] {
-        let (prefill, decode) = ([Worker::start(), Worker::start(), Worker::start()], Worker::start());
+        let (prefill, decode) =
+            ([Worker::start(), Worker::start(), Worker::start()], Worker::start());
         let workers = [&prefill[0], &prefill[1], &prefill[2]];
         let flags = ["--prefill-policy", policy, "--decode-policy", "random"];
         let router = Router::start(&workers, &[&decode], &flags);
@@ -60,7 +63,11 @@ fn a_chat_goes_on_where_it_was_read() {
         for turns in [&["alpha", "gamma"][..], &["alpha", "gamma", "delta"]] {
             assert_eq!(served(&router, &chat(turns), &workers, &[&decode]), first, "{policy}");
         }
-        assert_eq!(served(&router, &chat(&["beta", "gamma"]), &workers, &[&decode]), other, "{policy}");
+        assert_eq!(
+            served(&router, &chat(&["beta", "gamma"]), &workers, &[&decode]),
+            other,
+            "{policy}"
+        );
     }
 }
 
@@ -111,7 +118,10 @@ fn what_a_worker_reports_is_avoided_though_nobody_here_booked_it() {
         let (prefill, decode) = (Worker::start(), [Worker::start(), Worker::start()]);
         let asked = |decode: &[Worker; 2], sequences: [u32; 2]| {
             // Before the router comes, so that it is not told first that nobody says anything.
-            decode.iter().zip(sequences).for_each(|(worker, sequences)| worker.will_report(sequences));
+            decode
+                .iter()
+                .zip(sequences)
+                .for_each(|(worker, sequences)| worker.will_report(sequences));
         };
         asked(&decode, [9, 0]);
         let flags = ["--policy", policy, "--health-check-interval-secs", "1"];
@@ -149,9 +159,11 @@ fn the_loads_of_a_router_are_those_of_its_decode_workers() {
     let router = Router::start(&[&prefill], &[&decode[0], &decode[1]], &flags);
     router.wait_for_workers(3);
     decode.iter().for_each(Worker::await_report);
-    let loads: serde_json::Value = serde_json::from_str(&router.get("/v1/loads").answer().1).unwrap();
+    let loads: serde_json::Value =
+        serde_json::from_str(&router.get("/v1/loads").answer().1).unwrap();
     let load = &loads["loads"][0];
-    let told = ["max_running_requests", "max_total_num_tokens", "num_used_tokens"].map(|field| &load[field]);
+    let told = ["max_running_requests", "max_total_num_tokens", "num_used_tokens"]
+        .map(|field| &load[field]);
     assert_eq!(told, [16, 8192, 1000], "{load}");
     assert_eq!(load["token_usage"], 1000.0 / 8192.0, "{load}");
 }

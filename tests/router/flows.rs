@@ -57,7 +57,10 @@ fn prefill_is_asked_first_and_decode_goes_on_from_what_it_keeps() {
         let mut at_decode = decode.asked();
         let asked = at_decode.json();
         assert_eq!(asked["kv_transfer_params"], kept(7));
-        assert!(asked.get("bootstrap_room").is_none() && asked.get("bootstrap_host").is_none(), "{asked}");
+        assert!(
+            asked.get("bootstrap_room").is_none() && asked.get("bootstrap_host").is_none(),
+            "{asked}"
+        );
         assert_eq!(asked.get("echo").is_some(), body.contains("echo"));
         at_decode.answer("200 OK", r#"{"well":1}"#);
         assert_eq!(client.answer(), (200, r#"{"well":1}"#.into()));
@@ -258,10 +261,11 @@ fn named(asked: &Asked) -> Value {
 fn decode_alone_is_asked_and_told_whom_to_ask() {
     let (prefill, decode) = (Worker::start(), Worker::start());
     let router = Router::ready(&[&prefill], &[&decode], &DECODE_FIRST);
-    let mut client =
-        router.post("/v1/completions", r#"{"prompt":"a","baton_prefill":{"host":"evil","port":1}}"#);
+    let mut client = router
+        .post("/v1/completions", r#"{"prompt":"a","baton_prefill":{"host":"evil","port":1}}"#);
     let mut at_decode = decode.asked();
-    let address = json!({"host": "127.0.0.1", "port": prefill.address.port(), "bootstrap_port": 9000});
+    let address =
+        json!({"host": "127.0.0.1", "port": prefill.address.port(), "bootstrap_port": 9000});
     assert_eq!(named(&at_decode), address);
     at_decode.answer("200 OK", r#"{"well":1}"#);
     assert_eq!(client.answer(), (200, r#"{"well":1}"#.into()));

@@ -11,7 +11,8 @@ const READER: Introduction = Some((
     "200 OK",
     r#"{"model_path":"m","served_model_name":"m","disaggregation_mode":"prefill","disaggregation_bootstrap_port":9123}"#,
 ));
-const WRITER: Introduction = Some(("200 OK", r#"{"model_path":"m","disaggregation_mode":"decode"}"#));
+const WRITER: Introduction =
+    Some(("200 OK", r#"{"model_path":"m","disaggregation_mode":"decode"}"#));
 const UNKNOWN: Introduction = Some(("404 Not Found", r#"{"detail":"Not Found"}"#));
 
 fn worker(introduction: Introduction) -> Worker {

@@ -61,12 +61,16 @@ fn workers_are_added_and_removed_while_requests_run() {
     assert_eq!(router.get("/readiness").answer().0, 503, "there is nobody yet");
     assert_eq!(router.post("/v1/completions", PROMPT).answer().0, 503);
     let (prefill, first, second) = (Worker::start(), Worker::start(), Worker::start());
-    let added = add(&router, json!({"url": url(&prefill), "worker_type": "prefill", "bootstrap_port": 9001}));
+    let added = add(
+        &router,
+        json!({"url": url(&prefill), "worker_type": "prefill", "bootstrap_port": 9001}),
+    );
     assert_eq!(
         (added.0, &added.1["status"], &added.1["url"]),
         (202, &"accepted".into(), &url(&prefill).into())
     );
-    let (_, added) = add(&router, json!({"url": url(&first), "worker_type": "decode", "api_key": null}));
+    let (_, added) =
+        add(&router, json!({"url": url(&first), "worker_type": "decode", "api_key": null}));
     let id = added["worker_id"].as_str().unwrap();
     assert_eq!(added["location"], format!("/workers/{id}"));
     router.wait_for("/readiness", 200);
@@ -127,7 +131,8 @@ fn who_drains_is_told_from_who_is_gone() {
             thread::sleep(Duration::from_millis(20));
         }
     };
-    let reason = |at: usize| ask(&router, "GET", "/workers", "", "").1["workers"][at]["reason"].clone();
+    let reason =
+        |at: usize| ask(&router, "GET", "/workers", "", "").1["workers"][at]["reason"].clone();
     await_status(["ready", "ready"]);
     assert_eq!([reason(0), reason(1)], [Value::Null, Value::Null]);
     prefill.drain();
@@ -151,13 +156,15 @@ fn a_worker_that_is_gone_is_told_of_once() {
     let router = Router::ready(&[&prefill], &[&decode], &[]);
     router.wait_for_workers(2);
     decode.stop();
-    let gone = |role: &str, worker: &Worker| format!("worker is down role={role} worker={}", url(worker));
+    let gone =
+        |role: &str, worker: &Worker| format!("worker is down role={role} worker={}", url(worker));
     router.await_said(&gone("decode", &decode));
     // The other is looked at behind it, again.
     prefill.stop();
     router.await_said(&gone("prefill", &prefill));
     router.wait_for_workers(0);
-    let told = router.times_said(&format!("{} why=\"it takes no connection", gone("decode", &decode)));
+    let told =
+        router.times_said(&format!("{} why=\"it takes no connection", gone("decode", &decode)));
     assert_eq!((told, router.times_said("worker is not up")), (1, 0));
 }
 
@@ -191,22 +198,32 @@ fn who_fits_nobody_says_so() {
 #[test]
 fn a_mixed_worker_is_told_of_as_one() {
     const MIXED: &str = r#"{"disaggregation_mode":"null","role_changes":1}"#;
-    let prefill = Worker::introduced(r#"{"disaggregation_mode":"prefill","handoff":{"wire":"3.1"}}"#);
+    let prefill =
+        Worker::introduced(r#"{"disaggregation_mode":"prefill","handoff":{"wire":"3.1"}}"#);
     let mixed = Worker::introduced(MIXED);
     let router = Router::start(&[], &[], &[]);
     assert_eq!(add(&router, json!({"url": url(&mixed), "worker_type": "mixed"})).0, 202);
     router.await_said(&format!("worker is up role=mixed worker={}", url(&mixed)));
     assert_eq!(
-        add(&router, json!({"url": url(&prefill), "worker_type": "prefill", "bootstrap_port": 9000})).0,
+        add(
+            &router,
+            json!({"url": url(&prefill), "worker_type": "prefill", "bootstrap_port": 9000})
+        )
+        .0,
         202
     );
     router.wait_for_workers(2);
     let listed = ask(&router, "GET", "/workers", "", "").1;
     let told = |at: usize, field: &str| listed["workers"][at][field].as_str().map(str::to_owned);
-    assert_eq!([told(0, "worker_type"), told(0, "status")], [Some("mixed".into()), Some("ready".into())]);
+    assert_eq!(
+        [told(0, "worker_type"), told(0, "status")],
+        [Some("mixed".into()), Some("ready".into())]
+    );
     assert_eq!(told(1, "status").as_deref(), Some("unpaired"), "{listed}");
-    let why =
-        format!("no worker of the other role is here: {} is mixed, and hands nothing over", url(&mixed));
+    let why = format!(
+        "no worker of the other role is here: {} is mixed, and hands nothing over",
+        url(&mixed)
+    );
     assert_eq!(told(1, "reason"), Some(why));
     let decode = Worker::introduced(r#"{"disaggregation_mode":"decode","handoff":{"wire":"4.0"}}"#);
     assert_eq!(add(&router, json!({"url": url(&decode), "worker_type": "decode"})).0, 202);
@@ -237,12 +254,30 @@ fn what_cannot_be_a_worker_is_refused_by_name() {
         (json!({"url": "http://a:1/path", "worker_type": "decode"}), "url"),
         (json!({"url": "http://a:1"}), "worker_type"),
         (json!({"url": "http://a:1", "worker_type": "regular"}), "worker_type"),
-        (json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}), "bootstrap_port"),
-        (json!({"url": "http://a:1", "worker_type": "mixed", "bootstrap_port": 1}), "bootstrap_port"),
-        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}), "bootstrap_port"),
-        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 65536}), "bootstrap_port"),
-        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": -1}), "bootstrap_port"),
-        (json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": "80"}), "bootstrap_port"),
+        (
+            json!({"url": "http://a:1", "worker_type": "decode", "bootstrap_port": 1}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "mixed", "bootstrap_port": 1}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 0}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": 65536}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": -1}),
+            "bootstrap_port",
+        ),
+        (
+            json!({"url": "http://a:1", "worker_type": "prefill", "bootstrap_port": "80"}),
+            "bootstrap_port",
+        ),
         (json!({"url": "http://a:1", "worker_type": "decode", "priority": 9}), "priority"),
     ] {
         let (status, told) = add(&router, body.clone());
@@ -300,8 +335,15 @@ fn an_entry_lasts_while_it_is_renewed_and_a_new_incarnation_is_a_new_worker() {
     at_decode.end_stream();
     assert_eq!(client.piece().as_deref(), Some("data: 1\n\n"), "what ran goes on");
     at_prefill.answer("200 OK", "{}");
-    assert_eq!(ask(&router, "DELETE", "/registry", "", &entry(&decode, "decode", 2).to_string()).0, 200);
-    assert_eq!(ask(&router, "GET", "/workers", "", "").1["total"], 0, "it has taken its entry back");
+    assert_eq!(
+        ask(&router, "DELETE", "/registry", "", &entry(&decode, "decode", 2).to_string()).0,
+        200
+    );
+    assert_eq!(
+        ask(&router, "GET", "/workers", "", "").1["total"],
+        0,
+        "it has taken its entry back"
+    );
 }
 
 #[test]
@@ -356,9 +398,17 @@ fn with_a_key_whoever_does_not_know_it_changes_nothing_and_nothing_is_replayed()
     let fields = proof(&router, &ours, "PUT", "/registry", &body);
     let elsewhere = body.replace(&url(&worker), "http://10.9.9.9:1");
     assert!(elsewhere != body);
-    assert_eq!(ask(&router, "PUT", "/registry", &fields, &elsewhere).0, 401, "it is bound to the URL");
+    assert_eq!(
+        ask(&router, "PUT", "/registry", &fields, &elsewhere).0,
+        401,
+        "it is bound to the URL"
+    );
     let successor = entry(&worker, "decode", 2).to_string();
-    assert_eq!(ask(&router, "PUT", "/registry", &fields, &successor).0, 401, "and to the incarnation");
+    assert_eq!(
+        ask(&router, "PUT", "/registry", &fields, &successor).0,
+        401,
+        "and to the incarnation"
+    );
     assert_eq!(total(), 0);
     assert_eq!(ask(&router, "PUT", "/registry", &fields, &body).0, 200);
     assert_eq!(total(), 1);
@@ -387,7 +437,9 @@ fn with_a_key_whoever_does_not_know_it_changes_nothing_and_nothing_is_replayed()
 fn beyond_loopback_workers_are_taken_only_with_a_key_or_insecure() {
     let worker = Worker::start();
     let body = entry(&worker, "decode", 1);
-    for (flags, status) in [(&["--host", "0.0.0.0"][..], 403), (&["--host", "0.0.0.0", "--insecure"], 200)] {
+    for (flags, status) in
+        [(&["--host", "0.0.0.0"][..], 403), (&["--host", "0.0.0.0", "--insecure"], 200)]
+    {
         let router = Router::start(&[], &[], flags);
         let (got, told) = enter(&router, &body);
         assert_eq!(got, status, "{told}");
@@ -428,7 +480,8 @@ fn a_clients_key_is_no_workers() {
 /// What they said of their keys may be another thing by now.
 #[test]
 fn workers_are_asked_who_they_are_again_when_the_key_of_the_cluster_is_another() {
-    let path = std::env::temp_dir().join(format!("baton-router-cluster-key-{}", std::process::id()));
+    let path =
+        std::env::temp_dir().join(format!("baton-router-cluster-key-{}", std::process::id()));
     std::fs::write(&path, [1; 40]).unwrap();
     let (prefill, decode) = (Worker::start(), Worker::start());
     let flags = ["--cluster-key-file", path.to_str().unwrap()];

@@ -14,7 +14,8 @@ fn serve(mut at_prefill: Asked, mut at_decode: Asked) {
 
 #[test]
 fn so_many_run_so_many_wait_and_the_next_is_told() {
-    let flags = ["--max-concurrent-requests", "1", "--queue-size", "2", "--queue-timeout-secs", "1"];
+    let flags =
+        ["--max-concurrent-requests", "1", "--queue-size", "2", "--queue-timeout-secs", "1"];
     let (prefill, decode, router) = trio_with(&flags);
     let mut first = router.post("/v1/completions", r#"{"prompt":"first"}"#);
     let (at_prefill, at_decode) = (prefill.asked(), decode.asked());
@@ -158,9 +159,13 @@ fn metrics_have_a_port_of_their_own_that_asks_for_no_key() {
     std::fs::remove_file(keys).unwrap();
     assert_eq!(router.get("/metrics").answer().0, 401);
     let mut scraper = Router::client_of(&format!("127.0.0.1:{port}"));
-    for (path, status) in
-        [("/metrics", 200), ("/v1/models", 404), ("/workers", 404), ("/health", 404), ("/metrics", 200)]
-    {
+    for (path, status) in [
+        ("/metrics", 200),
+        ("/v1/models", 404),
+        ("/workers", 404),
+        ("/health", 404),
+        ("/metrics", 200),
+    ] {
         scraper.ask("GET", path, "", "");
         let (got, body) = scraper.answer();
         assert_eq!(got, status, "{path}: {body}");
@@ -198,9 +203,18 @@ fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
     let decode = Worker::start();
     // Whoever comes to this address later.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let args = ["--prefill", &format!("http://{address}"), "9000", "--decode", &crate::client::url(&decode)];
-    let args: Vec<String> =
-        args.iter().chain(&["--worker-startup-timeout-secs", "1"]).map(|arg| arg.to_string()).collect();
+    let args = [
+        "--prefill",
+        &format!("http://{address}"),
+        "9000",
+        "--decode",
+        &crate::client::url(&decode),
+    ];
+    let args: Vec<String> = args
+        .iter()
+        .chain(&["--worker-startup-timeout-secs", "1"])
+        .map(|arg| arg.to_string())
+        .collect();
     let router = Router::run(&args);
     router.wait_for_workers(1);
     router.await_said("no longer looked for");
@@ -209,7 +223,8 @@ fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
     assert_eq!(router.get("/readiness").answer().0, 503);
     assert!(late.is_unasked());
     // But somebody says that it is there.
-    let named = format!(r#"{{"url":"http://{address}","worker_type":"prefill","bootstrap_port":9000}}"#);
+    let named =
+        format!(r#"{{"url":"http://{address}","worker_type":"prefill","bootstrap_port":9000}}"#);
     assert_eq!(router.post("/workers", &named).answer().0, 202);
     router.wait_for("/readiness", 200);
 }
@@ -219,8 +234,13 @@ fn one_that_does_not_come_in_time_is_no_longer_looked_for() {
 fn a_circuit_opens_after_as_many_failures_as_was_said() {
     for (threshold, first_is_asked_again) in [("1", false), ("3", true)] {
         let (prefill, decode) = (Worker::start(), [Worker::start(), Worker::start()]);
-        let flags =
-            ["--disable-retries", "--cb-failure-threshold", threshold, "--cb-timeout-duration-secs", "60"];
+        let flags = [
+            "--disable-retries",
+            "--cb-failure-threshold",
+            threshold,
+            "--cb-timeout-duration-secs",
+            "60",
+        ];
         let router = Router::start(&[&prefill], &[&decode[0], &decode[1]], &flags);
         router.wait_for_workers(3);
         let mut client = router.post("/v1/completions", PROMPT);

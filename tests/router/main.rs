@@ -52,7 +52,10 @@ fn both_workers_get_the_same_request_and_decode_answers() {
     assert_eq!(at_prefill.body, at_decode.body);
     let body = at_decode.json();
     assert_eq!((&body["prompt"], &body["n"]), (&serde_json::json!(["a", "b"]), &2.into()));
-    assert_eq!((&body["bootstrap_host"], &body["bootstrap_port"]), (&"127.0.0.1".into(), &9000.into()));
+    assert_eq!(
+        (&body["bootstrap_host"], &body["bootstrap_port"]),
+        (&"127.0.0.1".into(), &9000.into())
+    );
     assert!(body["bootstrap_room"].as_u64().is_some_and(|room| room != 5 && room < 1 << 63));
     at_decode.answer("200 OK", r#"{"choices":[]}"#);
     assert_eq!(client.answer(), (200, r#"{"choices":[]}"#.into()));
@@ -260,7 +263,8 @@ fn a_pair_is_healthy_and_a_dead_worker_is_noticed() {
 fn a_worker_that_takes_no_connection_is_passed_over() {
     let prefill = Worker::start();
     let decode = [Worker::start(), Worker::start()];
-    let router = Router::ready(&[&prefill], &[&decode[0], &decode[1]], &["--policy", "round_robin"]);
+    let router =
+        Router::ready(&[&prefill], &[&decode[0], &decode[1]], &["--policy", "round_robin"]);
     decode[0].stop();
     for _ in 0..3 {
         let mut client = router.post("/v1/completions", PROMPT);
@@ -347,8 +351,12 @@ fn a_worker_of_another_role_is_not_used() {
 /// An engine that does not say who it is, or wants a key for it, is used all the same.
 #[test]
 fn a_worker_that_does_not_say_who_it_is_is_used() {
-    for said in [Some(("404 Not Found", "")), Some(("401 Unauthorized", "{}")), Some(("500 No", "{}")), None]
-    {
+    for said in [
+        Some(("404 Not Found", "")),
+        Some(("401 Unauthorized", "{}")),
+        Some(("500 No", "{}")),
+        None,
+    ] {
         let (prefill, decode) = (Worker::start(), Worker::at("127.0.0.1:0".parse().unwrap(), said));
         let router = Router::ready(&[&prefill], &[&decode], &[]);
         let mut client = router.post("/v1/completions", PROMPT);
@@ -403,7 +411,8 @@ fn other_paths_are_served_by_whom_they_concern() {
     asked.answer("200 OK", r#"{"count":1}"#);
     assert_eq!(client.answer(), (200, r#"{"count":1}"#.into()));
     assert!(router.get("/metrics").answer().1.contains("smg_router_requests_total 0"));
-    let loads: serde_json::Value = serde_json::from_str(&router.get("/v1/loads").answer().1).unwrap();
+    let loads: serde_json::Value =
+        serde_json::from_str(&router.get("/v1/loads").answer().1).unwrap();
     let load = &loads["loads"][0];
     assert_eq!((&load["num_running_reqs"], &load["num_waiting_reqs"]), (&0.into(), &0.into()));
     let untold = ["gen_throughput", "num_used_tokens", "max_running_requests"];
@@ -428,7 +437,11 @@ fn other_paths_are_served_by_whom_they_concern() {
     ] {
         let mut client = router.connect();
         client.ask(method, path, "", "");
-        assert_eq!((client.answer().0, client.header("allow")), (405, Some(allow)), "{method} {path}");
+        assert_eq!(
+            (client.answer().0, client.header("allow")),
+            (405, Some(allow)),
+            "{method} {path}"
+        );
     }
     assert!(prefill.is_unasked() && decode.is_unasked());
 }
@@ -475,7 +488,10 @@ fn workers_that_are_down_are_named_and_the_others_asked() {
     prefill.asked().answer("500 No", "{}");
     decode[1].asked().answer("200 OK", "{}");
     let (status, body) = client.answer();
-    assert!(status == 502 && body.contains("status 500") && body.contains(&gone), "{status} {body}");
+    assert!(
+        status == 502 && body.contains("status 500") && body.contains(&gone),
+        "{status} {body}"
+    );
     prefill.stop();
     decode[1].stop();
     let (status, body) = router.post("/flush_cache", "{}").answer();
@@ -540,7 +556,8 @@ fn keys_are_asked_for_but_not_for_health() {
     let path = std::env::temp_dir().join(format!("baton-router-keys-{}", std::process::id()));
     std::fs::write(&path, "secret\n").unwrap();
     let (prefill, decode) = (Worker::start(), Worker::start());
-    let router = Router::ready(&[&prefill], &[&decode], &["--api-key-file", path.to_str().unwrap()]);
+    let router =
+        Router::ready(&[&prefill], &[&decode], &["--api-key-file", path.to_str().unwrap()]);
     assert_eq!(router.post("/v1/completions", PROMPT).answer().0, 401);
     assert_eq!(router.get("/v1/models").answer().0, 401);
     let mut client = router.connect();

@@ -17,7 +17,8 @@ pub struct Quartet {
 
 impl Quartet {
     pub fn start(flags: &[&str]) -> Quartet {
-        let (prefill, decode) = ([(); 2].map(|()| Worker::start()), [(); 2].map(|()| Worker::start()));
+        let (prefill, decode) =
+            ([(); 2].map(|()| Worker::start()), [(); 2].map(|()| Worker::start()));
         let flags = [&["--policy", "round_robin"], flags].concat();
         let router = Router::ready(&[&prefill[0], &prefill[1]], &[&decode[0], &decode[1]], &flags);
         router.wait_for_workers(4);
@@ -51,7 +52,10 @@ impl Quartet {
 fn next(workers: &[Worker; 2]) -> (usize, Asked) {
     let begun = Instant::now();
     while begun.elapsed() < PATIENCE {
-        let asked = workers.iter().enumerate().find_map(|(which, worker)| Some((which, worker.try_asked()?)));
+        let asked = workers
+            .iter()
+            .enumerate()
+            .find_map(|(which, worker)| Some((which, worker.try_asked()?)));
         if let Some(asked) = asked {
             return asked;
         }
@@ -93,7 +97,8 @@ fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
         if is_gone {
             let ([_, other], _, mut at_decode) = quartet.asked();
             assert!(other != worker);
-            let told = at_decode.json()["baton_resume"]["choices"][0]["ids"].as_array().unwrap().len();
+            let told =
+                at_decode.json()["baton_resume"]["choices"][0]["ids"].as_array().unwrap().len();
             // What was cut off is not told.
             assert!(told <= events + 1, "{told} of {events}");
             at_decode.open_stream();
@@ -102,8 +107,11 @@ fn who_reads_too_slowly_is_sent_elsewhere_only_where_its_worker_is_gone() {
             at_decode.end_stream();
         }
         let told = reader.join().unwrap();
-        let end =
-            if is_gone { "data: the end\n\ndata: [DONE]\n\n" } else { "\"code\":\"client_gone\"}}\n\n" };
+        let end = if is_gone {
+            "data: the end\n\ndata: [DONE]\n\n"
+        } else {
+            "\"code\":\"client_gone\"}}\n\n"
+        };
         assert!(told.ends_with(end), "{}", &told[told.len() - 300..]);
         let metrics = quartet.router.get("/metrics").answer().1;
         let count = |name: &str| {
@@ -131,7 +139,8 @@ fn who_once_read_slowly_is_sent_elsewhere_when_its_worker_ends() {
     let reader = thread::spawn(move || {
         // It looks away while its worker sends more than the router keeps for it.
         thread::sleep(Duration::from_secs(1));
-        let caught_up = std::iter::from_fn(|| client.piece()).any(|piece| piece.contains("data: seen"));
+        let caught_up =
+            std::iter::from_fn(|| client.piece()).any(|piece| piece.contains("data: seen"));
         (caught_up, client)
     });
     for _ in 0..100 {
@@ -195,7 +204,10 @@ fn a_request_goes_to_another_pair_when_a_worker_is_lost_or_says_no() {
         let blamed = if role == "prefill" && told != GONE { 0 } else { 1 };
         assert_ne!(second[blamed], first[blamed], "{role} {status}");
         if status.starts_with("502") {
-            assert_ne!(second[0], first[0], "one of the two has lost the other, and nobody knows which");
+            assert_ne!(
+                second[0], first[0],
+                "one of the two has lost the other, and nobody knows which"
+            );
         }
         assert_ne!(room(&at_decode), first_room, "each try has a room of its own");
         assert_eq!(room(&at_decode), room(&at_prefill));
@@ -220,7 +232,10 @@ fn tries_have_an_end_and_the_last_answer_is_the_clients() {
         prefill.asked().answer("499 Gone", "{\"error\":{\"code\":\"client_gone\"}}");
     }
     let (status, told) = client.answer();
-    assert!((status, told.contains("peer_lost")) == (502, true), "the client has not gone: {status} {told}");
+    assert!(
+        (status, told.contains("peer_lost")) == (502, true),
+        "the client has not gone: {status} {told}"
+    );
     let mut client = router.post("/v1/completions", PROMPT);
     for _ in 0..2 {
         prefill.asked();

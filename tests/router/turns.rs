@@ -7,8 +7,15 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// Decode workers are pressed by one request, and nobody by prompts.
-const FLAGS: [&str; 7] =
-    ["--rebalance", "--rebalance-window-secs", "1", "--rebalance-dwell-secs", "1", "--prefill-ms", "1,0,0"];
+const FLAGS: [&str; 7] = [
+    "--rebalance",
+    "--rebalance-window-secs",
+    "1",
+    "--rebalance-dwell-secs",
+    "1",
+    "--prefill-ms",
+    "1,0,0",
+];
 const REFUSED: &str = r#"{"error":{"code":"role_not_possible","message":"no"}}"#;
 const LATER: &str = r#"{"error":{"code":"role_changes","message":"not now"}}"#;
 
@@ -76,7 +83,8 @@ fn one_that_the_others_need_is_passed_over_for_one_that_they_do_not() {
 
 /// Its name in the list of workers.
 fn id_of(router: &Router, worker: &Worker) -> String {
-    let listed: serde_json::Value = serde_json::from_str(&router.get("/workers").answer().1).unwrap();
+    let listed: serde_json::Value =
+        serde_json::from_str(&router.get("/workers").answer().1).unwrap();
     let is_it = |listed: &&serde_json::Value| listed["url"] == url(worker);
     let found = listed["workers"].as_array().unwrap().iter().find(is_it).expect("it is listed");
     found["id"].as_str().unwrap().to_owned()
@@ -102,7 +110,8 @@ fn what_a_worker_says_of_its_role_is_told() {
 #[test]
 fn a_worker_that_is_to_change_is_not_up_by_a_late_answer() {
     let (reader, [stays, turns]) = (Worker::start(), [Worker::start(), Worker::start()]);
-    let router = Router::ready(&[&reader], &[&stays, &turns], &["--health-check-timeout-secs", "10"]);
+    let router =
+        Router::ready(&[&reader], &[&stays, &turns], &["--health-check-timeout-secs", "10"]);
     router.wait_for_workers(3);
     let up = format!("worker is up role=decode worker={}", url(&turns));
     router.await_said(&up);

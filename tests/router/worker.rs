@@ -185,7 +185,9 @@ impl Asked {
     pub fn answer(&mut self, status: &str, body: &str) {
         let length = body.len();
         let head = format!("HTTP/1.1 {status}\r\ncontent-type: application/json\r\n");
-        self.send(format!("{head}retry-after: 7\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes());
+        self.send(
+            format!("{head}retry-after: 7\r\ncontent-length: {length}\r\n\r\n{body}").as_bytes(),
+        );
     }
 
     pub fn open_stream(&mut self) {
@@ -223,7 +225,12 @@ impl Asked {
     }
 }
 
-fn accept(listener: &TcpListener, introduction: Introduction, shared: &Arc<Shared>, asked: &Sender<Asked>) {
+fn accept(
+    listener: &TcpListener,
+    introduction: Introduction,
+    shared: &Arc<Shared>,
+    asked: &Sender<Asked>,
+) {
     for (number, stream) in listener.incoming().enumerate() {
         if shared.stopped.load(Ordering::SeqCst) {
             return;
@@ -265,11 +272,13 @@ fn serve(
             "GET /health HTTP/1.1" => {
                 shared.probes.fetch_add(1, Ordering::SeqCst);
                 let ignored = |left: usize| left.checked_sub(1);
-                if shared.ignored.fetch_update(Ordering::SeqCst, Ordering::SeqCst, ignored).is_ok() {
+                if shared.ignored.fetch_update(Ordering::SeqCst, Ordering::SeqCst, ignored).is_ok()
+                {
                     continue;
                 }
                 let drains = shared.draining.load(Ordering::SeqCst);
-                while shared.holds.load(Ordering::SeqCst) && !shared.stopped.load(Ordering::SeqCst) {
+                while shared.holds.load(Ordering::SeqCst) && !shared.stopped.load(Ordering::SeqCst)
+                {
                     thread::sleep(Duration::from_millis(5));
                 }
                 Some(Some(("200 OK", if drains { "draining" } else { "OK" })))
@@ -281,7 +290,9 @@ fn serve(
             "GET /v1/loads HTTP/1.1" => {
                 report = shared.report.lock().unwrap().clone();
                 shared.reports.fetch_add(1, Ordering::SeqCst);
-                Some(Some(report.as_deref().map_or(("404 Not Found", ""), |report| ("200 OK", report))))
+                Some(Some(
+                    report.as_deref().map_or(("404 Not Found", ""), |report| ("200 OK", report)),
+                ))
             }
             _ => None,
         };

@@ -18,7 +18,8 @@ fn check_refused(server: &Server, bytes: &[u8]) {
     let answer = client.until_closed();
     let text = String::from_utf8_lossy(&answer);
     let status = text.strip_prefix("HTTP/1.1 ").map(|rest| &rest[..3]);
-    let refused = status.is_none_or(|status| status.starts_with('4') || status == "505" || status == "501");
+    let refused =
+        status.is_none_or(|status| status.starts_with('4') || status == "505" || status == "501");
     assert!(refused && (answer.is_empty() || status.is_some()), "{text}");
     server.check_works();
 }
@@ -68,7 +69,10 @@ fn bytes_that_are_no_http() {
 fn requests_cut_short() {
     let server = Server::start(&[]);
     let body = json!({"prompt": "a", "max_tokens": 2}).to_string();
-    let head = format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n", body.len());
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
     let whole = format!("{head}{body}");
     for cut in [0, 1, 4, 20, head.len() - 1, head.len(), whole.len() - 1] {
         check_refused(&server, &whole.as_bytes()[..cut]);
@@ -83,8 +87,10 @@ fn requests_cut_short() {
 fn a_slow_sender_is_served_and_holds_nobody_up() {
     let server = Server::start(&[]);
     let body = json!({"prompt": "a", "max_tokens": 2, "ignore_eos": true}).to_string();
-    let whole =
-        format!("POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+    let whole = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
     let mut client = server.connect();
     for (index, byte) in whole.bytes().enumerate() {
         assert!(client.raw(&[byte]));
@@ -131,7 +137,9 @@ fn pipelined_requests_are_answered_in_order() {
     for count in 1..=8 {
         let reply = client.reply(Method::Post);
         match count % 3 {
-            0 => assert_eq!(reply.events().last().unwrap()["choices"][0]["finish_reason"], "length"),
+            0 => {
+                assert_eq!(reply.events().last().unwrap()["choices"][0]["finish_reason"], "length")
+            }
             _ => assert_eq!(reply.ok()["usage"]["completion_tokens"], count),
         }
     }
@@ -174,14 +182,19 @@ fn bodies_in_chunks_and_on_demand() {
 #[test]
 fn http_1_0_and_connection_close() {
     let server = Server::start(&[]);
-    let body = json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true, "stream": true}).to_string();
+    let body =
+        json!({"prompt": "a", "max_tokens": 3, "ignore_eos": true, "stream": true}).to_string();
     for line in ["HTTP/1.0\r\n", "HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"] {
         let mut client = server.connect();
         client.raw(
-            format!("POST /v1/completions {line}content-length: {}\r\n\r\n{body}", body.len()).as_bytes(),
+            format!("POST /v1/completions {line}content-length: {}\r\n\r\n{body}", body.len())
+                .as_bytes(),
         );
         let answer = String::from_utf8(client.until_closed()).unwrap();
-        assert!(answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: [DONE]\n\n"), "{answer}");
+        assert!(
+            answer.starts_with("HTTP/1.1 200 ") && answer.contains("data: [DONE]\n\n"),
+            "{answer}"
+        );
     }
 }
 

@@ -1,6 +1,8 @@
 //! A client that shows what was sent: HTTP/1.1 over one socket, read by the project's own decoder.
 
-use baton::front::http::client::{Event, RequestLine, ResponseDecoder, ResponseHead, write_request};
+use baton::front::http::client::{
+    Event, RequestLine, ResponseDecoder, ResponseHead, write_request,
+};
 use baton::front::http::sse::EventReader;
 use baton::front::http::{Limits, Method};
 use serde_json::Value;
@@ -29,7 +31,8 @@ impl Reply {
     }
 
     pub fn json(&self) -> Value {
-        serde_json::from_slice(&self.body).unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
     }
 
     /// The body of a 200.
@@ -44,7 +47,8 @@ impl Reply {
     pub fn events(&self) -> Vec<Value> {
         assert_eq!(self.status(), 200, "{}", self.text());
         assert_eq!(self.head.headers.get("content-type"), Some("text/event-stream"));
-        let (mut reader, mut rest, mut events) = (EventReader::default(), &self.body[..], Vec::new());
+        let (mut reader, mut rest, mut events) =
+            (EventReader::default(), &self.body[..], Vec::new());
         while let (used, Some(data)) = reader.read(rest).unwrap() {
             rest = &rest[used..];
             events.push(String::from_utf8(data).unwrap());
@@ -82,7 +86,13 @@ impl Client {
         self.stream.write_all(bytes).is_ok()
     }
 
-    pub fn send(&mut self, method: Method, target: &str, headers: &[(&str, &str)], body: Option<&[u8]>) {
+    pub fn send(
+        &mut self,
+        method: Method,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: Option<&[u8]>,
+    ) {
         let mut out = Vec::new();
         write_request(&mut out, RequestLine { method, target, host: "localhost" }, headers, body);
         assert!(self.raw(&out), "the server closed the connection");

@@ -14,12 +14,18 @@ fn with(mut body: Value, more: Value) -> Value {
 }
 
 fn completion(more: Value) -> Value {
-    with(json!({"prompt": [17, 309, 11, 40], "max_tokens": 40, "temperature": 0, "ignore_eos": true}), more)
+    with(
+        json!({"prompt": [17, 309, 11, 40], "max_tokens": 40, "temperature": 0, "ignore_eos": true}),
+        more,
+    )
 }
 
 fn chat(more: Value) -> Value {
     let messages = json!([{"role": "user", "content": "What is the capital of France?"}]);
-    with(json!({"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": true}), more)
+    with(
+        json!({"messages": messages, "max_tokens": 40, "temperature": 0, "ignore_eos": true}),
+        more,
+    )
 }
 
 fn list(value: &Value) -> &Vec<Value> {
@@ -69,7 +75,14 @@ fn completions_take_prompts_in_all_forms() {
     }
     let own = ask(completion(json!({"model": "tiny"})));
     assert_eq!(own["choices"][0]["finish_reason"], "length");
-    assert_eq!(list(&ask(json!({"prompt": "a", "ignore_eos": true, "return_token_ids": true}))["choices"][0]["token_ids"]).len(), 16);
+    assert_eq!(
+        list(
+            &ask(json!({"prompt": "a", "ignore_eos": true, "return_token_ids": true}))["choices"]
+                [0]["token_ids"]
+        )
+        .len(),
+        16
+    );
 }
 
 #[test]
@@ -78,7 +91,11 @@ fn samples_differ_and_seeds_repeat() {
     // The model is so sure of itself that only a high temperature makes it choose.
     for (path, body, text) in [
         ("/v1/completions", completion(json!({"temperature": 60, "n": 4, "seed": 5})), "/text"),
-        ("/v1/chat/completions", chat(json!({"temperature": 60, "n": 4, "seed": 5})), "/message/content"),
+        (
+            "/v1/chat/completions",
+            chat(json!({"temperature": 60, "n": 4, "seed": 5})),
+            "/message/content",
+        ),
     ] {
         let ask = |body: &Value| server.post(path, body).ok();
         let answer = ask(&body);
@@ -116,25 +133,30 @@ fn an_echo_comes_first() {
 
 /// The texts of a stream's only choice, one after the other.
 fn joined(events: &[Value], text: &str) -> String {
-    let pieces = events.iter().filter_map(|event| event.pointer(&format!("/choices/0{text}"))?.as_str());
+    let pieces =
+        events.iter().filter_map(|event| event.pointer(&format!("/choices/0{text}"))?.as_str());
     pieces.collect()
 }
 
 #[test]
 fn stop_strings_end_the_text_before_them() {
     let server = Server::start(&[]);
-    let ask = |more: Value| server.post("/v1/completions", &completion(more)).ok()["choices"][0].clone();
+    let ask =
+        |more: Value| server.post("/v1/completions", &completion(more)).ok()["choices"][0].clone();
     let whole = ask(json!({"logprobs": 0, "return_token_ids": true}));
     let text = whole["text"].as_str().unwrap();
     let tokens = texts(&whole["logprobs"]["tokens"]);
-    let plain = |token: &str| !token.is_empty() && token.chars().all(|c| c.is_ascii_graphic() || c == ' ');
+    let plain =
+        |token: &str| !token.is_empty() && token.chars().all(|c| c.is_ascii_graphic() || c == ' ');
     // The end of one token and the start of the next, which the text does not hold before.
     let across = tokens.windows(2).filter(|pair| pair.iter().all(|token| plain(token)));
     let across: Vec<String> =
         across.map(|pair| format!("{}{}", &pair[0][pair[0].len() - 1..], &pair[1][..1])).collect();
     assert!(across.len() > 2, "the model says nothing to stop at: {tokens:?}");
-    let inside =
-        tokens.iter().find(|token| plain(token) && token.len() > 1).map(|token| token[1..].to_owned());
+    let inside = tokens
+        .iter()
+        .find(|token| plain(token) && token.len() > 1)
+        .map(|token| token[1..].to_owned());
     for stop in across.iter().chain(&inside) {
         let expected = &text[..text.find(stop.as_str()).unwrap()];
         for stop in [json!(stop), json!(["never said", stop])] {
@@ -185,7 +207,10 @@ fn stop_ids_and_the_end_of_sequence_end_it() {
         let end = on_ids.iter().position(|id| id == 2);
         assert_eq!(off_ids[..], on_ids[..end.map_or(400, |end| end + 1)]);
         let reason = if end.is_some() { "stop" } else { "length" };
-        assert_eq!((off["finish_reason"].as_str(), &off["stop_reason"]), (Some(reason), &Value::Null));
+        assert_eq!(
+            (off["finish_reason"].as_str(), &off["stop_reason"]),
+            (Some(reason), &Value::Null)
+        );
         assert!(!off["text"].as_str().unwrap().contains("<|im_end|>"));
         ended += usize::from(end.is_some());
     }
@@ -196,7 +221,9 @@ fn stop_ids_and_the_end_of_sequence_end_it() {
 fn logprobs_are_one_finite_number_per_id() {
     let server = Server::start(&[]);
     for k in [0, 1, 5, 20] {
-        let body = completion(json!({"logprobs": k, "return_token_ids": true, "temperature": 1, "seed": 1}));
+        let body = completion(
+            json!({"logprobs": k, "return_token_ids": true, "temperature": 1, "seed": 1}),
+        );
         let choice = server.post("/v1/completions", &body).ok()["choices"][0].clone();
         let logprobs = &choice["logprobs"];
         assert_eq!(list(&choice["token_ids"]).len(), 40);
@@ -222,12 +249,16 @@ fn a_stream_ends_with_usage_if_asked_for() {
         ("/v1/completions", completion(json!({"stream": true})), "text_completion"),
         ("/v1/chat/completions", chat(json!({"stream": true})), "chat.completion.chunk"),
     ] {
-        let usage = || server.post(path, &with(body.clone(), json!({"stream": false}))).ok()["usage"].clone();
+        let usage = || {
+            server.post(path, &with(body.clone(), json!({"stream": false}))).ok()["usage"].clone()
+        };
         // From the second time on the cache has it.
         usage();
         let usage = usage();
         let events = server.post(path, &body).events();
-        assert!(events.iter().all(|event| event.get("usage").is_none() && event["object"] == object));
+        assert!(
+            events.iter().all(|event| event.get("usage").is_none() && event["object"] == object)
+        );
         assert!(events.iter().all(|event| list(&event["choices"]).len() == 1));
         let mut client = server.connect();
         client.post(path, &with(body, json!({"stream_options": {"include_usage": true}})));
@@ -252,7 +283,8 @@ fn chat_answers_in_a_message() {
     let answer = ask(json!({"logprobs": true, "top_logprobs": 4, "return_token_ids": true}));
     assert_eq!(answer["object"], "chat.completion");
     assert!(answer["id"].as_str().unwrap().starts_with("chatcmpl-"));
-    let prompt = json!({"messages": [{"role": "user", "content": "What is the capital of France?"}]});
+    let prompt =
+        json!({"messages": [{"role": "user", "content": "What is the capital of France?"}]});
     let tokenised = server.post("/tokenize", &prompt).ok();
     assert_eq!(answer["prompt_token_ids"], tokenised["tokens"]);
     assert_eq!(answer["usage"]["prompt_tokens"], tokenised["count"]);
@@ -274,8 +306,9 @@ fn chat_answers_in_a_message() {
         bytes.extend(list(&token["bytes"]).iter().map(|byte| byte.as_u64().unwrap() as u8));
     }
     let text = choice["message"]["content"].as_str().unwrap();
-    let special =
-        |text: &str| text.replace("<|endoftext|>", "").replace("<|im_start|>", "").replace("<|im_end|>", "");
+    let special = |text: &str| {
+        text.replace("<|endoftext|>", "").replace("<|im_start|>", "").replace("<|im_end|>", "")
+    };
     assert_eq!(text, special(&String::from_utf8_lossy(&bytes)));
     let plain = ask(json!({}));
     assert_eq!(plain["choices"][0]["message"]["content"], text);
@@ -283,8 +316,7 @@ fn chat_answers_in_a_message() {
     assert!(plain["choices"][0].get("token_ids").is_none());
     let renamed = ask(json!({"max_tokens": null, "max_completion_tokens": 40}));
     assert_eq!(renamed["choices"], plain["choices"]);
-    let parts =
-        json!([{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}]);
+    let parts = json!([{"role": "user", "content": [{"type": "text", "text": "What is the capital of France?"}]}]);
     assert_eq!(ask(json!({"messages": parts}))["choices"], plain["choices"]);
     // Without a length it goes on to the end of the context.
     let long = ask(json!({"max_tokens": null}));
@@ -305,9 +337,11 @@ fn a_chat_stream_opens_each_choice_and_cuts_no_character() {
             .filter(|choice| choice["index"] == index)
             .collect();
         assert_eq!(own[0]["delta"], json!({"role": "assistant", "content": ""}));
-        let text: String = own.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
+        let text: String =
+            own.iter().filter_map(|choice| choice["delta"]["content"].as_str()).collect();
         assert_eq!(text, whole["choices"][index]["message"]["content"].as_str().unwrap());
-        let reasons: Vec<&str> = own.iter().filter_map(|choice| choice["finish_reason"].as_str()).collect();
+        let reasons: Vec<&str> =
+            own.iter().filter_map(|choice| choice["finish_reason"].as_str()).collect();
         assert_eq!(reasons, ["length"]);
         assert!(!own.last().unwrap()["finish_reason"].is_null());
     }
@@ -319,8 +353,9 @@ fn generate_answers_as_sglang() {
     let body = json!({"input_ids": [17, 309, 11, 40], "return_logprob": true, "rid": "mine",
         "sampling_params": {"temperature": 0, "max_new_tokens": 40, "ignore_eos": true}});
     let answer = server.post("/generate", &body).ok();
-    let same =
-        server.post("/v1/completions", &completion(json!({"logprobs": 0, "return_token_ids": true}))).ok();
+    let same = server
+        .post("/v1/completions", &completion(json!({"logprobs": 0, "return_token_ids": true})))
+        .ok();
     let choice = &same["choices"][0];
     assert_eq!((&answer["text"], &answer["output_ids"]), (&choice["text"], &choice["token_ids"]));
     let meta = &answer["meta_info"];
@@ -332,29 +367,33 @@ fn generate_answers_as_sglang() {
     );
     assert_eq!(meta["input_token_logprobs"], json!([]));
     for (index, triple) in list(&meta["output_token_logprobs"]).iter().enumerate() {
-        let expected = json!([choice["logprobs"]["token_logprobs"][index], choice["token_ids"][index], null]);
+        let expected =
+            json!([choice["logprobs"]["token_logprobs"][index], choice["token_ids"][index], null]);
         assert_eq!(triple, &expected);
     }
     let events = server.post("/generate", &with(body.clone(), json!({"stream": true}))).events();
     assert_eq!(events.last().unwrap(), &answer);
-    assert!(
-        events
-            .windows(2)
-            .all(|pair| { pair[1]["text"].as_str().unwrap().starts_with(pair[0]["text"].as_str().unwrap()) })
-    );
+    assert!(events.windows(2).all(|pair| {
+        pair[1]["text"].as_str().unwrap().starts_with(pair[0]["text"].as_str().unwrap())
+    }));
     let text = json!({"text": ["Hello", "Good bye"], "sampling_params": {"max_new_tokens": 3, "n": 2, "ignore_eos": true}});
     let answers = server.post("/generate", &text).ok();
     assert_eq!(list(&answers).len(), 4);
-    assert!(list(&answers).iter().all(|one| one["meta_info"].get("output_token_logprobs").is_none()));
+    assert!(
+        list(&answers).iter().all(|one| one["meta_info"].get("output_token_logprobs").is_none())
+    );
     let one = server.post("/generate", &json!({"text": "Hello"})).ok();
-    assert!(one["text"].is_string() && one["meta_info"]["completion_tokens"].as_u64().unwrap() <= 128);
+    assert!(
+        one["text"].is_string() && one["meta_info"]["completion_tokens"].as_u64().unwrap() <= 128
+    );
 }
 
 #[test]
 fn text_goes_to_ids_and_back() {
     let server = Server::start(&[]);
     for text in ["Hello, world!", "naïve 日本 \n\t", "<|im_start|>user"] {
-        let answer = server.post("/tokenize", &json!({"prompt": text, "return_token_strs": true})).ok();
+        let answer =
+            server.post("/tokenize", &json!({"prompt": text, "return_token_strs": true})).ok();
         let tokens = list(&answer["tokens"]);
         assert_eq!(
             (answer["count"].as_u64(), answer["max_model_len"].as_u64()),
@@ -392,7 +431,10 @@ fn a_server_tells_about_itself() {
         }
         assert_eq!(server.get("/get_server_info").ok(), info);
         let model = server.get("/model_info").ok();
-        assert_eq!((&model["is_generation"], &model["model_type"]), (&json!(true), &json!("llama")));
+        assert_eq!(
+            (&model["is_generation"], &model["model_type"]),
+            (&json!(true), &json!("llama"))
+        );
         assert_eq!(server.get("/get_model_info").ok(), model);
         // The trial's lease may outlive its answer.
         server.wait_until_idle();
@@ -411,11 +453,16 @@ fn a_server_tells_about_itself() {
 fn a_request_keeps_its_name() {
     let server = Server::start(&[]);
     let body = completion(json!({})).to_string();
-    let reply =
-        server.request(Method::Post, "/v1/completions", &[("x-request-id", "abc-1")], body.as_bytes());
+    let reply = server.request(
+        Method::Post,
+        "/v1/completions",
+        &[("x-request-id", "abc-1")],
+        body.as_bytes(),
+    );
     assert_eq!(reply.head.headers.get("x-request-id"), Some("abc-1"));
     assert_eq!(reply.ok()["id"], "cmpl-abc-1");
-    let made = |reply: crate::client::Reply| reply.head.headers.get("x-request-id").unwrap().to_owned();
+    let made =
+        |reply: crate::client::Reply| reply.head.headers.get("x-request-id").unwrap().to_owned();
     let (a, b) = (made(server.get("/health")), made(server.get("/nowhere")));
     assert!(!a.is_empty() && a != b);
 }
@@ -441,7 +488,8 @@ fn timings_and_cached_tokens_are_told_where_a_stop_string_ends_it() {
     for flags in [&[][..], &["--mixed"]] {
         let server = Server::start(flags);
         let prompt: Vec<u32> = (0..40).map(|i| 10 + i).collect();
-        let body = completion(json!({"prompt": prompt, "return_timings": true, "return_token_ids": true}));
+        let body =
+            completion(json!({"prompt": prompt, "return_timings": true, "return_token_ids": true}));
         let whole = server.post("/v1/completions", &body).ok();
         // What stands in the middle of the text is complete with some token in the middle.
         let text: Vec<char> = whole["choices"][0]["text"].as_str().unwrap().chars().collect();
@@ -451,7 +499,8 @@ fn timings_and_cached_tokens_are_told_where_a_stop_string_ends_it() {
         assert_eq!(answer["choices"][0]["finish_reason"], "stop", "{answer}");
         let generated = answer["usage"]["completion_tokens"].as_u64().unwrap();
         assert_eq!(answer["usage"]["prompt_tokens_details"]["cached_tokens"], 32, "{answer}");
-        let streamed = server.post("/v1/completions", &with(body, json!({"stream": true}))).events();
+        let streamed =
+            server.post("/v1/completions", &with(body, json!({"stream": true}))).events();
         for timings in [&answer["timings"], &streamed.last().unwrap()["timings"]] {
             assert_eq!(
                 (&timings["prefill_tokens"], &timings["decode_tokens"]),
@@ -468,20 +517,26 @@ fn timings_of_an_answer_that_goes_on_are_of_these_workers_alone() {
     // What prefill has read before is known the second time; who does both has also kept what it generated.
     for (flags, computed) in [(&[][..], [32, 32 - 16]), (&["--mixed"], [32 - 16, 32 - 16])] {
         let server = Server::start(flags);
-        let asked = completion(json!({"return_timings": true, "stream": true, "return_token_ids": true}));
+        let asked =
+            completion(json!({"return_timings": true, "stream": true, "return_token_ids": true}));
         let ids = |events: &[Value]| -> Vec<u64> {
             let ids = events.iter().filter_map(|event| event["choices"][0]["token_ids"].as_array());
             ids.flatten().map(|id| id.as_u64().unwrap()).collect()
         };
         let whole = server.post("/v1/completions", &asked).events();
-        assert!(whole.last().unwrap()["timings"]["resumed_tokens"].is_null(), "nobody was before it");
+        assert!(
+            whole.last().unwrap()["timings"]["resumed_tokens"].is_null(),
+            "nobody was before it"
+        );
         let told = &ids(&whole)[..28];
         let resume = json!({"baton_resume": {"created": 7, "choices": [{"ids": told}]}});
         for computed in computed {
-            let events = server.post("/v1/completions", &with(asked.clone(), resume.clone())).events();
+            let events =
+                server.post("/v1/completions", &with(asked.clone(), resume.clone())).events();
             assert_eq!([told, &ids(&events)].concat(), ids(&whole));
             let timings = &events.last().unwrap()["timings"];
-            let counts = ["resumed_tokens", "prefill_tokens", "decode_tokens"].map(|name| &timings[name]);
+            let counts =
+                ["resumed_tokens", "prefill_tokens", "decode_tokens"].map(|name| &timings[name]);
             assert_eq!(counts, [&json!(28), &json!(computed), &json!(40 - 28 - 1)], "{timings}");
         }
     }
@@ -493,7 +548,10 @@ fn a_routers_fields_are_accepted() {
     let server = Server::start(&[]);
     let expected = server.post("/v1/completions", &completion(json!({}))).ok();
     let added = json!({"bootstrap_host": null, "bootstrap_port": null, "bootstrap_room": null, "cache_salt": "s", "user": "u"});
-    assert_eq!(server.post("/v1/completions", &completion(added)).ok()["choices"], expected["choices"]);
+    assert_eq!(
+        server.post("/v1/completions", &completion(added)).ok()["choices"],
+        expected["choices"]
+    );
 }
 
 /// Everything else goes on while the tokeniser is busy, and a client that does not wait for it leaves nothing

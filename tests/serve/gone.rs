@@ -10,12 +10,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-const LAYOUTS: [&[&str]; 3] = [&["--mixed"], &[], &["--prefill-workers", "2", "--decode-workers", "2"]];
+const LAYOUTS: [&[&str]; 3] =
+    [&["--mixed"], &[], &["--prefill-workers", "2", "--decode-workers", "2"]];
 
 #[test]
 fn a_stream_that_nobody_reads_ends() {
     for layout in LAYOUTS {
-        let flags = [&["--max-running-requests", "2", "--max-queued-requests", "3"], layout].concat();
+        let flags =
+            [&["--max-running-requests", "2", "--max-queued-requests", "3"], layout].concat();
         let server = Server::start_long(&flags);
         let pools = server.metrics().pools();
         // Several times the slots there are.
@@ -36,7 +38,14 @@ fn a_stream_that_nobody_reads_ends() {
 fn a_client_may_leave_at_any_moment() {
     for layout in LAYOUTS {
         let flags = [
-            &["--max-running-requests", "3", "--max-queued-requests", "5", "--chunked-prefill-size", "64"],
+            &[
+                "--max-running-requests",
+                "3",
+                "--max-queued-requests",
+                "5",
+                "--chunked-prefill-size",
+                "64",
+            ],
             layout,
         ]
         .concat();
@@ -47,7 +56,10 @@ fn a_client_may_leave_at_any_moment() {
         for round in 0..60u64 {
             let mut clients: Vec<_> = (0..1 + round % 3).map(|_| server.connect()).collect();
             for client in &mut clients {
-                client.post(["/v1/completions", "/v1/completions", "/metrics"][round as usize % 3], &body);
+                client.post(
+                    ["/v1/completions", "/v1/completions", "/metrics"][round as usize % 3],
+                    &body,
+                );
             }
             thread::sleep(Duration::from_micros(round * round * 20));
         }
@@ -87,7 +99,10 @@ impl Filler {
     fn check_runs(&self) {
         let (before, begun) = (self.bytes.load(Ordering::SeqCst), Instant::now());
         while self.bytes.load(Ordering::SeqCst) == before {
-            assert!(!self.reader.as_ref().unwrap().is_finished(), "a stream that should fill has ended");
+            assert!(
+                !self.reader.as_ref().unwrap().is_finished(),
+                "a stream that should fill has ended"
+            );
             assert!(begun.elapsed() < PATIENCE, "a stream that should fill stands still");
             thread::sleep(Duration::from_millis(5));
         }
@@ -104,7 +119,8 @@ impl Drop for Filler {
 #[test]
 fn a_request_that_still_waits_ends_with_its_client() {
     for layout in LAYOUTS {
-        let flags = [&["--max-running-requests", "1", "--max-queued-requests", "9"], layout].concat();
+        let flags =
+            [&["--max-running-requests", "1", "--max-queued-requests", "9"], layout].concat();
         let server = Server::start_long(&flags);
         let workers = server.metrics().pools().len() as u32 / 2;
         let fillers: Vec<_> = (0..workers.max(1)).map(|_| Filler::start(&server)).collect();

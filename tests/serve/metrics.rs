@@ -23,8 +23,10 @@ impl Metrics {
                 let (series, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("{line}"));
                 let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
                 let labels = labels.strip_suffix('}').unwrap_or_else(|| panic!("{line}"));
-                let value = value.replace("+Inf", "inf").parse().unwrap_or_else(|_| panic!("{line}"));
-                let before = metrics.samples.entry(name.into()).or_default().insert(labels.into(), value);
+                let value =
+                    value.replace("+Inf", "inf").parse().unwrap_or_else(|_| panic!("{line}"));
+                let before =
+                    metrics.samples.entry(name.into()).or_default().insert(labels.into(), value);
                 assert!(before.is_none(), "{series} twice");
             }
         }
@@ -66,7 +68,8 @@ impl Metrics {
 
     /// Histograms grow from bucket to bucket and end at their count.
     fn check_histograms(&self) {
-        for name in self.types.iter().filter(|(_, kind)| *kind == "histogram").map(|(name, _)| name) {
+        for name in self.types.iter().filter(|(_, kind)| *kind == "histogram").map(|(name, _)| name)
+        {
             let mut last: BTreeMap<String, (f64, f64)> = BTreeMap::new();
             let mut buckets: Vec<(String, f64, f64)> = Vec::new();
             for (labels, &count) in &self.samples[&format!("{name}_bucket")] {
@@ -81,7 +84,11 @@ impl Metrics {
             }
             for (labels, (bound, count)) in last {
                 assert!(bound.is_infinite());
-                assert_eq!(self.samples[&format!("{name}_count")][&labels], count, "{name}{{{labels}}}");
+                assert_eq!(
+                    self.samples[&format!("{name}_count")][&labels],
+                    count,
+                    "{name}{{{labels}}}"
+                );
             }
         }
     }
@@ -93,7 +100,8 @@ fn stages_sum_to_the_time_to_first_token() {
         let server = Server::start(layout);
         let prompt: Vec<u32> = (3..203).collect();
         for _ in 0..5 {
-            let body = json!({"prompt": [prompt, [7, 8]], "max_tokens": 6, "n": 2, "ignore_eos": true});
+            let body =
+                json!({"prompt": [prompt, [7, 8]], "max_tokens": 6, "n": 2, "ignore_eos": true});
             server.post("/v1/completions", &body).ok();
         }
         server.wait_until_idle();
@@ -139,7 +147,10 @@ fn labels_name_model_and_worker_and_are_bounded() {
     .into();
     for (name, series) in &metrics.samples {
         for labels in series.keys().filter(|labels| !labels.is_empty()) {
-            assert!(labels.starts_with(r#"model_name="a \"model\"",engine_type="#), "{name}{{{labels}}}");
+            assert!(
+                labels.starts_with(r#"model_name="a \"model\"",engine_type="#),
+                "{name}{{{labels}}}"
+            );
             let names = labels.split("\",").map(|label| label.split('=').next().unwrap());
             assert!(names.clone().all(|name| known.contains(name)), "{name}{{{labels}}}");
         }

@@ -104,7 +104,9 @@ fn a_second_signal_cuts_off() {
 /// The page that says what each thread does has the names that the system shows.
 #[test]
 fn threads_have_the_names_that_the_page_has() {
-    let page = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/architecture.md")).unwrap();
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/architecture.md"))
+            .unwrap();
     let server = Server::start(&["--threads", "2"]);
     let names = server.threads();
     assert!(names.len() > 4, "{names:?}");

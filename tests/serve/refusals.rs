@@ -15,7 +15,13 @@ fn each_error_has_its_status_and_names_its_field() {
     };
     let (completions, chats, generate) = ("/v1/completions", "/v1/chat/completions", "/generate");
     let cases = [
-        (completions, json!({"prompt": "a", "model": "other"}), 404, "model_not_found", Some("model")),
+        (
+            completions,
+            json!({"prompt": "a", "model": "other"}),
+            404,
+            "model_not_found",
+            Some("model"),
+        ),
         (chats, chat(json!({"model": "other"})), 404, "model_not_found", Some("model")),
         (
             completions,
@@ -32,17 +38,47 @@ fn each_error_has_its_status_and_names_its_field() {
             Some("prompt"),
         ),
         (chats, chat(json!({"max_tokens": 512})), 400, "context_length_exceeded", Some("messages")),
-        (generate, json!({"input_ids": vec![5; 512]}), 400, "context_length_exceeded", Some("input_ids")),
+        (
+            generate,
+            json!({"input_ids": vec![5; 512]}),
+            400,
+            "context_length_exceeded",
+            Some("input_ids"),
+        ),
         (completions, json!({"prompt": [384]}), 400, "invalid_value", Some("prompt")),
         (completions, json!({"prompt": ""}), 400, "invalid_value", Some("prompt")),
         (completions, json!({"prompt": []}), 400, "invalid_value", Some("prompt")),
-        (completions, json!({"prompt": "a", "temperature": -1}), 400, "invalid_value", Some("temperature")),
+        (
+            completions,
+            json!({"prompt": "a", "temperature": -1}),
+            400,
+            "invalid_value",
+            Some("temperature"),
+        ),
         (chats, chat(json!({"temperature": -0.5})), 400, "invalid_value", Some("temperature")),
         (completions, json!({"prompt": "a", "top_p": 1.5}), 400, "invalid_value", Some("top_p")),
-        (completions, json!({"prompt": "a", "max_tokens": 0}), 400, "invalid_value", Some("max_tokens")),
+        (
+            completions,
+            json!({"prompt": "a", "max_tokens": 0}),
+            400,
+            "invalid_value",
+            Some("max_tokens"),
+        ),
         (completions, json!({"prompt": "a", "n": 5}), 400, "too_many_choices", None),
-        (completions, json!({"prompt": "a", "logprobs": 21}), 400, "invalid_value", Some("logprobs")),
-        (completions, json!({"prompt": "a", "suffix": "b"}), 400, "unsupported_field", Some("suffix")),
+        (
+            completions,
+            json!({"prompt": "a", "logprobs": 21}),
+            400,
+            "invalid_value",
+            Some("logprobs"),
+        ),
+        (
+            completions,
+            json!({"prompt": "a", "suffix": "b"}),
+            400,
+            "unsupported_field",
+            Some("suffix"),
+        ),
         (
             completions,
             json!({"prompt": "a", "logit_bias": {"5": 1}}),
@@ -50,7 +86,13 @@ fn each_error_has_its_status_and_names_its_field() {
             "unsupported_field",
             Some("logit_bias"),
         ),
-        (chats, chat(json!({"tools": [{"type": "function"}]})), 400, "unsupported_field", Some("tools")),
+        (
+            chats,
+            chat(json!({"tools": [{"type": "function"}]})),
+            400,
+            "unsupported_field",
+            Some("tools"),
+        ),
         (
             chats,
             chat(json!({"response_format": {"type": "json_object"}})),
@@ -75,7 +117,13 @@ fn each_error_has_its_status_and_names_its_field() {
             "unsupported_field",
             Some("sampling_params.regex"),
         ),
-        ("/tokenize", json!({"prompt": "a", "model": "other"}), 404, "model_not_found", Some("model")),
+        (
+            "/tokenize",
+            json!({"prompt": "a", "model": "other"}),
+            404,
+            "model_not_found",
+            Some("model"),
+        ),
         ("/tokenize", json!({}), 400, "invalid_value", Some("prompt")),
         ("/detokenize", json!({"tokens": [-1]}), 400, "invalid_value", Some("tokens")),
         ("/abort_request", json!({}), 400, "invalid_value", Some("rid")),
@@ -115,18 +163,31 @@ fn unknown_paths_and_other_methods() {
         assert_eq!(server.get(path).error().0, 404, "{path}");
         assert_eq!(server.post(path, &json!({})).error().0, 404, "{path}");
     }
-    for path in
-        ["/v1/completions", "/v1/chat/completions", "/generate", "/tokenize", "/detokenize", "/abort_request"]
-    {
+    for path in [
+        "/v1/completions",
+        "/v1/chat/completions",
+        "/generate",
+        "/tokenize",
+        "/detokenize",
+        "/abort_request",
+    ] {
         assert_eq!(server.get(path).error().0, 405, "{path}");
         let reply = server.request(Method::Put, path, &[], b"");
-        assert_eq!((reply.error().0, reply.head.headers.get("allow")), (405, Some("POST")), "{path}");
+        assert_eq!(
+            (reply.error().0, reply.head.headers.get("allow")),
+            (405, Some("POST")),
+            "{path}"
+        );
     }
     for path in ["/health", "/metrics", "/v1/models", "/server_info", "/version", "/readiness"] {
         let reply = server.post(path, &json!({}));
         let is_health = ["/health", "/readiness"].contains(&path);
         let allow = if is_health { "GET, HEAD" } else { "GET" };
-        assert_eq!((reply.error().0, reply.head.headers.get("allow")), (405, Some(allow)), "{path}");
+        assert_eq!(
+            (reply.error().0, reply.head.headers.get("allow")),
+            (405, Some(allow)),
+            "{path}"
+        );
     }
     assert_eq!(server.get("/").head.headers.get("allow"), None);
 }
@@ -141,7 +202,8 @@ fn a_field_nobody_knows_is_ignored() {
 #[test]
 fn a_full_queue_says_when_to_come_back() {
     // One runs since there is no place for more, or no memory; of those that are handed over two have their pages, too.
-    let (one, small): (&[&str], &[&str]) = (&["--max-running-requests", "1"], &["--kv-memory", "1MiB"]);
+    let (one, small): (&[&str], &[&str]) =
+        (&["--max-running-requests", "1"], &["--kv-memory", "1MiB"]);
     for (bound, layout, taken) in
         [(one, "mixed", 3), (one, "split", 5), (small, "mixed", 3), (small, "split", 3)]
     {
@@ -184,11 +246,12 @@ fn what_can_never_fit_is_refused_and_what_must_wait_waits() {
         let total = 2048;
         let server = Server::start_long(&[&["--kv-memory", "1MiB"], layout].concat());
         assert!(server.metrics().pools().values().all(|&pages| pages * 16.0 == total as f64));
-        let body =
-            |max_tokens: usize| json!({"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": true});
+        let body = |max_tokens: usize| json!({"prompt": [5, 6], "max_tokens": max_tokens, "ignore_eos": true});
         let refused = server.post("/v1/completions", &body(total - 1));
         assert_eq!(refused.error(), (400, "refused".into(), None));
-        for said in ["KV of 2049 tokens (2 of the prompt, 2047 to generate)", "for 2048 (--kv-memory)"] {
+        for said in
+            ["KV of 2049 tokens (2 of the prompt, 2047 to generate)", "for 2048 (--kv-memory)"]
+        {
             assert!(refused.text().contains(said), "{}", refused.text());
         }
         let long = json!({"prompt": vec![5; total], "max_tokens": 1});
@@ -213,9 +276,13 @@ fn without_its_key_only_health_is_told() {
         let headers: Vec<_> = value.map(|value| ("authorization", value)).into_iter().collect();
         server.request(Method::Post, "/v1/completions", &headers, body.as_bytes())
     };
-    for wrong in
-        [None, Some("first-key"), Some("Bearer "), Some("Bearer first-kez"), Some("Bearer first-key2")]
-    {
+    for wrong in [
+        None,
+        Some("first-key"),
+        Some("Bearer "),
+        Some("Bearer first-kez"),
+        Some("Bearer first-key2"),
+    ] {
         assert_eq!(ask(wrong).error().0, 401, "{wrong:?}");
     }
     for right in ["Bearer first-key", "Bearer second-key"] {
@@ -260,7 +327,10 @@ fn what_is_too_much_is_told_with_its_limit() {
         let error: Value = serde_json::from_str(reply.text()).unwrap();
         let message = error["error"]["message"].as_str().unwrap();
         assert_eq!(reply.status(), 400, "{message}");
-        assert!(message.contains(limit) && message.contains(given), "{limit} and {given}: {message}");
+        assert!(
+            message.contains(limit) && message.contains(given),
+            "{limit} and {given}: {message}"
+        );
     }
 }
 
@@ -275,10 +345,15 @@ fn no_field_is_dropped_without_a_word() {
     ] {
         for (path, prompt) in [("/v1/completions", "prompt"), ("/generate", "text")] {
             let expected = (400, "unsupported_field".to_owned(), Some(field.to_owned()));
-            assert_eq!(server.post(path, &json!({prompt: "a", field: value})).error(), expected, "{path}");
+            assert_eq!(
+                server.post(path, &json!({prompt: "a", field: value})).error(),
+                expected,
+                "{path}"
+            );
         }
     }
-    let short = json!({"prompt": [5, 6], "max_completion_tokens": 3, "ignore_eos": true, "temprature": 0});
+    let short =
+        json!({"prompt": [5, 6], "max_completion_tokens": 3, "ignore_eos": true, "temprature": 0});
     for _ in 0..2 {
         assert_eq!(server.post("/v1/completions", &short).ok()["usage"]["completion_tokens"], 3);
     }
@@ -309,7 +384,11 @@ fn a_client_s_own_deadline_is_kept() {
         let refused = ask(wrong, json!({}));
         let error: Value = serde_json::from_str(refused.text()).unwrap();
         let found = (refused.status(), &error["error"]["code"], &error["error"]["param"]);
-        assert_eq!(found, (400, &json!("invalid_value"), &json!("x-request-timeout-ms")), "{wrong}");
+        assert_eq!(
+            found,
+            (400, &json!("invalid_value"), &json!("x-request-timeout-ms")),
+            "{wrong}"
+        );
     }
     server.wait_until_idle();
 }

@@ -22,14 +22,17 @@ fn cases() -> Vec<Case> {
         json!({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": true,
             "logprobs": 3, "return_token_ids": true})
     };
-    let mut cases: Vec<Case> = [(1, 30), (5, 24), (16, 17), (17, 40), (150, 9), (333, 20), (480, 32)]
-        .map(|(length, tokens)| Case {
-            path: "/v1/completions",
-            body: greedy(json!(ids(length, length)), tokens),
-        })
-        .into();
-    cases
-        .push(Case { path: "/v1/completions", body: greedy(json!([ids(1, 40), ids(2, 3), ids(3, 90)]), 12) });
+    let mut cases: Vec<Case> =
+        [(1, 30), (5, 24), (16, 17), (17, 40), (150, 9), (333, 20), (480, 32)]
+            .map(|(length, tokens)| Case {
+                path: "/v1/completions",
+                body: greedy(json!(ids(length, length)), tokens),
+            })
+            .into();
+    cases.push(Case {
+        path: "/v1/completions",
+        body: greedy(json!([ids(1, 40), ids(2, 3), ids(3, 90)]), 12),
+    });
     cases.push(Case { path: "/v1/completions", body: greedy(json!("To be, or not to be"), 25) });
     for seed in 0..4 {
         cases.push(Case {
@@ -61,7 +64,9 @@ fn essence(case: &Case, reply: &Reply) -> String {
         // All but how many tokens the cache had.
         let mut parts = text.split("\"cached_tokens\":");
         let first = parts.next().unwrap().to_owned();
-        return parts.fold(first, |said, part| said + part.trim_start_matches(|c: char| c.is_ascii_digit()));
+        return parts.fold(first, |said, part| {
+            said + part.trim_start_matches(|c: char| c.is_ascii_digit())
+        });
     }
     let begin = text.find("\"choices\":").unwrap();
     text[begin..text.rfind(",\"usage\":").unwrap()].to_owned()
@@ -139,7 +144,8 @@ fn all(server: &Server, cases: &[Case], at_once: bool) -> Vec<String> {
         return cases.iter().map(|case| ask(server, case)).collect();
     }
     thread::scope(|scope| {
-        let asked: Vec<_> = cases.iter().map(|case| scope.spawn(move || ask(server, case))).collect();
+        let asked: Vec<_> =
+            cases.iter().map(|case| scope.spawn(move || ask(server, case))).collect();
         asked.into_iter().map(|answer| answer.join().unwrap()).collect()
     })
 }
@@ -172,7 +178,12 @@ fn split_equals_mixed_however_the_work_is_cut() {
             if flush {
                 assert_eq!(server.post("/flush_cache", &json!({})).status(), 200);
             }
-            check(&expected, &all(&server, &cases, at_once), &cases, &format!("{flags:?}, {at_once}"));
+            check(
+                &expected,
+                &all(&server, &cases, at_once),
+                &cases,
+                &format!("{flags:?}, {at_once}"),
+            );
         }
         server.wait_until_idle();
     }
@@ -202,7 +213,8 @@ fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
         "--swap-memory 4MiB",
         "",
     ] {
-        let scarce = ["--kv-memory", "1MiB", "--num-reserved-decode-tokens", "16", "--threads", "2"];
+        let scarce =
+            ["--kv-memory", "1MiB", "--num-reserved-decode-tokens", "16", "--threads", "2"];
         let more: Vec<&str> = flags.split_whitespace().collect();
         let server = Server::start(&[&scarce[..], &more].concat());
         check(&expected, &all(&server, &cases, true), &cases, flags);
@@ -217,7 +229,10 @@ fn who_gives_up_its_pages_goes_on_with_the_same_bits() {
         server.wait_until("told", |_| {
             let told = server.said("KV memory ran out").into_iter().map(|line| {
                 let (_, rest) = line.split_once(" count=").expect("a count");
-                rest.split(' ').next().and_then(|count| count.parse::<f64>().ok()).expect("a number")
+                rest.split(' ')
+                    .next()
+                    .and_then(|count| count.parse::<f64>().ok())
+                    .expect("a number")
             });
             told.sum::<f64>() == retracted
         });
@@ -247,10 +262,18 @@ fn a_stream_says_what_a_whole_answer_says() {
 #[test]
 fn other_types_and_architectures_split_as_they_mix() {
     let cases = cases();
-    for model in ["qwen2-bf16", "qwen3-f16", "llama.Q4_K.gguf", "qwen3.Q5_1.gguf", "llama-mqa-yarn.Q8_0.gguf"]
-    {
+    for model in [
+        "qwen2-bf16",
+        "qwen3-f16",
+        "llama.Q4_K.gguf",
+        "qwen3.Q5_1.gguf",
+        "llama-mqa-yarn.Q8_0.gguf",
+    ] {
         let mixed = Server::start_model(&fixture(model), &["--mixed", "--threads", "1"]);
-        let split = Server::start_model(&fixture(model), &["--threads", "2", "--chunked-prefill-size", "48"]);
+        let split = Server::start_model(
+            &fixture(model),
+            &["--threads", "2", "--chunked-prefill-size", "48"],
+        );
         check(&all(&mixed, &cases, false), &all(&split, &cases, true), &cases, model);
     }
 }

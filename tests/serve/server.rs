@@ -56,7 +56,8 @@ impl Server {
     pub fn start_long(flags: &[&str]) -> Server {
         static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let number = NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let made = Made(std::env::temp_dir().join(format!("baton-serve-{}-{number}", std::process::id())));
+        let made =
+            Made(std::env::temp_dir().join(format!("baton-serve-{}-{number}", std::process::id())));
         std::fs::create_dir(&made.0).unwrap();
         for entry in std::fs::read_dir(fixture(MODEL)).unwrap() {
             let entry = entry.unwrap();
@@ -69,7 +70,8 @@ impl Server {
         );
         assert!(config.contains(&format!(r#""max_position_embeddings": {LONG_CONTEXT}"#)));
         std::fs::write(made.0.join("config.json"), config).unwrap();
-        let memory: &[&str] = if flags.contains(&"--kv-memory") { &[] } else { &["--kv-memory", "256MiB"] };
+        let memory: &[&str] =
+            if flags.contains(&"--kv-memory") { &[] } else { &["--kv-memory", "256MiB"] };
         let flags = [memory, flags].concat();
         let mut server = Server::start_model(&made.0, &flags);
         server._made = Some(made);
@@ -123,7 +125,13 @@ impl Server {
         Client::new(self.address)
     }
 
-    pub fn request(&self, method: Method, target: &str, headers: &[(&str, &str)], body: &[u8]) -> Reply {
+    pub fn request(
+        &self,
+        method: Method,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Reply {
         let mut client = self.connect();
         client.send(method, target, headers, (method == Method::Post).then_some(body));
         client.reply(method)
@@ -169,8 +177,7 @@ impl Server {
     /// and fill the queue for a moment.
     #[track_caller]
     pub fn check_works(&self) {
-        let body =
-            serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
+        let body = serde_json::json!({"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0, "ignore_eos": true});
         let begun = Instant::now();
         let mut reply = self.post("/v1/completions", &body);
         while reply.status() == 429 && begun.elapsed() < PATIENCE {
@@ -188,7 +195,8 @@ impl Server {
     }
 
     pub fn signal(&self, name: &str) {
-        let status = Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
+        let status =
+            Command::new("kill").args(["-s", name, &self.child.id().to_string()]).status().unwrap();
         assert!(status.success());
     }
 

@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
 /// An excerpt of a trace of Mooncake.
-const TRACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces/mooncake_conversation_100.jsonl");
+const TRACE: &str =
+    concat!(env!("CARGO_MANIFEST_DIR"), "/tests/traces/mooncake_conversation_100.jsonl");
 
 /// What `baton sim --load` with these words means.
 fn plan(words: &str) -> Result<Plan, String> {
@@ -61,7 +62,8 @@ fn an_idle_cluster_takes_the_time_that_the_models_say() {
     close(one.e2e_ms.mean, ttft + 4.0 * 10.0);
     close(one.tpot_ms.mean, 10.0);
     // Late: nothing travels before all is computed; request, Interest, Ready, Destination and the last byte.
-    let late = format!("{PLAIN} --trace-file {} --requests 1 --decode-allocation late", path.display());
+    let late =
+        format!("{PLAIN} --trace-file {} --requests 1 --decode-allocation late", path.display());
     let late_ttft = (10.0 + 0.05 * 8192.0) + (10.0 + 0.05 * 3808.0) + 12.0 + 5.0 * 0.1;
     close(simulate(&late).ttft_ms.mean, late_ttft);
     assert_eq!((one.kv_bytes, one.prefix_reuse), (12_000 * 25_000, 0.0));
@@ -72,7 +74,8 @@ fn an_idle_cluster_takes_the_time_that_the_models_say() {
     assert_eq!(two.kv_bytes, (12_000 + 16) * 25_000);
     close(two.prefix_reuse, 1008.0 / 13_024.0);
 
-    let without = simulate(&format!("{PLAIN} --disable-radix-cache --trace-file {}", path.display()));
+    let without =
+        simulate(&format!("{PLAIN} --disable-radix-cache --trace-file {}", path.display()));
     close(without.ttft_ms.mean * 2.0 - ttft, 10.0 + 0.05 * 1024.0 + 1.024 + 3.0 * 0.1);
     assert_eq!(without.prefix_reuse, 0.0);
 }
@@ -80,7 +83,8 @@ fn an_idle_cluster_takes_the_time_that_the_models_say() {
 /// What only its prefill worker has travels while the rest is computed.
 #[test]
 fn what_the_cache_has_leaves_before_the_pass() {
-    let path = trace("cached", &[(0, 4096, 1, "1,2,3,4,5,6,7,8"), (2000, 8192, 1, "1,2,3,4,5,6,7,8")]);
+    let path =
+        trace("cached", &[(0, 4096, 1, "1,2,3,4,5,6,7,8"), (2000, 8192, 1, "1,2,3,4,5,6,7,8")]);
     let two = PLAIN.replace("--decode 1", "--decode 2");
     let summary = simulate(&format!("{two} --policy round_robin --trace-file {}", path.display()));
     let first = 10.0 + 0.05 * 4096.0 + 4.096 + 0.3;
@@ -144,8 +148,9 @@ fn a_trace_is_served_to_its_end() {
 
 #[test]
 fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
-    let words =
-        format!("{SMALL} --prefill 1 --decode 1 --rate 1e5 --max-running-requests 4 --max-queued-requests 2");
+    let words = format!(
+        "{SMALL} --prefill 1 --decode 1 --rate 1e5 --max-running-requests 4 --max-queued-requests 2"
+    );
     let summary = simulate(&words);
     let refused: usize = summary.refused.values().sum();
     assert!(summary.refused["overloaded"] == refused && refused > 300, "{:?}", summary.refused);
@@ -153,7 +158,8 @@ fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
     assert!(summary.good <= summary.completed && summary.goodput < 0.3);
     // Where memory lets one or two in, places in the batch are no places to wait.
     let scarce = SMALL.replace("16384", "256");
-    let places = "--prefill 1 --decode 1 --rate 1e5 --max-running-requests 64 --max-queued-requests 2";
+    let places =
+        "--prefill 1 --decode 1 --rate 1e5 --max-running-requests 64 --max-queued-requests 2";
     let summary = simulate(&format!("{scarce} {places}"));
     assert!((3..33).contains(&summary.completed), "{} are served", summary.completed);
 }
@@ -161,8 +167,9 @@ fn who_finds_all_workers_full_is_refused_and_nothing_is_left_of_it() {
 #[test]
 fn a_policy_that_sees_less_is_worse_and_more_workers_are_not() {
     // Every other prompt is long, so that who takes turns gives all long ones to one of two workers.
-    let long_and_short =
-        (0..60).map(|index| (index * 150, if index % 2 == 0 { 4000 } else { 40 }, 3, "")).collect::<Vec<_>>();
+    let long_and_short = (0..60)
+        .map(|index| (index * 150, if index % 2 == 0 { 4000 } else { 40 }, 3, ""))
+        .collect::<Vec<_>>();
     let path = trace("turns", &long_and_short);
     let words = |policy: &str, prefill: u32| {
         format!(
@@ -171,7 +178,12 @@ fn a_policy_that_sees_less_is_worse_and_more_workers_are_not() {
         )
     };
     let (turns, least) = (simulate(&words("round_robin", 2)), simulate(&words("least_loaded", 2)));
-    assert!(turns.ttft_ms.mean > 1.5 * least.ttft_ms.mean, "{} {}", turns.ttft_ms.mean, least.ttft_ms.mean);
+    assert!(
+        turns.ttft_ms.mean > 1.5 * least.ttft_ms.mean,
+        "{} {}",
+        turns.ttft_ms.mean,
+        least.ttft_ms.mean
+    );
     assert!(turns.prefill.tokens_max_to_mean > 1.9 && least.prefill.tokens_max_to_mean < 1.6);
     let (one, four) = (simulate(&words("least_loaded", 1)), simulate(&words("least_loaded", 4)));
     assert!(one.ttft_ms.mean > least.ttft_ms.mean && least.ttft_ms.mean >= four.ttft_ms.mean);
@@ -197,7 +209,8 @@ fn who_has_no_prefill_worker_reads_itself() {
 #[test]
 fn packed_traces_of_both_kinds_are_read() {
     let data = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/data");
-    let arrivals = |file: &str| plan(&format!("--trace-file {data}/{file}")).unwrap().arrivals().unwrap();
+    let arrivals =
+        |file: &str| plan(&format!("--trace-file {data}/{file}")).unwrap().arrivals().unwrap();
     let conversation = arrivals("mooncake/conversation_trace.jsonl.zst");
     let input = |list: &[baton::sim::load::arrivals::Arrival]| {
         list.iter().map(|request| u64::from(request.input)).sum::<u64>()
@@ -212,8 +225,12 @@ fn packed_traces_of_both_kinds_are_read() {
 
 #[test]
 fn recorded_runs_are_run_again_beside_theirs() {
-    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/data/baselines/dynamo_replay_1.6.1.jsonl.zst");
-    let words = format!("--against {data} --rows poly_4P4D --requests 100 --policies round_robin,slo");
+    let data = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/benches/data/baselines/dynamo_replay_1.6.1.jsonl.zst"
+    );
+    let words =
+        format!("--against {data} --rows poly_4P4D --requests 100 --policies round_robin,slo");
     assert!(baton::sim::load::run(&plan(&words).unwrap()).unwrap());
     let none = plan(&format!("--against {data} --rows none")).unwrap();
     assert!(baton::sim::load::run(&none).unwrap_err().to_string().contains("none of its runs"));
@@ -222,8 +239,9 @@ fn recorded_runs_are_run_again_beside_theirs() {
 
 #[test]
 fn who_foretells_turns_away_whom_nobody_would_serve_in_time() {
-    let words =
-        format!("--prefill 3 --decode 3 --page-size 64 --kv-tokens 524288 --speed 20 --trace-file {TRACE}");
+    let words = format!(
+        "--prefill 3 --decode 3 --page-size 64 --kv-tokens 524288 --speed 20 --trace-file {TRACE}"
+    );
     let [turns, foretells] =
         ["round_robin", "slo"].map(|policy| simulate(&format!("{words} --policy {policy}")));
     assert!(turns.early == 0 && foretells.early > 0);
@@ -237,7 +255,8 @@ fn who_foretells_turns_away_whom_nobody_would_serve_in_time() {
 fn what_makes_no_sense_is_refused_by_name() {
     let refused = |words: &str, what: &str| {
         let plan = plan(words);
-        let error = plan.and_then(|plan| plan.arrivals().map(|_| ()).map_err(|error| error.to_string()));
+        let error =
+            plan.and_then(|plan| plan.arrivals().map(|_| ()).map_err(|error| error.to_string()));
         let error = error.expect_err(words);
         assert!(error.contains(what), "{words}: {error}");
     };
@@ -296,7 +315,10 @@ fn late_allocation_pays_where_decode_is_short_of_kv() {
     assert!(late < early * 0.9, "short of KV: {late} ms beside {early} ms");
     // Here a Destination is seen when the pass is over, and waits for up to one.
     let (early, late) = (ttft("early", 800_000), ttft("late", 800_000));
-    assert!(early < late && late < early + 10.0 + 0.05 * 8192.0, "enough of it: {late} ms beside {early} ms");
+    assert!(
+        early < late && late < early + 10.0 + 0.05 * 8192.0,
+        "enough of it: {late} ms beside {early} ms"
+    );
 }
 
 /// Of the recorded engine KV leaves when a prompt is computed, whatever its prefill worker computes next.
@@ -338,11 +360,15 @@ fn a_search_tells_what_is_under_way() {
     let words = "--workers 3 --rate 1 --prefill-ms 0,1,0 --decode-ms 4,0,1 --slo-ttft-ms 2000 --slo-itl-ms 11 \
                  --requests 20 --kv-tokens 8192";
     let told = Mutex::new(Vec::new());
-    let found = search(words).unwrap().run_telling(&|words| told.lock().unwrap().push(words.to_owned()));
+    let found =
+        search(words).unwrap().run_telling(&|words| told.lock().unwrap().push(words.to_owned()));
     let (found, told) = (found.unwrap().unwrap(), told.into_inner().unwrap());
     assert!(told.len() >= found.len(), "{told:?}");
     for standing in &found {
-        assert!(told.iter().any(|words| words.contains(&format!(": {}: ", standing.fleet))), "{told:?}");
+        assert!(
+            told.iter().any(|words| words.contains(&format!(": {}: ", standing.fleet))),
+            "{told:?}"
+        );
     }
 }
 
@@ -368,7 +394,10 @@ fn the_fleet_that_sustains_most_is_the_one_that_the_work_asks_for() {
     // Who is best serves that rate as it was told, and misses a higher one.
     let flags = load(450, 64).replace("--requests 120", &format!("--requests {}", best.requests));
     let at = |rate: f64| simulate(&format!("--prefill 3 --decode 1 --rate {rate} {flags}")).goodput;
-    assert!((at(best.factor) - best.goodput).abs() < 0.02 && at(best.factor * 1.3) < 0.9, "{found:?}");
+    assert!(
+        (at(best.factor) - best.goodput).abs() < 0.02 && at(best.factor * 1.3) < 0.9,
+        "{found:?}"
+    );
     let other = find(4, 100, 192)[0].fleet;
     assert_eq!((other.prefill, other.decode), (1, 3));
     let twice = [(); 2].map(|()| format!("{:?}", find(2, 100, 64)));

@@ -105,7 +105,9 @@ fn workers_change_their_roles_while_they_serve() {
     quiet();
     for flow in [SimFlow::Dual, SimFlow::PrefillFirst, SimFlow::DecodeFirst] {
         let (mut turned, mut stayed) = (0, 0);
-        for seed in (301..=500).filter(|&seed| Plan::new(seed, Scale { faults: true, ..SCALE }).turns()) {
+        for seed in
+            (301..=500).filter(|&seed| Plan::new(seed, Scale { faults: true, ..SCALE }).turns())
+        {
             let report = well(seed, Scale { faults: true, flow, ..SCALE });
             (turned, stayed) = (turned + report.turned, stayed + report.stayed);
         }
@@ -147,12 +149,18 @@ fn command(args: &[&str]) -> (Option<i32>, String) {
 #[test]
 fn what_cannot_be_simulated_or_told_is_said() {
     let (code, said) = command(&["--seed", "18446744073709551615", "--seeds", "2"]);
-    assert!(code == Some(2) && said.contains("the last seed is 18446744073709551615"), "{code:?} {said}");
+    assert!(
+        code == Some(2) && said.contains("the last seed is 18446744073709551615"),
+        "{code:?} {said}"
+    );
     let (code, said) = command(&["--seed", "3", "--requests", "5", "--calm", "--trace", "1"]);
     assert!(code == Some(1) && said.contains("no request met in room 1;"), "{code:?} {said}");
     let rooms: Vec<&str> =
         said.lines().filter_map(|line| line.split_once("--trace ")).map(|(_, room)| room).collect();
     assert!(rooms.len() >= 5, "{said}");
     let (code, said) = command(&["--seed", "3", "--requests", "5", "--calm", "--trace", rooms[0]]);
-    assert!(code == Some(0) && said.contains("request 0: begins") && said.contains("ends well"), "{said}");
+    assert!(
+        code == Some(0) && said.contains("request 0: begins") && said.contains("ends well"),
+        "{said}"
+    );
 }

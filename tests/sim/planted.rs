@@ -104,7 +104,11 @@ const MISTAKES: &[Mistake] = &[
     mistake("change of role does not wait for requests", Checker::Idle, "holds"),
     tcp("change of role does not wait for Done", Checker::Ends, "peer_lost"),
     mistake("change of role is never given up", Checker::Roles, "goes on emptying"),
-    mistake("who changes its role takes new requests", Checker::Roles, "is about to have another role"),
+    mistake(
+        "who changes its role takes new requests",
+        Checker::Roles,
+        "is about to have another role",
+    ),
     mistake("a worker's role is not compared", Checker::Roles, "worker and takes the"),
     mistake("who has turned keeps its number", Checker::Ends, "nothing was done to it"),
     mistake("who has turned is not followed back", Checker::Ends, "nothing was done to it"),
@@ -116,7 +120,13 @@ fn find(mistake: &Mistake) -> Result<String, Vec<String>> {
     let mut others = Vec::new();
     let mut seeds = (1..=SEEDS).flat_map(|seed| [(seed, true), (seed, false)]);
     let found = seeds.find_map(|(seed, faults)| {
-        let scale = Scale { requests: 100, faults, transfer: mistake.transfer, flow: mistake.flow, ..SCALE };
+        let scale = Scale {
+            requests: 100,
+            faults,
+            transfer: mistake.transfer,
+            flow: mistake.flow,
+            ..SCALE
+        };
         let Failure { by, what, .. } = run(&Plan::new(seed, scale), None).0.err()?;
         let said = format!("{by:?}, seed {seed}: {}", what.lines().next().unwrap_or(""));
         if (by, what.contains(mistake.saying)) == (mistake.by, true) {
@@ -142,8 +152,13 @@ fn every_planted_mistake_is_found_by_the_checker_of_its_rule() {
     for mistake in MISTAKES {
         match find(mistake) {
             Ok(said) => println!("{}: {said}", mistake.name),
-            Err(others) => missed.push((mistake.name, others.into_iter().take(5).collect::<Vec<_>>())),
+            Err(others) => {
+                missed.push((mistake.name, others.into_iter().take(5).collect::<Vec<_>>()))
+            }
         }
     }
-    assert!(missed.is_empty(), "not found within {SEEDS} seeds, and what was said instead: {missed:#?}");
+    assert!(
+        missed.is_empty(),
+        "not found within {SEEDS} seeds, and what was said instead: {missed:#?}"
+    );
 }

@@ -83,7 +83,9 @@ impl TestMover {
                     self.end_expected(slot, generation, None);
                 }
             }
-            DestinationCommand::Cancel { slot, generation } => self.end_expected(slot, generation, None),
+            DestinationCommand::Cancel { slot, generation } => {
+                self.end_expected(slot, generation, None)
+            }
             _ => panic!("no sessions here"),
         }
     }
@@ -104,16 +106,21 @@ impl TestMover {
         }
     }
 
-    fn copy(&mut self, slot: SlotId, generation: Generation, tokens: Range<u32>, last: Option<AuxRecord>) {
+    fn copy(
+        &mut self,
+        slot: SlotId,
+        generation: Generation,
+        tokens: Range<u32>,
+        last: Option<AuxRecord>,
+    ) {
         let Some(&(begun, target, _)) = self.begun.get(&slot) else { return };
         if begun != generation || !self.source.status.is_open(slot, generation) {
             return;
         }
         let _ = self.source.status.advance(slot, generation, Move::Start);
-        let open = self
-            .expected
-            .get(&target.slot)
-            .is_some_and(|(generation, room, _)| (*generation, *room) == (target.generation, target.room));
+        let open = self.expected.get(&target.slot).is_some_and(|(generation, room, _)| {
+            (*generation, *room) == (target.generation, target.room)
+        });
         if !open || std::mem::take(&mut self.corrupt) {
             let cause = if open { Cause::Corrupt } else { Cause::PeerLost };
             let _ = self.source.status.advance(slot, generation, Move::Fail(cause));
@@ -122,7 +129,11 @@ impl TestMover {
         }
         let _ = self.destination.status.advance(target.slot, target.generation, Move::Start);
         let next = self.next.insert(target.slot, tokens.end);
-        assert_eq!(next, Some(tokens.start), "what the destination holds is not its transfer's to write");
+        assert_eq!(
+            next,
+            Some(tokens.start),
+            "what the destination holds is not its transfer's to write"
+        );
         self.copied += tokens.end - tokens.start;
         self.copy_tokens(slot, target.slot, tokens);
         if let Some(mut aux) = last {
@@ -137,7 +148,9 @@ impl TestMover {
 
     fn copy_tokens(&self, source: SlotId, destination: SlotId, tokens: Range<u32>) {
         let pages = |lists: &PageLists, slot, page_size: u32| -> Vec<PageId> {
-            (0..tokens.end.div_ceil(page_size)).map(|index| lists.page(slot, index as usize)).collect()
+            (0..tokens.end.div_ceil(page_size))
+                .map(|index| lists.page(slot, index as usize))
+                .collect()
         };
         let page_size = self.source.kv.layout.page_size;
         let from = pages(&self.source.lists, source, page_size);
@@ -145,8 +158,10 @@ impl TestMover {
         for position in tokens.clone() {
             for layer in 0..LAYERS {
                 for which in [KeyValue::Key, KeyValue::Value] {
-                    let value = cell(self.source.kv.pool(), &from, position, layer, which).load(Relaxed);
-                    cell(self.destination.kv.pool(), &to, position, layer, which).store(value, Relaxed);
+                    let value =
+                        cell(self.source.kv.pool(), &from, position, layer, which).load(Relaxed);
+                    cell(self.destination.kv.pool(), &to, position, layer, which)
+                        .store(value, Relaxed);
                 }
             }
         }
@@ -155,14 +170,20 @@ impl TestMover {
     fn end_begun(&mut self, slot: SlotId, generation: Generation) {
         if self.begun.get(&slot).is_some_and(|(begun, ..)| *begun == generation) {
             let (_, _, lease) = self.begun.remove(&slot).unwrap();
-            self.source.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux: None }).unwrap();
+            self.source
+                .ends
+                .try_send(LeaseEnd { ended: lease.end(&self.right), aux: None })
+                .unwrap();
         }
     }
 
     fn end_expected(&mut self, slot: SlotId, generation: Generation, aux: Option<AuxRecord>) {
         if self.expected.get(&slot).is_some_and(|(expected, ..)| *expected == generation) {
             let (_, _, lease) = self.expected.remove(&slot).unwrap();
-            self.destination.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux }).unwrap();
+            self.destination
+                .ends
+                .try_send(LeaseEnd { ended: lease.end(&self.right), aux })
+                .unwrap();
         }
     }
 }

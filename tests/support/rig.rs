@@ -233,8 +233,13 @@ impl Rig {
             bell: destination.bell,
         };
         let prefill = PrefillWorker::new(FIRST, setup.config, source.side.kv.clone(), sender);
-        let decode =
-            DecodeWorker::new(DECODE, setup.config, destination.side.kv.clone(), tier(setup), receiver);
+        let decode = DecodeWorker::new(
+            DECODE,
+            setup.config,
+            destination.side.kv.clone(),
+            tier(setup),
+            receiver,
+        );
         let stats = vec![
             (prefill.stats().clone(), source.side.status.clone(), setup.prefill_pages),
             (decode.stats().clone(), destination.side.status.clone(), setup.decode_pages),
@@ -344,7 +349,9 @@ impl Rig {
         let Use { slot, generation, .. } = self.uses[&at];
         self.pass_on(match self.late {
             true => Command::Awaited { worker: awaited, slot, generation },
-            false => Command::SessionReady { worker: awaited, slot, generation, session: SessionId(0) },
+            false => {
+                Command::SessionReady { worker: awaited, slot, generation, session: SessionId(0) }
+            }
         });
         Legs { prefill: Some(first), decode }
     }
@@ -382,7 +389,13 @@ impl Rig {
         id
     }
 
-    fn submit_to(&mut self, worker: WorkerId, room: Room, alone: bool, wanted: &Wanted) -> RequestId {
+    fn submit_to(
+        &mut self,
+        worker: WorkerId,
+        room: Room,
+        alone: bool,
+        wanted: &Wanted,
+    ) -> RequestId {
         let front = &mut self.fronts[worker.index()];
         let slot = front.free.pop().expect("a free slot");
         let generation = front.status.open(slot);

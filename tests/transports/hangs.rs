@@ -29,7 +29,10 @@ fn turns(rig: &mut Rig, count: usize) {
 fn deadline(rig: &Rig, handoff: &Handoff) -> bool {
     let failed = rig.fail(handoff, At::Source, Cause::Deadline);
     if failed {
-        assert_eq!((rig.states(handoff)[0], rig.cause(handoff)), (State::Failed, Some(Cause::Deadline)));
+        assert_eq!(
+            (rig.states(handoff)[0], rig.cause(handoff)),
+            (State::Failed, Some(Cause::Deadline))
+        );
     }
     if rig.fail(handoff, At::Destination, Cause::Deadline) {
         assert_eq!(rig.states(handoff)[1], State::Failed);
@@ -41,7 +44,10 @@ fn deadline(rig: &Rig, handoff: &Handoff) -> bool {
 fn is_fenced(rig: &Rig, handoff: &Handoff, failed: bool) -> bool {
     let waits = failed && !rig.has_withdrawn();
     assert_eq!(rig.source.leased.contains_key(&handoff.from.0), waits, "the source's lease");
-    assert!(!waits || rig.destination.leased.contains_key(&handoff.to.0), "the destination's lease");
+    assert!(
+        !waits || rig.destination.leased.contains_key(&handoff.to.0),
+        "the destination's lease"
+    );
     waits
 }
 
@@ -81,7 +87,10 @@ fn a_thread_that_comes_back_to_a_session_that_was_reset_does_nothing() {
             turns(rig, 7);
             rig.close(SESSION, At::Source);
             rig.step_source();
-            assert!(rig.holds_no_lease(handoff), "a thread that hangs between its turns is not waited for");
+            assert!(
+                rig.holds_no_lease(handoff),
+                "a thread that hangs between its turns is not waited for"
+            );
             rig.reuse_source(handoff);
             let rails = rig.ways[0].rails.as_ref().unwrap();
             let has_posted = |&pair: &u32| rails.fabric.counts(pair).requests > 0;

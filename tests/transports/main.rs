@@ -46,8 +46,14 @@ const KINDS: [Kind; 15] = [
 const STEPPED: [Kind; 3] = [Kind::Shm, Kind::Relayed(1, 170), Kind::Relayed(3, 170)];
 
 /// Those of sources that write by themselves, posted by the mover or by others.
-const WRITTEN: [Kind; 6] =
-    [Kind::Rdma(1), Kind::Rdma(3), Kind::Rails(2), Kind::Split(1), Kind::Split(2), Kind::Threads(2)];
+const WRITTEN: [Kind; 6] = [
+    Kind::Rdma(1),
+    Kind::Rdma(3),
+    Kind::Rails(2),
+    Kind::Split(1),
+    Kind::Split(2),
+    Kind::Threads(2),
+];
 
 #[test]
 fn bytes_arrive_whole_for_every_pair_of_layouts() {
@@ -75,10 +81,15 @@ fn bytes_arrive_whole_for_every_pair_of_layouts() {
 fn what_the_destination_holds_already_is_neither_sent_nor_written() {
     for kind in KINDS {
         for (from, to) in [(16, 16), (16, 4), (4, 16), (8, 1), (16, 6), (6, 16)] {
-            for (from, to) in [(page_major(from), page_major(to)), (layer_major(from), layer_major(to))] {
+            for (from, to) in
+                [(page_major(from), page_major(to)), (layer_major(from), layer_major(to))]
+            {
                 let mut rig = Rig::with_layouts(kind, from, to);
-                for (room, (pages, tokens)) in [(1, 17), (2, 40), (0, 20), (3, 64)].into_iter().enumerate() {
-                    let prefix = (pages * to.page_size).min((tokens - 1) / to.page_size * to.page_size);
+                for (room, (pages, tokens)) in
+                    [(1, 17), (2, 40), (0, 20), (3, 64)].into_iter().enumerate()
+                {
+                    let prefix =
+                        (pages * to.page_size).min((tokens - 1) / to.page_size * to.page_size);
                     let handoff = rig.begin_behind(SESSION, room as u64, prefix..tokens);
                     rig.chunks(&handoff, from.page_size * 2);
                     rig.until_success(&handoff);
@@ -93,8 +104,11 @@ fn what_the_destination_holds_already_is_neither_sent_nor_written() {
 #[test]
 fn what_the_destination_holds_already_cannot_be_sent() {
     for kind in KINDS.into_iter().filter(|kind| !kind.is_rdma()) {
-        let wrong: [fn(&mut Post); 3] =
-            [|post| post.tokens.start = 0, |post| post.tokens.start = 8, |post| post.tokens.start = 24];
+        let wrong: [fn(&mut Post); 3] = [
+            |post| post.tokens.start = 0,
+            |post| post.tokens.start = 8,
+            |post| post.tokens.start = 24,
+        ];
         for spoil in wrong {
             let mut rig = Rig::new(kind);
             let wrong = rig.begin_behind(SESSION, 1, 16..40);
@@ -120,7 +134,8 @@ fn heads_reach_the_ranks_that_hold_them() {
                 (layer_major(4), page_major(16)),
                 (layer_major(8), layer_major(8)),
             ] {
-                let mut rig = Rig::with_layouts(kind, on_ranks(from, ranks.0), on_ranks(to, ranks.1));
+                let mut rig =
+                    Rig::with_layouts(kind, on_ranks(from, ranks.0), on_ranks(to, ranks.1));
                 for (room, tokens) in [1, 17, 40].into_iter().enumerate() {
                     let handoff = rig.begin(SESSION, room as u64, tokens);
                     rig.chunks(&handoff, 16);
@@ -137,7 +152,8 @@ fn rooms_interleave_and_chunks_come_in_any_sizes() {
     for kind in KINDS {
         for reorder in [false, true] {
             let mut rig = Rig::new(kind);
-            rig.scripts[0].set(|faults| (faults.reorder, faults.delay) = (reorder, u64::from(reorder) * 3));
+            rig.scripts[0]
+                .set(|faults| (faults.reorder, faults.delay) = (reorder, u64::from(reorder) * 3));
             let tokens = [64, 3, 17, 33, 48, 64];
             let handoffs: Vec<_> =
                 (0..).zip(tokens).map(|(room, tokens)| rig.begin(SESSION, room, tokens)).collect();
@@ -293,7 +309,9 @@ fn a_source_may_cancel_at_every_point_and_its_pages_are_read_no_longer() {
     for kind in STEPPED {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Source, Cause::Deadline);
-            rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
+            rig.until("the source's lease ends", |rig| {
+                !rig.source.leased.contains_key(&handoff.from.0)
+            });
             assert_eq!(rig.has_withdrawn(), failed, "withdrawn is said when asked for");
             rig.reuse_source(handoff);
             for _ in 0..7 {
@@ -364,7 +382,9 @@ fn a_half_that_fails_or_dies_ends_its_own_session_only() {
                 rig.scripts[script].set(|faults| faults.fail_after = None);
                 rig.until("both ends let go", |rig| rig.holds_no_lease(handoff));
                 rig.release(handoff);
-                rig.until("the other side sees it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
+                rig.until("the other side sees it", |rig| {
+                    rig.lost(At::Source) && rig.lost(At::Destination)
+                });
                 rig.open_at(0, kind)
             });
             at_every_point(kind, |rig, handoff| {
@@ -420,7 +440,8 @@ fn frames_of_an_earlier_generation_change_nothing() {
         let old = rig.begin(SESSION, 1, 40);
         rig.chunks(&old, 16);
         rig.until_success(&old);
-        let recorded: Vec<_> = rig.ways[0].relays.iter().map(|relay| relay.passed.clone()).collect();
+        let recorded: Vec<_> =
+            rig.ways[0].relays.iter().map(|relay| relay.passed.clone()).collect();
         let new = rig.begin(SESSION, 2, 40);
         assert_eq!((new.to.0, &new.to.2), (old.to.0, &old.to.2), "the same slot and pages");
         rig.step_destination();
@@ -468,7 +489,8 @@ fn a_post_that_vanished_leaves_nothing_behind_but_its_own_room() {
         rig.chunks(&fine, 16);
         rig.until_success(&fine);
         assert!(
-            rig.fail(&lost, At::Source, Cause::Deadline) && rig.fail(&lost, At::Destination, Cause::Deadline)
+            rig.fail(&lost, At::Source, Cause::Deadline)
+                && rig.fail(&lost, At::Destination, Cause::Deadline)
         );
         rig.until_failed(&lost);
         next_room_works(&mut rig, SESSION);
@@ -564,7 +586,8 @@ fn no_byte_of_a_head_is_trusted() {
 fn garbage_costs_its_sender_the_session_and_nobody_else_anything() {
     let mut state = 1u64;
     let mut random = move || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 56) as u8
     };
     for _ in 0..50 {
@@ -596,7 +619,9 @@ fn a_destination_that_speaks_loses_the_session() {
 /// has looked into the ring and then reads the stream.
 #[test]
 fn a_frame_that_overtakes_its_grant_is_not_lost() {
-    for kind in [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(1), Kind::Rdma(3), Kind::Split(1)] {
+    for kind in
+        [Kind::Shm, Kind::Tcp(1), Kind::Tcp(3), Kind::Rdma(1), Kind::Rdma(3), Kind::Split(1)]
+    {
         let mut rig = Rig::new(kind);
         let handoff = rig.begin_overtaken(SESSION, 1, 40);
         rig.until_success(&handoff);
@@ -630,7 +655,10 @@ fn a_lane_may_come_late_with_bytes_that_were_read_already() {
             rig.turn();
         }
         let arrival = way::prove(far, (0, 1), early);
-        rig.destination.commands.send(DestinationCommand::Join { session: OTHER, arrival }).unwrap();
+        rig.destination
+            .commands
+            .send(DestinationCommand::Join { session: OTHER, arrival })
+            .unwrap();
         rig.until_success(&handoff);
         rig.close(OTHER, At::Source);
         rig.close(OTHER, At::Destination);
@@ -645,7 +673,10 @@ fn a_stream_for_a_lane_that_is_taken_or_not_there_loses_the_session() {
         let mut rig = Rig::new(Kind::Tcp(1));
         let handoff = rig.begin(SESSION, 1, 40);
         let arrival = Arrival { lane, stream: pair().0.into(), early: Vec::new() };
-        rig.destination.commands.send(DestinationCommand::Join { session: SESSION, arrival }).unwrap();
+        rig.destination
+            .commands
+            .send(DestinationCommand::Join { session: SESSION, arrival })
+            .unwrap();
         rig.until("both sides see it", |rig| rig.lost(At::Source) && rig.lost(At::Destination));
         rig.until_failed(&handoff);
         let session = rig.open_at(0, Kind::Tcp(1));
@@ -745,7 +776,11 @@ fn a_lease_that_is_written_to_lasts_until_its_source_is_quiet_at_every_point() {
             let failed = rig.fail(handoff, At::Destination, Cause::ClientGone);
             rig.step_destination();
             let under_way = failed && rig.states(handoff)[0] != State::Success;
-            assert_eq!(rig.destination.leased.contains_key(&handoff.to.0), under_way, "quiet or not");
+            assert_eq!(
+                rig.destination.leased.contains_key(&handoff.to.0),
+                under_way,
+                "quiet or not"
+            );
             for _ in 0..7 {
                 rig.turn();
             }
@@ -772,8 +807,9 @@ fn no_word_is_lost_however_much_there_is_to_tell() {
     rig.close(SESSION, At::Destination);
     rig.step_destination();
     let told = |rig: &Rig| {
-        let of_source =
-            |(at, report): &&(At, Report)| *at == At::Source && matches!(report, Report::Withdrawn { .. });
+        let of_source = |(at, report): &&(At, Report)| {
+            *at == At::Source && matches!(report, Report::Withdrawn { .. })
+        };
         rig.reports.iter().filter(of_source).count()
     };
     rig.until("all is told", |rig| told(rig) == CANCELLED && rig.lost(At::Source));
@@ -788,7 +824,10 @@ fn what_is_told_to_be_there_is_handed_over_though_the_session_ends_at_every_poin
             rig.close(SESSION, At::Source);
             rig.step_source();
             let [from, _] = rig.states(handoff);
-            assert!(from.is_terminal() && (!is_told || from == State::Success), "{kind:?}: {from:?}");
+            assert!(
+                from.is_terminal() && (!is_told || from == State::Success),
+                "{kind:?}: {from:?}"
+            );
             rig.close(SESSION, At::Destination);
             rig.until("all leases end", |rig| rig.holds_no_lease(handoff));
             rig.release(handoff);
@@ -804,7 +843,9 @@ fn queue_pairs_are_gone_when_their_sources_leases_have_ended_at_every_point() {
         at_every_point(kind, |rig, handoff| {
             rig.close(SESSION, At::Source);
             rig.step_source();
-            assert!(rig.holds_no_lease(handoff) || !rig.source.leased.contains_key(&handoff.from.0));
+            assert!(
+                rig.holds_no_lease(handoff) || !rig.source.leased.contains_key(&handoff.from.0)
+            );
             let rails = rig.ways[0].rails.as_ref().unwrap();
             for &pair in &rails.pairs {
                 let counts = rails.fabric.counts(pair);
@@ -828,7 +869,9 @@ fn a_source_that_writes_may_cancel_at_every_point() {
     for kind in WRITTEN {
         at_every_point(kind, |rig, handoff| {
             let failed = rig.fail(handoff, At::Source, Cause::Deadline);
-            rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
+            rig.until("the source's lease ends", |rig| {
+                !rig.source.leased.contains_key(&handoff.from.0)
+            });
             assert_eq!(rig.has_withdrawn(), failed, "withdrawn is said when asked for");
             rig.reuse_source(handoff);
             rig.fail(handoff, At::Destination, Cause::Deadline);
@@ -854,7 +897,9 @@ fn what_is_half_posted_may_be_withdrawn() {
             run_on(&mut rig, points);
             assert_ne!(rig.states(&handoff)[1], State::Success, "{kind:?}: room for all of it");
             assert!(rig.fail(&handoff, At::Source, Cause::Deadline));
-            rig.until("the source's lease ends", |rig| !rig.source.leased.contains_key(&handoff.from.0));
+            rig.until("the source's lease ends", |rig| {
+                !rig.source.leased.contains_key(&handoff.from.0)
+            });
             rig.reuse_source(&handoff);
             rig.fail(&handoff, At::Destination, Cause::Deadline);
             rig.until("the destination's lease ends", |rig| rig.holds_no_lease(&handoff));
@@ -936,7 +981,9 @@ fn a_fault_ends_its_session_and_a_new_one_works() {
         (Fault::LocalProtection, Cause::Internal),
     ];
     let kinds = [Kind::Rdma(2), Kind::Split(1), Kind::Threads(1)];
-    for ((fault, cause), kind) in faults.into_iter().flat_map(|fault| kinds.map(|kind| (fault, kind))) {
+    for ((fault, cause), kind) in
+        faults.into_iter().flat_map(|fault| kinds.map(|kind| (fault, kind)))
+    {
         let mut rig = Rig::new(kind);
         let handoff = rig.begin(SESSION, 1, 40);
         let beside = rig.begin(SESSION, 2, 40);
@@ -1007,7 +1054,10 @@ fn a_nic_that_takes_the_pool_in_too_small_regions_only_is_left_out() {
     let nics = way::nics_over(&rig.source.memory, &[1 << 40, pool / 64 - 1]).unwrap();
     assert_eq!(nics.refused.len(), 1);
     let refused = &nics.refused[0];
-    assert!(refused.contains(&format!("{} bytes", pool / 64 - 1)) && refused.contains("64"), "{refused}");
+    assert!(
+        refused.contains(&format!("{} bytes", pool / 64 - 1)) && refused.contains("64"),
+        "{refused}"
+    );
     let alone = way::nics_over(&rig.source.memory, &[pool / 64 - 1]).unwrap_err();
     assert!(refused.ends_with(&alone.to_string()), "{alone}");
 }

@@ -220,7 +220,8 @@ impl Rig {
     }
 
     pub fn chunk(&self, handoff: &Handoff, tokens: Range<u32>) {
-        let first = Sampled { token: handoff.room.0 as u32, logprob: -0.5, top: TopLogprobs::EMPTY };
+        let first =
+            Sampled { token: handoff.room.0 as u32, logprob: -0.5, top: TopLogprobs::EMPTY };
         let last = (tokens.end == handoff.tokens).then(|| AuxRecord::new(handoff.room, &first, 0));
         let (slot, generation, _) = handoff.from;
         self.source.handle.chunk(slot, generation, tokens, last);
@@ -306,13 +307,18 @@ impl Rig {
     /// The room has failed on both sides and its leases are back.
     #[track_caller]
     pub fn until_failed(&mut self, handoff: &Handoff) {
-        self.until("failure", |rig| rig.states(handoff) == [State::Failed; 2] && rig.holds_no_lease(handoff));
+        self.until("failure", |rig| {
+            rig.states(handoff) == [State::Failed; 2] && rig.holds_no_lease(handoff)
+        });
         self.release(handoff);
     }
 
     /// At the source and at the destination.
     pub fn states(&self, handoff: &Handoff) -> [State; 2] {
-        [self.source.status.load(handoff.from.0).state, self.destination.status.load(handoff.to.0).state]
+        [
+            self.source.status.load(handoff.from.0).state,
+            self.destination.status.load(handoff.to.0).state,
+        ]
     }
 
     /// Why it failed at the source.
@@ -342,7 +348,9 @@ impl Rig {
     pub fn close(&self, session: SessionId, at: At) {
         match at {
             At::Source => self.source.commands.send(SourceCommand::Close { session }).unwrap(),
-            At::Destination => self.destination.commands.send(DestinationCommand::Close { session }).unwrap(),
+            At::Destination => {
+                self.destination.commands.send(DestinationCommand::Close { session }).unwrap()
+            }
         }
     }
 
@@ -375,13 +383,16 @@ impl Rig {
     }
 
     pub fn lost(&self, at: At) -> bool {
-        self.reports.iter().any(|(side, report)| *side == at && matches!(report, Report::Lost { .. }))
+        self.reports
+            .iter()
+            .any(|(side, report)| *side == at && matches!(report, Report::Lost { .. }))
     }
 
     /// The source's mover has said of a room that nothing of it is under way.
     pub fn has_withdrawn(&self) -> bool {
-        let withdrawn =
-            |(at, report): &(At, Report)| *at == At::Source && matches!(report, Report::Withdrawn { .. });
+        let withdrawn = |(at, report): &(At, Report)| {
+            *at == At::Source && matches!(report, Report::Withdrawn { .. })
+        };
         self.reports.iter().any(withdrawn)
     }
 
@@ -425,8 +436,11 @@ impl Rig {
         let status = &self.destination.status;
         let commands = &self.destination.commands;
         self.quiet.retain(|&(slot, generation)| {
-            let mut of_slot = rooms.values().filter(|room| (room.from.0, room.from.1) == (slot, generation));
-            let Some(Handoff { to: (slot, generation, _), .. }) = of_slot.next() else { return false };
+            let mut of_slot =
+                rooms.values().filter(|room| (room.from.0, room.from.1) == (slot, generation));
+            let Some(Handoff { to: (slot, generation, _), .. }) = of_slot.next() else {
+                return false;
+            };
             let is_open = status.is_open(*slot, *generation);
             if !is_open {
                 let quiet = DestinationCommand::Quiet { slot: *slot, generation: *generation };
@@ -448,10 +462,11 @@ impl Rig {
             return;
         }
         // Whole tiles move.
-        let tile = gcd(self.source.memory.layout.page_size, self.destination.memory.layout.page_size);
+        let tile =
+            gcd(self.source.memory.layout.page_size, self.destination.memory.layout.page_size);
         let layout = &self.destination.memory.layout;
-        let sent =
-            elements(layout, pages, tokens.next_multiple_of(tile)).filter(|(token, ..)| token >= prefix);
+        let sent = elements(layout, pages, tokens.next_multiple_of(tile))
+            .filter(|(token, ..)| token >= prefix);
         for (token, element, at) in sent {
             let bytes = (layout.head_dim as usize) * layout.dtype.bytes() as usize;
             for (i, byte) in self.image[at..at + bytes].iter_mut().enumerate() {
@@ -528,7 +543,8 @@ fn side<M, C>(
 ) -> (M, Side<Handle<C>, C>) {
     let (memory, status) = (memory(layout, copy_lanes), Arc::new(StatusTable::new(SLOTS)));
     let bells = Bells { engine: bell(), ctl: bell(), mover: bell() };
-    let Rings { links, handle, commands, reports } = Rings::new(&status, &memory.lists, SESSIONS, &bells);
+    let Rings { links, handle, commands, reports } =
+        Rings::new(&status, &memory.lists, SESSIONS, &bells);
     let mover = mover(links, memory.clone());
     let pool = PagePool::new(memory.pages);
     let leased = HashMap::new();
@@ -552,8 +568,9 @@ impl<H, C> Side<H, C> {
     }
 
     fn free_slot(&self) -> SlotId {
-        let is_free =
-            |slot: &SlotId| self.status.load(*slot).state.is_terminal() && !self.leased.contains_key(slot);
+        let is_free = |slot: &SlotId| {
+            self.status.load(*slot).state.is_terminal() && !self.leased.contains_key(slot)
+        };
         (0..SLOTS as u32).map(SlotId).find(is_free).expect("a slot is free")
     }
 }
@@ -563,7 +580,11 @@ fn gcd(a: u32, b: u32) -> u32 {
 }
 
 /// (token, which head of it, offset in the region) of the first `tokens` tokens of a list of pages, on all ranks.
-fn elements(layout: &KvLayout, pages: &[PageId], tokens: u32) -> impl Iterator<Item = (u32, u32, usize)> {
+fn elements(
+    layout: &KvLayout,
+    pages: &[PageId],
+    tokens: u32,
+) -> impl Iterator<Item = (u32, u32, usize)> {
     let per_rank = layout.layers * 2 * layout.kv_heads;
     let per_token = layout.ranks * per_rank;
     (0..tokens * per_token).map(move |i| {
@@ -587,7 +608,8 @@ fn value(room: u64, token: u32, element: u32, byte: usize) -> u8 {
 /// Fills whole pages with a room's KV.
 fn fill(memory: &Memory, pages: &[PageId], room: u64) {
     let bytes = (memory.layout.head_dim as usize) * memory.layout.dtype.bytes() as usize;
-    for (token, element, at) in elements(&memory.layout, pages, pages.len() as u32 * memory.layout.page_size)
+    for (token, element, at) in
+        elements(&memory.layout, pages, pages.len() as u32 * memory.layout.page_size)
     {
         let head: Vec<u8> = (0..bytes).map(|i| value(room, token, element, i)).collect();
         write(memory, at, &head);

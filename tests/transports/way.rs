@@ -120,7 +120,9 @@ impl Way {
             }
             Kind::Tcp(lanes) => Way::tcp(rig, session, template, pairs(lanes, pair), None),
             Kind::Wide(lanes) => Way::tcp(rig, session, template, pairs(lanes, wide_pair), None),
-            Kind::Relayed(lanes, bytes) => Way::tcp(rig, session, template, pairs(lanes, pair), Some(bytes)),
+            Kind::Relayed(lanes, bytes) => {
+                Way::tcp(rig, session, template, pairs(lanes, pair), Some(bytes))
+            }
             Kind::Rdma(lanes) => {
                 let (nics, fabric) = nics(rig, 1, lanes);
                 Way::rdma(rig, session, template, &nics, fabric)
@@ -132,7 +134,10 @@ impl Way {
                 let mut posters = Posters { stepped, ..Posters::default() };
                 if let Kind::Threads(_) = kind {
                     posters.runs = true;
-                    posters.stepped.drain(..).for_each(|split| posters.running.start(split, None).unwrap());
+                    posters
+                        .stepped
+                        .drain(..)
+                        .for_each(|split| posters.running.start(split, None).unwrap());
                 }
                 let mut way = Way::rdma(rig, session, template, &nics, fabric);
                 way.rails.as_mut().unwrap().posters = posters;
@@ -222,16 +227,26 @@ impl Way {
                     let (down, end) = pair();
                     far.set_nonblocking(true).unwrap();
                     down.set_nonblocking(true).unwrap();
-                    relays.push(Relay { ends: Some((far, down)), bytes, hold: false, passed: Vec::new() });
+                    relays.push(Relay {
+                        ends: Some((far, down)),
+                        bytes,
+                        hold: false,
+                        passed: Vec::new(),
+                    });
                     end
                 }
             });
         }
         let id = (Token([7; 16]), SessionGeneration(5));
-        let source = TcpSource::new(dialled, id, template.clone(), SLOTS, rig.waits[0].clone()).unwrap();
+        let source =
+            TcpSource::new(dialled, id, template.clone(), SLOTS, rig.waits[0].clone()).unwrap();
         let frame = relayed.map_or(FRAME_MAX, |_| SHORT_FRAME);
         open_source(rig, session, source.with_frames_of(frame));
-        open_destination(rig, session, TcpDestination::new(template, lanes, SLOTS, rig.waits[1].clone()));
+        open_destination(
+            rig,
+            session,
+            TcpDestination::new(template, lanes, SLOTS, rig.waits[1].clone()),
+        );
         for (lane, stream) in accepted.into_iter().enumerate() {
             if let Some(relay) = relays.get_mut(lane) {
                 relay.pass_preamble();
@@ -269,7 +284,9 @@ impl Way {
     /// Those to step, unless these hang.
     fn splits(&mut self, unless: Hangs) -> impl Iterator<Item = &mut Split> {
         let posters = self.rails.iter_mut().map(|rails| &mut rails.posters);
-        posters.filter(move |posters| posters.hangs != Some(unless)).flat_map(|posters| &mut posters.stepped)
+        posters
+            .filter(move |posters| posters.hangs != Some(unless))
+            .flat_map(|posters| &mut posters.stepped)
     }
 
     pub fn hold(&mut self, hold: bool) {
@@ -301,7 +318,10 @@ pub fn open_source(rig: &mut Rig, session: SessionId, half: impl SourceHalf + 's
 pub fn open_destination(rig: &mut Rig, session: SessionId, half: impl DestinationHalf + 'static) {
     let binding = Box::new(Faulty::destination(half, rig.scripts[1].clone()));
     let generation = SessionGeneration(5);
-    rig.destination.commands.send(DestinationCommand::Open { session, generation, binding }).unwrap();
+    rig.destination
+        .commands
+        .send(DestinationCommand::Open { session, generation, binding })
+        .unwrap();
     rig.step_destination();
 }
 
@@ -336,7 +356,12 @@ fn nics(rig: &Rig, count: usize, lanes: usize) -> ([Arc<Nics>; 2], Fabric) {
 fn nics_of(rig: &Rig, count: usize, lanes: usize, regions: [u64; 2]) -> ([Arc<Nics>; 2], Fabric) {
     let fabric = Fabric::new();
     let settings = Settings { lanes, requests: 12, pieces: 3 };
-    let nic = |number| Nic { device: fabric.device(), route: fabric.route(), number, chosen: String::new() };
+    let nic = |number| Nic {
+        device: fabric.device(),
+        route: fabric.route(),
+        number,
+        chosen: String::new(),
+    };
     let side = |memory: &Memory, region_max: u64| {
         fabric.limit_regions(region_max);
         let nics: Vec<Nic> = (0..count as u16).map(nic).collect();
@@ -386,7 +411,13 @@ fn narrow(stream: &TcpStream) {
         // SAFETY: an open socket and a live integer of the length given.
         let set = unsafe {
             let value = std::ptr::from_ref(&bytes).cast();
-            libc::setsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, option, value, size_of_val(&bytes) as u32)
+            libc::setsockopt(
+                stream.as_raw_fd(),
+                libc::SOL_SOCKET,
+                option,
+                value,
+                size_of_val(&bytes) as u32,
+            )
         };
         assert_eq!(set, 0);
     }

@@ -31,11 +31,17 @@ pub fn fill(region: &Region, layout: &KvLayout, page: PageId) {
 ///
 /// # Errors
 /// Which word does not, or how many there are beside them.
-pub fn verify(region: &Region, layout: &KvLayout, from: &[PageId], to: &[PageId]) -> Result<(), String> {
+pub fn verify(
+    region: &Region,
+    layout: &KvLayout,
+    from: &[PageId],
+    to: &[PageId],
+) -> Result<(), String> {
     for (&from, &to) in from.iter().zip(to) {
         let mut wrong = None;
         for_each_word(layout, to, |at, element, word| {
-            let (found, wanted) = (region.word(at).load(Ordering::Relaxed), value(from, element, word));
+            let (found, wanted) =
+                (region.word(at).load(Ordering::Relaxed), value(from, element, word));
             if found != wanted && wrong.is_none() {
                 wrong = Some(format!(
                     "wrong bytes: page {to} (from {from}), element {element}, word {word}: {found:#x}, not {wanted:#x}"
@@ -46,9 +52,14 @@ pub fn verify(region: &Region, layout: &KvLayout, from: &[PageId], to: &[PageId]
     }
     let is_set = |at: usize| region.word(at).load(Ordering::Relaxed) != 0;
     let mut named = 0;
-    to.iter().for_each(|&page| for_each_word(layout, page, |at, _, _| named += usize::from(is_set(at))));
+    to.iter()
+        .for_each(|&page| for_each_word(layout, page, |at, _, _| named += usize::from(is_set(at))));
     let all = (0..region.len()).step_by(8).filter(|&at| is_set(at)).count();
-    if all == named { Ok(()) } else { Err(format!("{} words were written beside the pages", all - named)) }
+    if all == named {
+        Ok(())
+    } else {
+        Err(format!("{} words were written beside the pages", all - named))
+    }
 }
 
 /// A word of a token's head, which is the same on every rank that holds it.
@@ -83,7 +94,8 @@ mod tests {
 
     #[test]
     fn words_of_the_largest_cases_differ() {
-        let (page, element, word) = (PAGES_MAX as u32 - 1, ELEMENTS_MAX as u32 - 1, WORDS_MAX as u32 - 1);
+        let (page, element, word) =
+            (PAGES_MAX as u32 - 1, ELEMENTS_MAX as u32 - 1, WORDS_MAX as u32 - 1);
         let mut values = vec![value(PageId(page), element, word)];
         for bit in 0..22 {
             values.extend([value(PageId(0), 0, 1 << bit), value(PageId(0), 1 << bit, 0)]);

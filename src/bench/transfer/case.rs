@@ -151,16 +151,17 @@ impl Case {
     /// The cases that are always the same, so that figures can be compared.
     pub fn known() -> Vec<Case> {
         use Spread::{Contiguous, Fragmented};
-        let case = |name: &str, pages, buffers, (item_bytes, kv_heads), page_size, pool, spread| Case {
-            name: name.into(),
-            pages,
-            buffers,
-            item_bytes,
-            kv_heads,
-            page_size,
-            pool,
-            spread,
-        };
+        let case =
+            |name: &str, pages, buffers, (item_bytes, kv_heads), page_size, pool, spread| Case {
+                name: name.into(),
+                pages,
+                buffers,
+                item_bytes,
+                kv_heads,
+                page_size,
+                pool,
+                spread,
+            };
         vec![
             case("tiny-2k", 1, 1, (2 * KIB, 1), 1, 64, Fragmented),
             case("smol-128", 8, 60, (6 * KIB, 3), 16, 640, Fragmented),
@@ -197,7 +198,11 @@ impl Case {
         let Case { pages, buffers, item_bytes, kv_heads, page_size, pool, .. } = *self;
         let fail = |flag, value: String, limit: String| Err(CaseError::new(flag, value, limit));
         if buffers == 0 || buffers != 1 && !buffers.is_multiple_of(2) {
-            return fail("--layers", format!("of {buffers} buffers"), "has two each, or one in all".into());
+            return fail(
+                "--layers",
+                format!("of {buffers} buffers"),
+                "has two each, or one in all".into(),
+            );
         }
         let layers = buffers.div_ceil(2);
         let heads = u64::from(page_size) * u64::from(kv_heads);
@@ -222,13 +227,18 @@ impl Case {
             return fail("--item-bytes", value, format!("at most {most}"));
         }
         if u64::from(pool) > PAGES_MAX || !(1..=pool).contains(&pages) {
-            let limit = format!("must be 1 to the {pool} of its pool, which has at most {PAGES_MAX}");
+            let limit =
+                format!("must be 1 to the {pool} of its pool, which has at most {PAGES_MAX}");
             return fail("--pages", pages.to_string(), limit);
         }
         if self.pool_bytes() > POOL_BYTES_MAX {
             let value = format!("{pages} with --layers {layers} and --item-bytes {item_bytes}");
             let bytes = self.pool_bytes();
-            return fail("--pages", value, format!("its pool has {bytes} bytes, at most {POOL_BYTES_MAX}"));
+            return fail(
+                "--pages",
+                value,
+                format!("its pool has {bytes} bytes, at most {POOL_BYTES_MAX}"),
+            );
         }
         if pages.checked_mul(page_size).is_none_or(|tokens| tokens > CONTEXT_MAX) {
             return fail("--pages", pages.to_string(), format!("at most {CONTEXT_MAX} tokens"));
@@ -244,7 +254,8 @@ impl Case {
         CaseError::unless_within(end.flag(), ranks, RANKS_MAX)?;
         let (heads, name) = (self.kv_heads, &self.name);
         if KvLayout::heads_per_rank(heads, ranks).is_none() {
-            let limit = format!("must divide the {heads} KV heads of {name}, or be a multiple of them");
+            let limit =
+                format!("must divide the {heads} KV heads of {name}, or be a multiple of them");
             return Err(CaseError::new(end.flag(), ranks, limit));
         }
         let bytes = self.pool_bytes().saturating_mul(ranks.div_ceil(heads).into());
@@ -299,7 +310,8 @@ impl Case {
 
     /// The same with so many times as many pages: what goes to as many replicas of a rank.
     pub fn times(&self, replicas: u32) -> Case {
-        let (pages, pool) = (self.pages.saturating_mul(replicas), self.pool.saturating_mul(replicas));
+        let (pages, pool) =
+            (self.pages.saturating_mul(replicas), self.pool.saturating_mul(replicas));
         Case { pages, pool, ..self.clone() }
     }
 
@@ -382,7 +394,12 @@ mod tests {
             let count = lists.len();
             lists.sort_unstable();
             lists.dedup();
-            assert!(lists.len() * 4 >= count * 3, "{}: {} of {count} lists", case.name, lists.len());
+            assert!(
+                lists.len() * 4 >= count * 3,
+                "{}: {} of {count} lists",
+                case.name,
+                lists.len()
+            );
         }
     }
 
@@ -403,14 +420,21 @@ mod tests {
         ] {
             assert!(bad.check().is_err(), "{bad:?}");
         }
-        let least = Case { pool: 64, buffers: 2, page_size: 1, kv_heads: 1, item_bytes: 8, ..good.clone() };
+        let least =
+            Case { pool: 64, buffers: 2, page_size: 1, kv_heads: 1, item_bytes: 8, ..good.clone() };
         for (most, more) in [
-            (Case { pool: 1 << 20, ..least.clone() }, Case { pool: (1 << 20) + 1, ..least.clone() }),
+            (
+                Case { pool: 1 << 20, ..least.clone() },
+                Case { pool: (1 << 20) + 1, ..least.clone() },
+            ),
             (
                 Case { kv_heads: 1 << 21, item_bytes: 8 << 21, ..least.clone() },
                 Case { kv_heads: 1 << 22, item_bytes: 8 << 22, ..least.clone() },
             ),
-            (Case { item_bytes: 8 << 20, ..least.clone() }, Case { item_bytes: 8 << 23, ..least.clone() }),
+            (
+                Case { item_bytes: 8 << 20, ..least.clone() },
+                Case { item_bytes: 8 << 23, ..least.clone() },
+            ),
         ] {
             assert_eq!(most.check(), Ok(()));
             assert!(more.check().is_err(), "{more:?}");

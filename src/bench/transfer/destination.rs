@@ -30,7 +30,8 @@ fn answer(stream: TcpStream) -> Result<(), String> {
     let text = |error: std::io::Error| error.to_string();
     let last_words = stream.try_clone().map_err(text)?;
     let outcome = first_line(&stream).and_then(|line| {
-        let asked: Say = serde_json::from_str(&line).map_err(|error| format!("nonsense: {error}"))?;
+        let asked: Say =
+            serde_json::from_str(&line).map_err(|error| format!("nonsense: {error}"))?;
         if asked == Say::Survey {
             return say_last(&last_words, &Say::Surveyed(Survey::here())).map_err(text);
         }
@@ -162,7 +163,9 @@ impl Following {
         let text = |error: std::io::Error| format!("bare limit: {error}");
         if let Limit::Listening(listener) = &self.limit {
             let (lanes, bytes) = (self.row.lanes, self.row.moved().bytes());
-            self.limit = Limit::Streams(StreamLimit::accept(listener, lanes, bytes, PATIENCE).map_err(text)?);
+            self.limit = Limit::Streams(
+                StreamLimit::accept(listener, lanes, bytes, PATIENCE).map_err(text)?,
+            );
         }
         let at = match &mut self.limit {
             Limit::Copy(limit) => limit.run(run),

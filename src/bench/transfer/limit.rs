@@ -9,8 +9,8 @@ use crate::front::handoff::random;
 use crate::kv::region::{PeerRegion, Region};
 use crate::sys::clock::monotonic_ns;
 use crate::sys::verbs::{
-    Access, Capacity, Chain, CompletionQueue, Completions, Domain, Endpoint, Marks, Piece, QueuePair,
-    Registration, Remote, Route,
+    Access, Capacity, Chain, CompletionQueue, Completions, Domain, Endpoint, Marks, Piece,
+    QueuePair, Registration, Remote, Route,
 };
 use crate::transfer::copiers::Copiers;
 use crate::transfer::copy::{Pull, store_fence};
@@ -63,7 +63,9 @@ impl CopyLimit {
         let source = Region::new(c"baton-bare", case.pool_bytes() as usize)?;
         let to = Region::new(c"baton-bare", case.pool_bytes() as usize)?;
         for region in [&source, &to] {
-            (0..region.len()).step_by(4096).for_each(|at| region.word(at).store(1, Ordering::Relaxed));
+            (0..region.len())
+                .step_by(4096)
+                .for_each(|at| region.word(at).store(1, Ordering::Relaxed));
         }
         let from = PeerRegion::map(source.descriptor(), source.len())?;
         let flag = (case.bytes() <= RING_BYTES_MAX).then(Flag::start).transpose()?;
@@ -221,12 +223,21 @@ const OVER: u64 = u64::MAX;
 impl VerbsLimit {
     /// Queue pairs, so many on each NIC, and as much memory as the case hands over; also what the other end must
     /// know.
-    pub fn new(case: &Case, lanes: u16, patience: Duration) -> Result<(VerbsLimit, VerbsEnds), String> {
+    pub fn new(
+        case: &Case,
+        lanes: u16,
+        patience: Duration,
+    ) -> Result<(VerbsLimit, VerbsEnds), String> {
         let limit = VerbsLimit::on(&Nic::choose(&[], &[])?, case, lanes, patience);
         limit.map_err(|error| format!("bare verbs: {error}"))
     }
 
-    fn on(nics: &[Nic], case: &Case, lanes: u16, patience: Duration) -> io::Result<(VerbsLimit, VerbsEnds)> {
+    fn on(
+        nics: &[Nic],
+        case: &Case,
+        lanes: u16,
+        patience: Duration,
+    ) -> io::Result<(VerbsLimit, VerbsEnds)> {
         let region = Arc::new(Region::new(c"baton-bare", case.bytes() as usize)?);
         let mut told = VerbsEnds { address: region.base().as_ptr() as u64, rails: Vec::new() };
         let mut rails = Vec::new();
@@ -249,8 +260,12 @@ impl VerbsLimit {
         self.rails.truncate(peer.rails.len());
         for (rail, ends) in self.rails.iter_mut().zip(&peer.rails) {
             let VerbsRailEnds { gid, lid, mtu, slab_bytes, ref keys, .. } = *ends;
-            if !slab_bytes.is_power_of_two() || Slabs::of(slab_bytes).count(self.bytes) != keys.len() {
-                return Err(io::Error::other("the other process has slabs that are not its memory"));
+            if !slab_bytes.is_power_of_two()
+                || Slabs::of(slab_bytes).count(self.bytes) != keys.len()
+            {
+                return Err(io::Error::other(
+                    "the other process has slabs that are not its memory",
+                ));
             }
             (rail.theirs, rail.keys) = (Slabs::of(slab_bytes), keys.clone());
             for (lane, &(number, sequence)) in rail.lanes.iter_mut().zip(&ends.pairs) {
@@ -312,7 +327,9 @@ impl VerbsLimit {
                 for completion in self.taken.iter() {
                     completion.outcome.map_err(io::Error::other)?;
                     let mut lanes = rail.lanes.iter_mut();
-                    if let Some(lane) = lanes.find(|lane| lane.pair.number() == completion.queue_pair) {
+                    if let Some(lane) =
+                        lanes.find(|lane| lane.pair.number() == completion.queue_pair)
+                    {
                         lane.room += lane.chains.pop_front().unwrap_or(0);
                         under_way -= 1;
                     }
@@ -348,12 +365,22 @@ impl VerbsRail {
             let end = pair.open(&nic.route, u32::from_le_bytes(random()))?;
             pairs.push((end.number, end.sequence));
             let chain = Chain::new(&memory, CHAIN, 1);
-            ends.push(VerbsLane { pair, chain, room: UNDER_WAY, chains: VecDeque::new(), at: 0, end: 0 });
+            ends.push(VerbsLane {
+                pair,
+                chain,
+                room: UNDER_WAY,
+                chains: VecDeque::new(),
+                at: 0,
+                end: 0,
+            });
         }
         let Route { gid, lid, mtu, .. } = nic.route;
         let keys = memory.iter().map(|slab| slab.remote_key()).collect();
         let told = VerbsRailEnds { gid, lid, mtu, slab_bytes: slabs.bytes(), keys, pairs };
-        Ok((VerbsRail { lanes: ends, completions, ours: slabs, theirs: slabs, keys: Vec::new() }, told))
+        Ok((
+            VerbsRail { lanes: ends, completions, ours: slabs, theirs: slabs, keys: Vec::new() },
+            told,
+        ))
     }
 }
 
@@ -374,7 +401,8 @@ impl VerbsLane {
         let mut chains = 0;
         while !self.is_over() && self.room as usize >= CHAIN {
             while !self.chain.is_full() && !self.is_over() {
-                let len = block.min(self.end - self.at).min(ours.left(self.at)).min(theirs.left(self.at));
+                let len =
+                    block.min(self.end - self.at).min(ours.left(self.at)).min(theirs.left(self.at));
                 let last = self.at + len == self.end;
                 // A lane without bytes may be at the end of all.
                 let slab = theirs.slab(self.at).min(keys.len() - 1);
@@ -382,7 +410,12 @@ impl VerbsLane {
                 let (registration, offset) = (ours.slab(self.at), ours.within(self.at) as usize);
                 let piece = Piece { registration, offset, len: len as u32 };
                 let pieces = if len == 0 { &[][..] } else { &[piece][..] };
-                self.chain.write(0, pieces, to, Marks { immediate: last.then_some(0), ..Marks::default() });
+                self.chain.write(
+                    0,
+                    pieces,
+                    to,
+                    Marks { immediate: last.then_some(0), ..Marks::default() },
+                );
                 self.at = if last { OVER } else { self.at + len };
             }
             self.chain.signal_last(0);
@@ -444,7 +477,11 @@ impl StreamLimit {
         Ok((listener, port))
     }
 
-    fn over(streams: io::Result<Vec<TcpStream>>, bytes: u64, patience: Duration) -> io::Result<StreamLimit> {
+    fn over(
+        streams: io::Result<Vec<TcpStream>>,
+        bytes: u64,
+        patience: Duration,
+    ) -> io::Result<StreamLimit> {
         let streams = streams?;
         for stream in &streams {
             stream.set_nodelay(true)?;
@@ -472,7 +509,8 @@ impl StreamLimit {
     ) -> io::Result<()> {
         let until = Instant::now() + self.patience;
         let share = self.buffer.len().div_ceil(self.streams.len());
-        let mut shares: Vec<_> = self.streams.iter_mut().zip(self.buffer.chunks_mut(share)).collect();
+        let mut shares: Vec<_> =
+            self.streams.iter_mut().zip(self.buffer.chunks_mut(share)).collect();
         let mut done = vec![0; shares.len()];
         while shares.iter().zip(&done).any(|((_, share), &done)| done < share.len()) {
             for ((stream, share), done) in shares.iter_mut().zip(&mut done) {
@@ -483,7 +521,8 @@ impl StreamLimit {
                     Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                     Ok(moved) => *done += moved,
                     Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                    Err(error) if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {}
+                    Err(error)
+                        if error.kind() == ErrorKind::WouldBlock && Instant::now() < until => {}
                     Err(error) => return Err(error),
                 }
             }

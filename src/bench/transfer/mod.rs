@@ -86,7 +86,8 @@ struct Follower {
 
 impl Follower {
     fn start() -> Result<Follower, BenchError> {
-        let failed = |error: io::Error| BenchError(format!("the second process cannot be started: {error}"));
+        let failed =
+            |error: io::Error| BenchError(format!("the second process cannot be started: {error}"));
         let mut child = Command::new(std::env::current_exe().map_err(failed)?)
             .args(["bench", "transfer", "--listen", "127.0.0.1:0", "--until-eof"])
             .stdin(Stdio::piped())
@@ -97,8 +98,10 @@ impl Follower {
         let (Some(stdin), Some(stdout)) = (stdin, stdout) else { unreachable!("both are piped") };
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).map_err(failed)?;
-        let address = line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
-        let address = address.ok_or_else(|| BenchError(format!("the second process says {line:?}")))?;
+        let address =
+            line.trim().strip_prefix("listening on ").and_then(|address| address.parse().ok());
+        let address =
+            address.ok_or_else(|| BenchError(format!("the second process says {line:?}")))?;
         Ok(Follower { child, _stdin: stdin, address })
     }
 }
@@ -144,7 +147,8 @@ fn measurable(plan: &Plan, theirs: &Result<String, String>) -> Result<Vec<Row>, 
 }
 
 fn lead(plan: &Plan, rows: &[Row], peer: SocketAddr) -> Result<(), BenchError> {
-    let unwritten = |path: &Path, error| BenchError(format!("--report {}: {error}", path.display()));
+    let unwritten =
+        |path: &Path, error| BenchError(format!("--report {}: {error}", path.display()));
     if let Some(path) = &plan.report {
         // Known before minutes are spent; what it holds stays until there is something to write.
         let opened = OpenOptions::new().append(true).create(true).open(path);
@@ -214,7 +218,12 @@ impl Progress {
             let done = WIDTH * self.row / self.rows;
             let (bar, rest) = ("#".repeat(done), "-".repeat(WIDTH - done));
             let (case, layout) = (&row.case.name, row.layouts.name());
-            eprint!("\r[{bar}{rest}] {}/{} {case} {layout} {}\x1b[K", self.row + 1, self.rows, row.transport);
+            eprint!(
+                "\r[{bar}{rest}] {}/{} {case} {layout} {}\x1b[K",
+                self.row + 1,
+                self.rows,
+                row.transport
+            );
             // Shown or not, it changes nothing.
             let _ = io::stderr().flush();
         }

@@ -135,8 +135,12 @@ fn spread(page: &mut String, figures: &Figures) {
     let (ours, bare) = (points(&samples.handed_over), points(&samples.bare));
     // The slowest few would press all others against the axis.
     let shown = [value(&samples.handed_over, 99), value(&samples.bare, 99)];
-    let mut chart =
-        Chart::new(Axis::linear(0.0, 100.0), Axis::from_zero(shown.into_iter()), "percent of runs", "µs");
+    let mut chart = Chart::new(
+        Axis::linear(0.0, 100.0),
+        Axis::from_zero(shown.into_iter()),
+        "percent of runs",
+        "µs",
+    );
     chart.line(&ours, COLOURS[0], false);
     chart.line(&bare, COLOURS[0], true);
     let row = &figures.row;
@@ -248,7 +252,10 @@ impl Chart {
         );
         if points.len() < 30 && !dashed {
             for (x, y) in places {
-                let _ = writeln!(self.svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>");
+                let _ = writeln!(
+                    self.svg,
+                    "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>"
+                );
             }
         }
     }
@@ -278,7 +285,10 @@ impl Chart {
 fn brief(value: f64) -> String {
     for (unit, name) in [(1e9, "G"), (1e6, "M"), (1e3, "k")] {
         if value >= unit {
-            return format!("{:.3}", value / unit).trim_end_matches('0').trim_end_matches('.').to_string()
+            return format!("{:.3}", value / unit)
+                .trim_end_matches('0')
+                .trim_end_matches('.')
+                .to_string()
                 + name;
         }
     }

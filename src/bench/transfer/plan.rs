@@ -76,9 +76,14 @@ impl Plan {
                 ("--pieces", flags.pieces.map(|pieces| pieces.to_string())),
                 ("--data-threads", flags.data_threads.map(|threads| threads.to_string())),
             ];
-            if let Some((flag, Some(typed))) = typed.into_iter().find(|(_, typed)| typed.is_some()) {
+            if let Some((flag, Some(typed))) = typed.into_iter().find(|(_, typed)| typed.is_some())
+            {
                 let ways = transports.join(" and ");
-                return Err(value(flag, typed, format!("is for rdma, and all rows go over {ways}")));
+                return Err(value(
+                    flag,
+                    typed,
+                    format!("is for rdma, and all rows go over {ways}"),
+                ));
             }
         }
         let mut layouts = choose("--layout", &flags.layout, &Layouts::ALL, |kind| kind.name())?;
@@ -91,10 +96,12 @@ impl Plan {
             None => cases(&flags.case)?,
         };
         let mut rows = Vec::new();
-        let all_cases = flags.shape.pages.is_none() && ["all", "small"].contains(&flags.case.as_str());
+        let all_cases =
+            flags.shape.pages.is_none() && ["all", "small"].contains(&flags.case.as_str());
         for case in &cases {
             let ranks = [(End::Source, flags.src_tp), (End::Destination, flags.dst_tp)];
-            let unfit = ranks.into_iter().find_map(|(end, ranks)| case.check_ranks(end, ranks).err());
+            let unfit =
+                ranks.into_iter().find_map(|(end, ranks)| case.check_ranks(end, ranks).err());
             if let Some(why) = unfit.filter(|_| all_cases) {
                 left_out.push(format!("{} is left out: {why}", case.name));
                 continue;
@@ -196,7 +203,9 @@ mod tests {
         let machine = Surroundings { cpus: vec![0], parallelism: 1, log_level: None };
         let arguments = ["baton", "bench", "transfer"].into_iter().chain(words.split_whitespace());
         match config::parse(arguments, &machine) {
-            Ok(Invocation::BenchTransfer(flags)) => Plan::new(&flags).map_err(|error| error.to_string()),
+            Ok(Invocation::BenchTransfer(flags)) => {
+                Plan::new(&flags).map_err(|error| error.to_string())
+            }
             Ok(other) => Err(format!("{other:?}")),
             Err(error) => Err(error.to_string()),
         }
@@ -210,25 +219,26 @@ mod tests {
         assert_eq!(plan("--case small --transport shm --layout page-major").unwrap().rows.len(), 4);
         let of_two = plan("--case small --transport shm --layout page-major --dst-tp 2").unwrap();
         assert_eq!(of_two.rows.len(), 3);
-        assert!(
-            of_two
-                .left_out
-                .iter()
-                .any(|why| why.starts_with("smol-128 is left out: --dst-tp 2: must divide the 3 KV heads"))
-        );
+        assert!(of_two.left_out.iter().any(|why| {
+            why.starts_with("smol-128 is left out: --dst-tp 2: must divide the 3 KV heads")
+        }));
     }
 
     #[test]
     fn names_choose_one() {
-        let one = plan("--case qwen-64 --transport tcp --layout layer-major --lanes 4").unwrap().rows;
+        let one =
+            plan("--case qwen-64 --transport tcp --layout layer-major --lanes 4").unwrap().rows;
         assert_eq!(one.len(), 1);
         assert_eq!((one[0].case.pages, one[0].lanes), (4, 4));
-        let one = plan("--case qwen-64 --src-tp 2 --dst-tp 16 --layout layer-to-page --transport shm")
-            .unwrap()
-            .rows;
+        let one =
+            plan("--case qwen-64 --src-tp 2 --dst-tp 16 --layout layer-to-page --transport shm")
+                .unwrap()
+                .rows;
         assert_eq!((one.len(), one[0].ranks()), (1, "2:16".to_string()));
         assert_eq!(one[0].moved().bytes(), 2 * one[0].case.bytes(), "each head on two ranks");
-        let own = plan("--pages 10 --layers 2 --item-bytes 4096 --fragmented --transport shm").unwrap().rows;
+        let own = plan("--pages 10 --layers 2 --item-bytes 4096 --fragmented --transport shm")
+            .unwrap()
+            .rows;
         assert_eq!(own[0].case.bytes(), 10 * 4 * 4096);
     }
 
@@ -255,13 +265,31 @@ mod tests {
             ("--transport ucx", "there is all, shm, tcp, rdma"),
             ("--layout token-major", "page-major"),
             ("--duration 9999", "0 to 3600"),
-            ("--pages 10 --item-bytes 100", "--item-bytes 100 with --kv-heads 8: must be a multiple of 64"),
-            ("--pages 10 --kv-heads 3", "--item-bytes 32768 with --kv-heads 3: must be a multiple of 24"),
+            (
+                "--pages 10 --item-bytes 100",
+                "--item-bytes 100 with --kv-heads 8: must be a multiple of 64",
+            ),
+            (
+                "--pages 10 --kv-heads 3",
+                "--item-bytes 32768 with --kv-heads 3: must be a multiple of 24",
+            ),
             ("--pages 10 --item-bytes 0", "for '--item-bytes <BYTES>': 0 is not in 1..="),
-            ("--case smol-128 --src-tp 2", "--src-tp 2: must divide the 3 KV heads of smol-128, or"),
-            ("--case qwen-128 --dst-tp 3", "--dst-tp 3: must divide the 8 KV heads of qwen-128, or"),
-            ("--case qwen-8192 --transport shm --dst-tp 65", "for '--dst-tp <N>': 65 is not in 1..=64"),
-            ("--pages 2000 --dst-tp 64", "--dst-tp 64: all pools of own have 67108864000 bytes, at most"),
+            (
+                "--case smol-128 --src-tp 2",
+                "--src-tp 2: must divide the 3 KV heads of smol-128, or",
+            ),
+            (
+                "--case qwen-128 --dst-tp 3",
+                "--dst-tp 3: must divide the 8 KV heads of qwen-128, or",
+            ),
+            (
+                "--case qwen-8192 --transport shm --dst-tp 65",
+                "for '--dst-tp <N>': 65 is not in 1..=64",
+            ),
+            (
+                "--pages 2000 --dst-tp 64",
+                "--dst-tp 64: all pools of own have 67108864000 bytes, at most",
+            ),
             ("--pages 0", "for '--pages <N>': 0 is not in 1..=524288"),
             ("--pages 524289", "for '--pages <N>': 524289 is not in 1..=524288"),
             (

@@ -27,7 +27,8 @@ impl Samples {
     /// None yet.
     pub fn new() -> Samples {
         // Three digits, up to the minute that nothing outlasts.
-        let empty = Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that make sense");
+        let empty =
+            Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("bounds that make sense");
         Samples { handed_over: empty.clone(), bare: empty, cpu: 0 }
     }
 
@@ -230,7 +231,8 @@ mod tests {
             samples.add(ours, bare, 2048);
         }
         let limit = "a copy".to_string();
-        let figures = Figures { row, samples, work_requests: 1.0, doorbells: 0.5, limit, clock_error: 0 };
+        let figures =
+            Figures { row, samples, work_requests: 1.0, doorbells: 0.5, limit, clock_error: 0 };
         let line: serde_json::Value = serde_json::from_str(&figures.json()).unwrap();
         let close = |field: &str, value: f64| {
             assert!((line[field].as_f64().unwrap() / value - 1.0).abs() < 2e-3, "{field}: {line}");

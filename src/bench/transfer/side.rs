@@ -155,8 +155,11 @@ impl Parts {
     }
 
     fn rings<C>(&self) -> Rings<C> {
-        let bells =
-            Bells { engine: self.bell.clone(), ctl: self.bell.clone(), mover: self.waiter.bell.clone() };
+        let bells = Bells {
+            engine: self.bell.clone(),
+            ctl: self.bell.clone(),
+            mover: self.waiter.bell.clone(),
+        };
         Rings::new(&self.status, &self.memory.lists, SESSIONS, &bells)
     }
 
@@ -182,7 +185,8 @@ impl Parts {
         let ring = Ring::new(self.engine.0.clone(), self.bell.clone());
         let mut worker = Worker::new(WORKER, ring, self.status.clone(), self.memory.clone());
         if self.transport == Transport::Rdma {
-            let settings = Settings { lanes: row.lanes.into(), pieces: row.pieces, ..Settings::default() };
+            let settings =
+                Settings { lanes: row.lanes.into(), pieces: row.pieces, ..Settings::default() };
             let context = row.case.tokens() as usize;
             let rails = Rails::new(&Nic::choose(&[], &[])?, &self.memory, SLOTS, context, settings);
             let mut rails = rails.map_err(|error| format!("registering the pool: {error}"))?;
@@ -199,8 +203,10 @@ impl Parts {
     fn listen(&mut self, host: IpAddr) -> Result<(ListenerId, SocketAddr), String> {
         // The link, every lane of a session, and those of one that is on its way out.
         let connections = 2 * LANES_MAX;
-        let listener = self.reactor.listen(&SocketAddr::new(host, 0).into(), connections).map_err(text)?;
-        let address = self.reactor.local_address(listener).ok_or("a listener without an address")?;
+        let listener =
+            self.reactor.listen(&SocketAddr::new(host, 0).into(), connections).map_err(text)?;
+        let address =
+            self.reactor.local_address(listener).ok_or("a listener without an address")?;
         Ok((listener, address))
     }
 
@@ -213,7 +219,8 @@ impl Parts {
         data: Option<SocketAddr>,
         peers: Peers,
     ) -> Result<Side<C>, String> {
-        let Parts { memory, reactor, talk, bell, waiter, data: threads, transport, engine, .. } = self;
+        let Parts { memory, reactor, talk, bell, waiter, data: threads, transport, engine, .. } =
+            self;
         let mut pool = PagePool::new(memory.pages);
         // All pages are in use, so that any may be leased.
         let mut all = Vec::with_capacity(memory.pages as usize);
@@ -247,7 +254,11 @@ impl Parts {
 }
 
 fn identity(role: wire::Role) -> PeerIdentity {
-    PeerIdentity { peer: Peer { id: random(), incarnation: random() }, role, keys: Keyring::default() }
+    PeerIdentity {
+        peer: Peer { id: random(), incarnation: random() },
+        role,
+        keys: Keyring::default(),
+    }
 }
 
 impl Side<SourceCommand> {
@@ -263,10 +274,12 @@ impl Side<SourceCommand> {
         let mover = Mover { sources: vec![source], destinations: Vec::new() };
         // What is measured is a hand-off of pages that both sides have.
         let (early, status) = (DecodeAllocation::Early, parts.status.clone());
-        let manager = SourceManager::new(parts.identity(), vec![parts.transport], early, status, SESSIONS);
+        let manager =
+            SourceManager::new(parts.identity(), vec![parts.transport], early, status, SESSIONS);
         let ring = Ring::new(commands, parts.waiter.bell.clone());
         let role = Role::Prefill { manager: Box::new(manager), mover: ring };
-        let member = Member { worker: parts.worker(row, End::Source)?, role, reports: Some(reports) };
+        let member =
+            Member { worker: parts.worker(row, End::Source)?, role, reports: Some(reports) };
         let lanes = Lanes::new(None, parts.waiter.set.clone());
         let own = identity(wire::Role::Prefill);
         let peers = Peers::new(own, Some(control), Directory::closed(), passing, lanes, STILL);
@@ -292,7 +305,8 @@ impl Side<DestinationCommand> {
         let ring = Ring::new(commands, parts.waiter.bell.clone());
         let doorbell = parts.waiter.doorbell.duplicate().map_err(text)?;
         let role = Role::Decode { manager: Box::new(manager), mover: ring, doorbell };
-        let member = Member { worker: parts.worker(row, End::Destination)?, role, reports: Some(reports) };
+        let member =
+            Member { worker: parts.worker(row, End::Destination)?, role, reports: Some(reports) };
         let (listener, address) = data.unzip();
         let lanes = Lanes::new(listener, parts.waiter.set.clone());
         let directory = Directory::knowing(Source::Remote(control), control);
@@ -315,9 +329,11 @@ impl<C: Cancel> Side<C> {
 
     /// What the other process says next.
     pub fn hear(&mut self) -> Result<Say, String> {
-        self.until("a word of the other process", |side| match side.talk.hear(&mut side.reactor)? {
-            None if side.gone => Err("the other process is gone".into()),
-            said => Ok(said),
+        self.until("a word of the other process", |side| {
+            match side.talk.hear(&mut side.reactor)? {
+                None if side.gone => Err("the other process is gone".into()),
+                said => Ok(said),
+            }
         })
     }
 
@@ -334,7 +350,12 @@ impl<C: Cancel> Side<C> {
     }
 
     /// Enters a room whose prompt has so many tokens; a destination's from `source`.
-    pub fn enter(&mut self, room: u64, tokens: u32, source: Option<&Source>) -> Result<Slot, String> {
+    pub fn enter(
+        &mut self,
+        room: u64,
+        tokens: u32,
+        source: Option<&Source>,
+    ) -> Result<Slot, String> {
         let (now, prompt) = (Instant::now(), vec![1; tokens as usize]);
         let deadline = now + 2 * PATIENCE;
         let slot = self.handoff.worker_mut(WORKER).take_slot(prompt_of(&prompt), deadline);
@@ -365,7 +386,11 @@ impl<C: Cancel> Side<C> {
     }
 
     /// Waits for the command that `wanted` takes.
-    pub fn command<T>(&mut self, what: &str, wanted: impl Fn(&Command) -> Option<T>) -> Result<T, String> {
+    pub fn command<T>(
+        &mut self,
+        what: &str,
+        wanted: impl Fn(&Command) -> Option<T>,
+    ) -> Result<T, String> {
         self.until(what, |side| {
             if let Some(said) = side.talk.hear(&mut side.reactor)? {
                 return Err(format!("the other process says {said:?}, not {what}"));
@@ -485,8 +510,9 @@ impl Turning {
     fn start(mut mover: Mover, waiter: Waiter) -> std::io::Result<Turning> {
         let (stop, bell) = (Arc::new(AtomicBool::new(false)), waiter.bell.clone());
         let told = stop.clone();
-        let thread =
-            thread::Builder::new().name("move-0".into()).spawn(move || waiter.run(&mut mover, &told))?;
+        let thread = thread::Builder::new()
+            .name("move-0".into())
+            .spawn(move || waiter.run(&mut mover, &told))?;
         Ok(Turning::Thread { stop, bell, thread: Some(thread) })
     }
 }

@@ -67,7 +67,9 @@ impl Clock {
         for _ in 0..ASKS {
             let asked = monotonic_ns();
             side.say(&Say::Ask)?;
-            let Say::Time { at } = side.hear()? else { return Err("the other process has no clock".into()) };
+            let Say::Time { at } = side.hear()? else {
+                return Err("the other process has no clock".into());
+            };
             let half = (monotonic_ns() - asked) / 2;
             if half < best.error {
                 best = Clock { ahead: at.wrapping_sub(asked + half), error: half };
@@ -173,7 +175,8 @@ impl Leading<'_> {
         }
         if let Bare::Unconnected(address) = self.bare {
             let (lanes, bytes) = (self.row.lanes, self.row.moved().bytes());
-            self.bare = Bare::Streams(StreamLimit::connect(address, lanes, bytes, PATIENCE).map_err(text)?);
+            self.bare =
+                Bare::Streams(StreamLimit::connect(address, lanes, bytes, PATIENCE).map_err(text)?);
         }
         let Say::BareReady = self.side.hear()? else { return Err("no bare run".into()) };
         let begun = monotonic_ns();
@@ -191,7 +194,8 @@ impl Leading<'_> {
 fn fill_lists(side: &Side<SourceCommand>, row: &Row) {
     let region = &side.memory.region;
     touch(region);
-    let mut pages: Vec<PageId> = (0..LISTS).flat_map(|list| row.case.list(End::Source, list)).collect();
+    let mut pages: Vec<PageId> =
+        (0..LISTS).flat_map(|list| row.case.list(End::Source, list)).collect();
     pages.sort_unstable();
     pages.dedup();
     pages.into_iter().for_each(|page| fill(region, &side.memory.layout, page));

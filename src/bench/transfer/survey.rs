@@ -92,7 +92,8 @@ fn line_of(stream: &mut TcpStream) -> Result<Vec<u8>, String> {
         match stream.read(&mut part) {
             Ok(0) => break,
             Ok(bytes) => line.extend_from_slice(&part[..bytes]),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
             Err(error) => return Err(error.to_string()),
         }
         if Instant::now() > until {

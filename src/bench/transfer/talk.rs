@@ -127,7 +127,11 @@ impl Talk {
         let received = reactor.received(self.0);
         let Some(end) = received.iter().position(|&byte| byte == b'\n') else {
             let too_long = received.len() > LINE_MAX;
-            return if too_long { Err("the other process: an endless line".into()) } else { Ok(None) };
+            return if too_long {
+                Err("the other process: an endless line".into())
+            } else {
+                Ok(None)
+            };
         };
         let said = serde_json::from_slice(&received[..end]);
         reactor.consume(self.0, end + 1);
@@ -160,7 +164,10 @@ mod tests {
         assert_eq!(good.check(), Ok(()));
         for (bad, said) in [
             (Row { source_ranks: 0, ..good.clone() }, "--src-tp 0: must be 1 to 64"),
-            (Row { destination_ranks: 1 << 24, ..good.clone() }, "--dst-tp 16777216: must be 1 to 64"),
+            (
+                Row { destination_ranks: 1 << 24, ..good.clone() },
+                "--dst-tp 16777216: must be 1 to 64",
+            ),
             (Row { lanes: 0, ..good.clone() }, "--lanes 0: must be 1 to 32"),
             (Row { lanes: 33, ..good.clone() }, "--lanes 33: must be 1 to 32"),
             (Row { pieces: 17, ..good.clone() }, "--pieces 17: must be 1 to 16"),

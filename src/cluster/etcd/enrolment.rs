@@ -118,7 +118,9 @@ impl Errand for EtcdEnrolment {
                 ("/v3/kv/put", json!({ "key": key, "value": value, "lease": lease }))
             }
             Stage::Keeping => ("/v3/lease/keepalive", json!({ "ID": lease })),
-            Stage::Seeking => ("/v3/kv/range", json!({ "key": encode(&self.key), "count_only": true })),
+            Stage::Seeking => {
+                ("/v3/kv/range", json!({ "key": encode(&self.key), "count_only": true }))
+            }
             Stage::Revoking => ("/v3/lease/revoke", json!({ "ID": lease })),
             Stage::Granting | Stage::Waiting | Stage::Over => {
                 ("/v3/lease/grant", json!({ "TTL": REGISTRY_ENTRY_LIFE.as_secs() }))
@@ -161,17 +163,20 @@ impl Errand for EtcdEnrolment {
                 self.go_on(Stage::Putting, now);
             }),
             Stage::Keeping => serde_json::from_slice(body).map(|Kept { result }| {
-                let lives = result.ttl.and_then(|ttl| ttl.parse::<i64>().ok()).is_some_and(|ttl| ttl > 0);
+                let lives =
+                    result.ttl.and_then(|ttl| ttl.parse::<i64>().ok()).is_some_and(|ttl| ttl > 0);
                 if !lives {
                     self.lease = None;
                 }
                 self.go_on(if lives { Stage::Seeking } else { Stage::Granting }, now);
             }),
-            Stage::Seeking => serde_json::from_slice(body).map(|Found { count }| match count.as_deref() {
-                None | Some("0") => self.go_on(Stage::Putting, now),
-                Some(_) if self.is_stale => self.go_on(Stage::Putting, now),
-                Some(_) => self.go_on(Stage::Keeping, later),
-            }),
+            Stage::Seeking => {
+                serde_json::from_slice(body).map(|Found { count }| match count.as_deref() {
+                    None | Some("0") => self.go_on(Stage::Putting, now),
+                    Some(_) if self.is_stale => self.go_on(Stage::Putting, now),
+                    Some(_) => self.go_on(Stage::Keeping, later),
+                })
+            }
             Stage::Putting => {
                 self.entered.get_or_insert(false);
                 self.go_on(Stage::Keeping, later);
@@ -236,10 +241,16 @@ mod tests {
         assert_eq!([step(&mut ours, now, GRANTED), step(&mut ours, now, "{}")], ["grant", "put"]);
         assert_eq!(ours.poll(now), None);
         now += REGISTRY_RENEWAL;
-        assert_eq!([step(&mut ours, now, ALIVE), step(&mut ours, now, THERE)], ["keepalive", "range"]);
+        assert_eq!(
+            [step(&mut ours, now, ALIVE), step(&mut ours, now, THERE)],
+            ["keepalive", "range"]
+        );
         now += REGISTRY_RENEWAL;
         // The lease is there, what was under it is not.
-        assert_eq!([step(&mut ours, now, ALIVE), step(&mut ours, now, "{}")], ["keepalive", "range"]);
+        assert_eq!(
+            [step(&mut ours, now, ALIVE), step(&mut ours, now, "{}")],
+            ["keepalive", "range"]
+        );
         assert_eq!(step(&mut ours, now, "{}"), "put");
         now += REGISTRY_RENEWAL;
         // Neither is there: it was restarted empty.
@@ -260,7 +271,9 @@ mod tests {
         assert_eq!(ours.poll(now), None);
         now += REGISTRY_RETRY;
         assert_eq!(ours.poll(now).unwrap().path, "/v3/kv/put", "the lease may stand");
-        assert!(ours.answered(404, b"lease not found", now).unwrap_err().contains("lease not found"));
+        assert!(
+            ours.answered(404, b"lease not found", now).unwrap_err().contains("lease not found")
+        );
         now += REGISTRY_RETRY;
         assert_eq!(ours.poll(now).unwrap().path, "/v3/lease/grant");
         assert!(ours.answered(200, b"?", now).is_err());

@@ -63,7 +63,9 @@ fn read(key: &str, value: &[u8], cluster_keys: &[Secret]) -> Result<Entry, Strin
     let asked = Asked { method: METHOD, path: key, body: value.entry.as_bytes() };
     let shown = value.proof.as_deref().unwrap_or_default();
     let nonce = to_hex(&entry.peer.incarnation);
-    match cluster_keys.is_empty() || cluster_keys.iter().any(|secret| proves(secret, asked, &nonce, shown)) {
+    match cluster_keys.is_empty()
+        || cluster_keys.iter().any(|secret| proves(secret, asked, &nonce, shown))
+    {
         true => Ok(entry),
         false => Err("it does not prove the cluster key".into()),
     }
@@ -84,7 +86,8 @@ mod tests {
     use crate::ids::Peer;
 
     pub fn entry(id: u8, incarnation: u8) -> Entry {
-        let seat = Seat { role: Role::Decode, url: format!("http://10.0.0.{id}:1").parse().unwrap() };
+        let seat =
+            Seat { role: Role::Decode, url: format!("http://10.0.0.{id}:1").parse().unwrap() };
         let peer = Peer { id: [id; 16], incarnation: [incarnation; 16] };
         Entry { peer, seat, bootstrap_port: None, kind: KindDigest([3; 32]) }
     }

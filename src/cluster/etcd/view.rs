@@ -138,7 +138,8 @@ impl View {
         let range: Range = serde_json::from_slice(body).map_err(|error| error.to_string())?;
         if self.from.is_none() {
             self.known.clear();
-            self.revision = Some(range.header.revision.parse().map_err(|_| "a revision that is no number")?);
+            self.revision =
+                Some(range.header.revision.parse().map_err(|_| "a revision that is no number")?);
         }
         for pair in &range.kvs {
             self.put(pair)?;
@@ -165,7 +166,10 @@ impl View {
             }
             Err(why) => {
                 // What it was before is no longer there.
-                let gone = self.known.remove(&key).map(|(seat, incarnation)| Change::Gone(seat, incarnation));
+                let gone = self
+                    .known
+                    .remove(&key)
+                    .map(|(seat, incarnation)| Change::Gone(seat, incarnation));
                 self.changes.extend(gone);
                 if self.odd.len() >= ETCD_ODD_MAX || !self.odd.insert(key.clone()) {
                     return Ok(());
@@ -186,7 +190,10 @@ impl View {
             if kind == "DELETE" {
                 let key = String::from_utf8_lossy(&decode(&kv.key)?).into_owned();
                 self.odd.remove(&key);
-                let gone = self.known.remove(&key).map(|(seat, incarnation)| Change::Gone(seat, incarnation));
+                let gone = self
+                    .known
+                    .remove(&key)
+                    .map(|(seat, incarnation)| Change::Gone(seat, incarnation));
                 self.changes.extend(gone);
             } else {
                 self.put(kv)?;
@@ -207,8 +214,9 @@ impl Errand for View {
             return None;
         }
         let (key, range_end) = (encode(PREFIX), encode(PREFIX_END));
-        let page =
-            |body: serde_json::Value| Request::new(Verb::Post, "/v3/kv/range", body.to_string().into_bytes());
+        let page = |body: serde_json::Value| {
+            Request::new(Verb::Post, "/v3/kv/range", body.to_string().into_bytes())
+        };
         match (self.revision, &self.from) {
             (None, _) => {
                 self.stage = Stage::Reading;
@@ -289,7 +297,8 @@ mod tests {
         let (mut view, now) = (View::new(Vec::new(), Instant::now()), Instant::now());
         let (a, b) = (entry(1, 1), entry(2, 1));
         assert_eq!(view.poll(now).unwrap().path, "/v3/kv/range");
-        let odd = format!(r#"{{"key":"{}","value":"{}"}}"#, encode("/baton/workers/x"), encode("?"));
+        let odd =
+            format!(r#"{{"key":"{}","value":"{}"}}"#, encode("/baton/workers/x"), encode("?"));
         let whole = format!(r#"{{"header":{{"revision":"41"}},"kvs":[{},{odd}]}}"#, pair(&a));
         view.answered(200, whole.as_bytes(), now).unwrap();
         let told = changes(&mut view);
@@ -325,12 +334,18 @@ mod tests {
         now += REGISTRY_RETRY;
         assert_eq!(body_of(&mut view, now)["limit"], ETCD_PAGE_MAX / 2);
         let page = |revision: u32, entry: &Entry, more: bool| {
-            format!(r#"{{"header":{{"revision":"{revision}"}},"kvs":[{}],"more":{more}}}"#, pair(entry))
+            format!(
+                r#"{{"header":{{"revision":"{revision}"}},"kvs":[{}],"more":{more}}}"#,
+                pair(entry)
+            )
         };
         view.answered(200, page(41, &a, true).as_bytes(), now).unwrap();
         assert_eq!(changes(&mut view), [Change::Entered(a.clone())], "it is not whole yet");
         let next = body_of(&mut view, now);
-        assert_eq!((&next["revision"], &next["key"]), (&json!("41"), &json!(encode(key_of(&a) + "\0"))));
+        assert_eq!(
+            (&next["revision"], &next["key"]),
+            (&json!("41"), &json!(encode(key_of(&a) + "\0")))
+        );
         // What was put in between is of a later revision, and seen by the watch.
         view.answered(200, page(44, &b, false).as_bytes(), now).unwrap();
         let whole = Change::Whole(HashSet::from([a.seat.clone(), b.seat.clone()]));
@@ -338,7 +353,11 @@ mod tests {
         assert_eq!(body_of(&mut view, now)["create_request"]["start_revision"], "42");
         view.failed(now);
         now += REGISTRY_RETRY;
-        assert_eq!(body_of(&mut view, now)["limit"], ETCD_PAGE_MAX, "one that could be read is forgotten");
+        assert_eq!(
+            body_of(&mut view, now)["limit"],
+            ETCD_PAGE_MAX,
+            "one that could be read is forgotten"
+        );
         for _ in 0..20 {
             view.failed(now);
             now += REGISTRY_RETRY;
@@ -366,7 +385,11 @@ mod tests {
             changes(view).len() - 1
         };
         assert_eq!([read(&mut view, 2), read(&mut view, 2), read(&mut view, 3)], [2, 0, 1]);
-        assert_eq!(read(&mut view, 10 * ETCD_ODD_MAX), ETCD_ODD_MAX - 3 + 1, "and that there are more");
+        assert_eq!(
+            read(&mut view, 10 * ETCD_ODD_MAX),
+            ETCD_ODD_MAX - 3 + 1,
+            "and that there are more"
+        );
         assert_eq!((read(&mut view, 20 * ETCD_ODD_MAX), view.odd.len()), (0, ETCD_ODD_MAX));
     }
 
@@ -397,10 +420,17 @@ mod tests {
         let (mut view, mut now) = (View::new(vec![one.clone()], Instant::now()), Instant::now());
         let (a, b) = (entry(1, 1), entry(2, 1));
         let pair = |entry: &Entry, key: &Secret| {
-            format!(r#"{{"key":"{}","value":"{}"}}"#, encode(key_of(entry)), encode(write(entry, Some(key))))
+            format!(
+                r#"{{"key":"{}","value":"{}"}}"#,
+                encode(key_of(entry)),
+                encode(write(entry, Some(key)))
+            )
         };
-        let whole =
-            format!(r#"{{"header":{{"revision":"1"}},"kvs":[{},{}]}}"#, pair(&a, &one), pair(&b, &other));
+        let whole = format!(
+            r#"{{"header":{{"revision":"1"}},"kvs":[{},{}]}}"#,
+            pair(&a, &one),
+            pair(&b, &other)
+        );
         let mut read = |view: &mut View| {
             view.poll(now).unwrap();
             view.answered(200, whole.as_bytes(), now).unwrap();

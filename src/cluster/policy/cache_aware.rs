@@ -13,7 +13,8 @@ pub fn pick(question: &Question<'_>) -> Option<usize> {
     if most - least > ahead && f64::from(most) > ratio * f64::from(least) {
         return question.cheapest(|worker| worker.sequences);
     }
-    let best = question.cheapest(|worker| (u32::MAX - question.cached(worker), worker.sequences))?;
+    let best =
+        question.cheapest(|worker| (u32::MAX - question.cached(worker), worker.sequences))?;
     let matched = question.cached(&question.workers[best]).saturating_mul(question.work.block);
     if f64::from(matched) > threshold * f64::from(question.work.tokens) {
         return Some(best);
@@ -39,10 +40,26 @@ mod tests {
     fn a_long_match_is_followed_and_an_overload_is_not() {
         let has = |cached, held, booked| Candidate { cached, held, ..load(true, booked) };
         let pick = |loads: &[_]| ask(loads, 0, |_| {}, pick);
-        assert_eq!(pick(&[has(2, 2, 0), has(4, 90, 30), has(0, 0, 9)]), Some(1), "four of ten blocks");
-        assert_eq!(pick(&[has(2, 2, 0), has(3, 90, 30), has(0, 1, 9)]), Some(2), "three are not worth it");
-        assert_eq!(pick(&[has(2, 2, 0), has(4, 90, 65), has(0, 1, 9)]), Some(0), "it has too much to do");
-        assert_eq!(pick(&[has(2, 2, 200), has(4, 90, 280), has(0, 1, 250)]), Some(1), "all have much to do");
+        assert_eq!(
+            pick(&[has(2, 2, 0), has(4, 90, 30), has(0, 0, 9)]),
+            Some(1),
+            "four of ten blocks"
+        );
+        assert_eq!(
+            pick(&[has(2, 2, 0), has(3, 90, 30), has(0, 1, 9)]),
+            Some(2),
+            "three are not worth it"
+        );
+        assert_eq!(
+            pick(&[has(2, 2, 0), has(4, 90, 65), has(0, 1, 9)]),
+            Some(0),
+            "it has too much to do"
+        );
+        assert_eq!(
+            pick(&[has(2, 2, 200), has(4, 90, 280), has(0, 1, 250)]),
+            Some(1),
+            "all have much to do"
+        );
         let nothing = |question: &mut Question<'_>| question.work = &SHORT;
         assert_eq!(
             ask(&[has(0, 1, 9), has(0, 90, 8)], 0, nothing, super::pick),
@@ -57,12 +74,16 @@ mod tests {
     #[test]
     fn what_is_worth_it_is_the_operators_to_say() {
         let has = |cached, held, booked| Candidate { cached, held, ..load(true, booked) };
-        let pick = |cache: CacheTerms, loads: &[_]| ask(loads, 0, |question| question.cache = cache, pick);
+        let pick =
+            |cache: CacheTerms, loads: &[_]| ask(loads, 0, |question| question.cache = cache, pick);
         let usual = CacheTerms::default();
         let (little, much) = (has(3, 90, 30), has(9, 90, 30));
         assert_eq!(pick(CacheTerms { threshold: 0.2, ..usual }, &[has(0, 1, 9), little]), Some(1));
         assert_eq!(pick(CacheTerms { threshold: 1.0, ..usual }, &[has(0, 1, 9), much]), Some(0));
         assert_eq!(pick(CacheTerms { ahead: 20, ..usual }, &[has(0, 99, 9), much]), Some(0));
-        assert_eq!(pick(CacheTerms { ahead: 20, ratio: 4.0, ..usual }, &[has(0, 99, 9), much]), Some(1));
+        assert_eq!(
+            pick(CacheTerms { ahead: 20, ratio: 4.0, ..usual }, &[has(0, 99, 9), much]),
+            Some(1)
+        );
     }
 }

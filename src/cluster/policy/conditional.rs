@@ -36,7 +36,8 @@ mod tests {
         let pair = |ms| Foretold { ttft: Duration::from_millis(ms), tpot: Duration::ZERO };
         let alone = |cached, pair, limit| {
             let worker = Candidate { cached, ..load(true, 1) };
-            let forecast = Forecast { tpot: Some(Duration::from_millis(limit)), ..Forecast::default() };
+            let forecast =
+                Forecast { tpot: Some(Duration::from_millis(limit)), ..Forecast::default() };
             let mut answer = false;
             ask(
                 &[],

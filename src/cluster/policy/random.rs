@@ -27,7 +27,10 @@ mod tests {
             counts[ask(&loads, 0, |question| question.chance = mix(draw), pick).unwrap()] += 1;
         }
         assert_eq!(counts[1], 0);
-        assert!([0, 2, 3].into_iter().all(|place| (900..1100).contains(&counts[place])), "{counts:?}");
+        assert!(
+            [0, 2, 3].into_iter().all(|place| (900..1100).contains(&counts[place])),
+            "{counts:?}"
+        );
         assert_eq!(ask(&loads[1..2], 0, |_| {}, pick), None);
     }
 }

@@ -28,9 +28,8 @@ pub struct Foretold {
 pub fn pick(question: &Question<'_>) -> Option<usize> {
     let known = Readings::of(question);
     match question.leg {
-        Leg::Prefill => {
-            question.cheapest(|worker| queue_ms(question, worker) + 2.0 * known.ms(question, worker))
-        }
+        Leg::Prefill => question
+            .cheapest(|worker| queue_ms(question, worker) + 2.0 * known.ms(question, worker)),
         Leg::Decode => question.cheapest(step_ms(question)),
         Leg::Whole => question.cheapest(whole_ms(question, &known)),
     }
@@ -42,7 +41,10 @@ pub fn pick_whole(question: &Question<'_>, places: impl Iterator<Item = usize>) 
 }
 
 /// The cost where sequences are generated beside: each of them waits for what is read.
-fn whole_ms<'a>(question: &'a Question<'_>, known: &'a Readings) -> impl Fn(&Candidate) -> f64 + 'a {
+fn whole_ms<'a>(
+    question: &'a Question<'_>,
+    known: &'a Readings,
+) -> impl Fn(&Candidate) -> f64 + 'a {
     let (step, output) = (step_ms(question), f64::from(question.forecast.output.max(1)));
     move |worker| {
         let own = known.ms(question, worker);
@@ -58,7 +60,9 @@ fn step_ms(question: &Question<'_>) -> impl Fn(&Candidate) -> f64 + use<> {
     let Question { work, forecast, .. } = *question;
     let (context, sequences) = (work.context() as f64, f64::from(work.sequences.max(1)));
     let step = forecast.steps();
-    move |worker| step(f64::from(worker.stands_on) + context, f64::from(worker.sequences) + sequences)
+    move |worker| {
+        step(f64::from(worker.stands_on) + context, f64::from(worker.sequences) + sequences)
+    }
 }
 
 fn queue_ms(question: &Question<'_>, worker: &Candidate) -> f64 {
@@ -123,7 +127,8 @@ pub fn foretell(question: &Question<'_>, worker: &Candidate) -> Foretold {
         Leg::Whole => {
             let (reading, step) = (reading(), step());
             // Each of its tokens waits for what is read meanwhile.
-            let passes = (worker.to_read.saturating_add(missing) / forecast.chunk).saturating_add(1);
+            let passes =
+                (worker.to_read.saturating_add(missing) / forecast.chunk).saturating_add(1);
             let shared = reading / forecast.output.max(1);
             Foretold {
                 ttft: reading.saturating_add(step.saturating_mul(passes)),
@@ -162,8 +167,9 @@ mod tests {
     #[test]
     fn who_does_both_pays_for_both() {
         let (idle, cached) = (load(true, 0), Candidate { cached: 10, ..load(true, 0) });
-        let whole =
-            |worker: &Candidate| ask(&[], 0, |question| question.leg = Leg::Whole, |q| foretell(q, worker));
+        let whole = |worker: &Candidate| {
+            ask(&[], 0, |question| question.leg = Leg::Whole, |q| foretell(q, worker))
+        };
         assert!(whole(&cached).ttft < whole(&idle).ttft && whole(&cached).tpot < whole(&idle).tpot);
         let prefill = ask(&[], 0, |_| {}, |question| foretell(question, &idle));
         assert!(prefill.ttft < whole(&idle).ttft && prefill.tpot == Duration::ZERO);

@@ -119,11 +119,14 @@ impl fmt::Display for NoWorker {
             NoWorker::Of { role, .. } => write!(f, "no {role} worker can be reached"),
             NoWorker::Late { until, foretold, allowed: (flag, most) } => {
                 let [foretold, most] = [foretold, most].map(|time| time.as_secs_f64() * 1e3);
-                write!(f, "the soonest is foretold to take {foretold:.1} ms {until}, and {flag} is {most}")
+                write!(
+                    f,
+                    "the soonest is foretold to take {foretold:.1} ms {until}, and {flag} is {most}"
+                )
             }
-            NoWorker::Fitting { .. } => {
-                f.write_str("no decode worker that can be reached fits a prefill worker that can be reached")
-            }
+            NoWorker::Fitting { .. } => f.write_str(
+                "no decode worker that can be reached fits a prefill worker that can be reached",
+            ),
         }
     }
 }

@@ -90,7 +90,9 @@ impl Router {
             _ => None,
         };
         let alone = alone.or_else(|| {
-            is_wanted.then(|| self.pick(Leg::Whole, work, avoid, now, &Suits::Readers).ok()).flatten()
+            is_wanted
+                .then(|| self.pick(Leg::Whole, work, avoid, now, &Suits::Readers).ok())
+                .flatten()
         });
         match (found, alone) {
             (_, Some(alone)) => {
@@ -150,19 +152,25 @@ impl Router {
     }
 
     /// A pair.
-    fn find(&mut self, work: &Work, avoid: &Avoid, now: Instant) -> Result<(Picked, Picked), NoWorker> {
+    fn find(
+        &mut self,
+        work: &Work,
+        avoid: &Avoid,
+        now: Instant,
+    ) -> Result<(Picked, Picked), NoWorker> {
         // Who is missing altogether is named first.
         for role in [Role::Prefill, Role::Decode] {
             self.is_there(role, avoid)?;
         }
         let found = match self.kinds.all_fit() {
-            true => self
-                .pick(Leg::Prefill, work, avoid, now, &Suits::All)
-                .and_then(|prefill| Ok((prefill, self.pick(Leg::Decode, work, avoid, now, &Suits::All)?))),
+            true => self.pick(Leg::Prefill, work, avoid, now, &Suits::All).and_then(|prefill| {
+                Ok((prefill, self.pick(Leg::Decode, work, avoid, now, &Suits::All)?))
+            }),
             false => self.find_fitting(work, avoid, now),
         };
         found.map_err(|_| {
-            let willing = |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
+            let willing =
+                |role| self.here(role).filter(|member| !avoid.unwilling.contains(&member.number));
             let fits = |one: &Member| {
                 let mut decode = willing(Role::Decode);
                 decode.any(|other| self.fit(self.class(one), self.class(other)))
@@ -180,16 +188,19 @@ impl Router {
     ) -> Result<(Picked, Picked), NoWorker> {
         let mut classes = std::mem::take(&mut self.scratch.classes);
         classes.clear();
-        for decode in self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number)) {
+        for decode in
+            self.usable(Role::Decode).filter(|decode| !avoid.unwilling.contains(&decode.number))
+        {
             if !classes.contains(&decode.class) {
                 classes.push(decode.class);
             }
         }
-        let found =
-            self.pick(Leg::Prefill, work, avoid, now, &Suits::Fitting(&classes)).and_then(|prefill| {
+        let found = self.pick(Leg::Prefill, work, avoid, now, &Suits::Fitting(&classes)).and_then(
+            |prefill| {
                 let class = &[prefill.class];
                 Ok((prefill, self.pick(Leg::Decode, work, avoid, now, &Suits::Fitting(class))?))
-            });
+            },
+        );
         self.scratch.classes = classes;
         found
     }
@@ -204,7 +215,8 @@ impl Router {
 
     fn nobody(&self, role: Role, avoid: &Avoid) -> NoWorker {
         let mut here = self.here(role).peekable();
-        let may_come = here.peek().is_none() || !here.all(|member| avoid.unwilling.contains(&member.number));
+        let may_come =
+            here.peek().is_none() || !here.all(|member| avoid.unwilling.contains(&member.number));
         NoWorker::Of { role, may_come }
     }
 
@@ -232,7 +244,8 @@ impl Router {
         let last = table.place_up_to(self.last[role as usize]);
         let time = table.time(now);
         let (workers, forecast, cache) = (table.rows(), &self.forecast, self.cache);
-        let question = Question { leg, work, workers, common, last, chance, now: time, forecast, cache };
+        let question =
+            Question { leg, work, workers, common, last, chance, now: time, forecast, cache };
         let all_suit = match suits {
             Suits::All => true,
             Suits::Readers => table.all_read_alone(),
@@ -243,7 +256,9 @@ impl Router {
             false => self.scratch.pick(policy, question, table, avoid, now, |seat| match suits {
                 Suits::All => true,
                 Suits::Readers => seat.reads_alone,
-                Suits::Fitting(classes) => classes.iter().any(|&class| self.kinds.fit(class, seat.class)),
+                Suits::Fitting(classes) => {
+                    classes.iter().any(|&class| self.kinds.fit(class, seat.class))
+                }
             }),
         };
         let picked = row.map(|row| {
@@ -282,7 +297,8 @@ impl Router {
             }
         });
         let (seats, loads, workers) = (table.seats(), table.loads(), table.rows());
-        let (leg, forecast, cache, time) = (Leg::Whole, &self.forecast, self.cache, table.time(now));
+        let (leg, forecast, cache, time) =
+            (Leg::Whole, &self.forecast, self.cache, table.time(now));
         let question =
             Question { leg, work, workers, common, last: 0, chance: 0, now: time, forecast, cache };
         let may = |&row: &usize| {
@@ -420,7 +436,8 @@ fn against(
 
 fn picked(policy: Policy, question: &Question<'_>, seat: &Seat, worker: &Candidate) -> Picked {
     let missing = question.missing(worker);
-    let foretold = if policy.forecasts() { foretell(question, worker) } else { Foretold::default() };
+    let foretold =
+        if policy.forecasts() { foretell(question, worker) } else { Foretold::default() };
     let reading = question.forecast.reading(missing, question.work.tokens.saturating_sub(missing));
     Picked { worker: seat.number, class: seat.class, missing, reading, foretold }
 }

@@ -17,7 +17,8 @@ impl Router {
         let is_loaded = |member: &Member| {
             tables[member.role as usize].load(member.number).is_some_and(|load| load.booked > 0)
         };
-        let mut asked = self.members.iter_mut().filter(|member| !member.is_leaving || is_loaded(member));
+        let mut asked =
+            self.members.iter_mut().filter(|member| !member.is_leaving || is_loaded(member));
         asked.find_map(|member| member.health.begin_probe(now).then_some(member.number))
     }
 
@@ -64,8 +65,10 @@ impl Router {
         let before = self.members[place].asked.take();
         let role = self.members[place].role;
         self.tables[role as usize].change(worker, |load| {
-            let others =
-                report.zip(before).map(|(report, before)| report.beyond(before, load)).unwrap_or_default();
+            let others = report
+                .zip(before)
+                .map(|(report, before)| report.beyond(before, load))
+                .unwrap_or_default();
             let tokens = u32::try_from(others.unread).unwrap_or(u32::MAX);
             load.set_others(Others { reading: self.forecast.reading(tokens, 0), ..others }, now);
         });
@@ -84,8 +87,10 @@ impl Router {
 
     /// The next worker that is given up now: it was never well for as long as it may take.
     pub fn give_up(&mut self, now: Instant) -> Option<WorkerNumber> {
-        let late =
-            self.members.iter_mut().find_map(|member| member.health.give_up(now).then_some(member.number));
+        let late = self
+            .members
+            .iter_mut()
+            .find_map(|member| member.health.give_up(now).then_some(member.number));
         late.filter(|&worker| self.has(worker))
     }
 

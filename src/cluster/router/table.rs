@@ -62,7 +62,8 @@ impl Table {
 
     /// Where the last worker up to this number is; before the first comes the last of all.
     pub fn place_up_to(&self, number: Option<WorkerNumber>) -> usize {
-        let passed = number.map_or(0, |number| self.seats.partition_point(|seat| seat.number <= number));
+        let passed =
+            number.map_or(0, |number| self.seats.partition_point(|seat| seat.number <= number));
         passed.checked_sub(1).unwrap_or(self.seats.len().saturating_sub(1))
     }
 
@@ -87,12 +88,17 @@ impl Table {
     }
 
     /// Changes a worker's load, and what a choice sees of it. `None` where it has none.
-    pub fn change<R>(&mut self, number: WorkerNumber, change: impl FnOnce(&mut Load) -> R) -> Option<R> {
+    pub fn change<R>(
+        &mut self,
+        number: WorkerNumber,
+        change: impl FnOnce(&mut Load) -> R,
+    ) -> Option<R> {
         let at = self.place(number)?;
         let load = &mut self.loads[at];
         let result = change(load);
         let begun = |since| nanos(since_base(self.base, since));
-        let has_read = load.since.map_or(0, |since| begun(since).saturating_add(nanos(load.reads_for())));
+        let has_read =
+            load.since.map_or(0, |since| begun(since).saturating_add(nanos(load.reads_for())));
         let Candidate { cached, held, .. } = self.rows[at];
         self.rows[at] = Candidate {
             usable: load.usable,

@@ -44,7 +44,10 @@ fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
     let serving = |router: &mut Router, avoid: &Avoid| {
         let (prefill, decode) = router.choose_serving(&Work::of(3), avoid, now)?;
         let chosen = (prefill.as_ref().map(Booking::worker), decode.worker());
-        prefill.into_iter().chain([decode]).for_each(|booking| router.release(booking, Instant::now()));
+        prefill
+            .into_iter()
+            .chain([decode])
+            .for_each(|booking| router.release(booking, Instant::now()));
         Ok::<_, NoWorker>(chosen)
     };
     let none = Avoid::default();
@@ -61,7 +64,11 @@ fn decode_reads_alone_where_no_pair_is_left_or_its_prefill_worker_has_failed() {
     assert!(router.is_ready());
     assert_eq!(router.refused(second), Some(Change::Down));
     assert!(!router.is_ready());
-    assert_eq!(serving(&mut router, &unwilling).map_err(NoWorker::may_come), Err(true), "it may come back");
+    assert_eq!(
+        serving(&mut router, &unwilling).map_err(NoWorker::may_come),
+        Err(true),
+        "it may come back"
+    );
     assert_eq!(booked(&router), [0, 0, 0]);
 }
 
@@ -82,11 +89,15 @@ fn legs_are_chosen_apart_and_numbered_together() {
 fn a_burst_spreads_by_what_is_booked_and_a_release_makes_room() {
     let mut router = router(Policy::LeastLoaded, 1, 2);
     let heavy = router.choose(&Work::of(5), &Avoid::default(), Instant::now()).unwrap();
-    let light: Vec<Pair> =
-        (0..3).map(|_| router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()).collect();
+    let light: Vec<Pair> = (0..3)
+        .map(|_| router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap())
+        .collect();
     assert!(light.iter().all(|pair| numbers(pair) == (0, 2)));
     router.release(heavy.decode, Instant::now());
-    assert_eq!(numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()), (0, 1));
+    assert_eq!(
+        numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()),
+        (0, 1)
+    );
     router.release(heavy.prefill, Instant::now());
     for pair in light {
         router.release(pair.prefill, Instant::now());
@@ -110,13 +121,19 @@ fn nothing_is_booked_without_a_pair() {
     let unwilling = Avoid { unwilling: vec![WorkerNumber(0)], ..Avoid::default() };
     assert_eq!(router.first(&unwilling), Err(NoWorker::Of { role: Role::Prefill, may_come: true }));
     let unwilling = Avoid { unwilling: vec![WorkerNumber(0), WorkerNumber(1)], ..Avoid::default() };
-    assert_eq!(router.first(&unwilling), Err(NoWorker::Of { role: Role::Prefill, may_come: false }));
+    assert_eq!(
+        router.first(&unwilling),
+        Err(NoWorker::Of { role: Role::Prefill, may_come: false })
+    );
     router.refused(WorkerNumber(0));
     assert_eq!(
         router.choose(&Work::of(1), &Avoid::default(), Instant::now()),
         Err(NoWorker::Of { role: Role::Prefill, may_come: true })
     );
-    assert_eq!(router.first(&Avoid::default()), Err(NoWorker::Of { role: Role::Prefill, may_come: true }));
+    assert_eq!(
+        router.first(&Avoid::default()),
+        Err(NoWorker::Of { role: Role::Prefill, may_come: true })
+    );
 }
 
 #[test]
@@ -127,8 +144,9 @@ fn every_worker_is_probed_once_and_unusable_until_then() {
     router.join(Role::Prefill, now);
     router.join(Role::Decode, now);
     assert!(!router.is_ready());
-    let mut probed =
-        || std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect::<Vec<_>>();
+    let mut probed = || {
+        std::iter::from_fn(|| router.begin_probe(now)).map(|worker| worker.0).collect::<Vec<_>>()
+    };
     assert_eq!(probed(), [0, 1]);
     assert_eq!(probed(), [0_usize; 0]);
 }
@@ -142,7 +160,10 @@ fn who_leaves_is_not_chosen_again_and_is_known_to_its_last_booking() {
     assert!(router.knows(WorkerNumber(1)) && !router.has(WorkerNumber(1)));
     assert_eq!(router.load(WorkerNumber(1)), Some(Load { booked: 2, ..Load::default() }));
     for _ in 0..3 {
-        assert_eq!(numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()), (0, 2));
+        assert_eq!(
+            numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()),
+            (0, 2)
+        );
     }
     assert_eq!(router.probed(WorkerNumber(1), true, now), None, "it does not come up again");
     assert_eq!(
@@ -181,7 +202,8 @@ fn a_number_never_becomes_anothers_and_turns_go_on_where_one_is_missing() {
 
 #[test]
 fn each_role_has_a_policy_of_its_own() {
-    let mut router = router(Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded }, 2, 2);
+    let mut router =
+        router(Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded }, 2, 2);
     // What the first of each role has does not end.
     let first = router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap();
     let chosen: Vec<_> = (0..3)
@@ -287,7 +309,9 @@ fn those_that_do_not_fit_are_never_paired() {
         assert_eq!(router.introduced(worker, kind("old")), None);
     }
     assert_eq!(router.introduced(new, kind("new")).map(|(worker, _)| worker), Some(other_new));
-    let misfit = |router: &Router, worker| router.misfit(worker).map(|(other, why)| (other, why.to_string()));
+    let misfit = |router: &Router, worker| {
+        router.misfit(worker).map(|(other, why)| (other, why.to_string()))
+    };
     let why = "weights differs: new and old".to_owned();
     assert_eq!(misfit(&router, new), Some((other_new, why)), "it fits nobody");
     assert_eq!(misfit(&router, old), None);
@@ -303,7 +327,10 @@ fn those_that_do_not_fit_are_never_paired() {
     assert_eq!(chosen, [(1, 2), (0, 3), (1, 2), (0, 3)]);
     router.refused(other_old);
     assert!(router.is_ready());
-    assert_eq!(numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()), (1, 2));
+    assert_eq!(
+        numbers(&router.choose(&Work::of(1), &Avoid::default(), Instant::now()).unwrap()),
+        (1, 2)
+    );
     router.refused(new);
     assert!(!router.is_ready());
     assert_eq!(
@@ -353,8 +380,9 @@ fn what_a_worker_has_is_forgotten_with_it() {
     let now = Instant::now();
     let mut router = router(Policy::Slo, 1, 1);
     let work = Work { sequences: 1, samples: 1, tokens: 200, block: 100, blocks: Box::new([1, 2]) };
-    let cached =
-        |router: &Router| router.prefixes[Role::Prefill as usize].depth(WorkerNumber(0), &work.blocks);
+    let cached = |router: &Router| {
+        router.prefixes[Role::Prefill as usize].depth(WorkerNumber(0), &work.blocks)
+    };
     let serve = |router: &mut Router| {
         let pair = router.choose(&work, &Avoid::default(), now).unwrap();
         [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
@@ -390,12 +418,18 @@ fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
             let blocks: Box<[u64]> = (0..1 + mix(chat) % 9)
                 .map(|depth| if depth == 0 { 1 } else { mix(chat << 8 | depth) })
                 .collect();
-            let work =
-                Work { sequences: 1, samples: 1, tokens: 512 * blocks.len() as u32, block: 512, blocks };
+            let work = Work {
+                sequences: 1,
+                samples: 1,
+                tokens: 512 * blocks.len() as u32,
+                block: 512,
+                blocks,
+            };
             let [short, long] = &mut routers;
             let expected = if policy == Policy::Slo { soonest(short, &work, now) } else { None };
-            let pairs = [short.choose(&work, &Avoid::default(), now), long.choose(&work, &long_way, now)]
-                .map(Result::unwrap);
+            let pairs =
+                [short.choose(&work, &Avoid::default(), now), long.choose(&work, &long_way, now)]
+                    .map(Result::unwrap);
             assert_eq!(numbers(&pairs[0]), numbers(&pairs[1]), "{policy:?}, turn {turn}");
             assert!(
                 expected.is_none_or(|worker| worker == pairs[0].prefill.worker()),
@@ -406,7 +440,9 @@ fn the_short_way_to_a_choice_comes_to_what_the_long_one_does() {
                 let at = (mix(turn) % 9) as usize;
                 for (router, mut pair) in routers.iter_mut().zip(open.swap_remove(at)) {
                     router.has_read(&mut pair.prefill, now);
-                    [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
+                    [pair.prefill, pair.decode]
+                        .into_iter()
+                        .for_each(|booking| router.release(booking, now));
                 }
             }
             for router in &mut routers {
@@ -430,7 +466,9 @@ fn soonest(router: &Router, work: &Work, now: Instant) -> Option<WorkerNumber> {
     if usable.iter().any(|(_, _, load)| load.suspect.is_some_and(|until| now < until)) {
         return None;
     }
-    usable.sort_by_key(|(number, ..)| (Some(*number) <= router.last[Role::Prefill as usize], *number));
+    usable.sort_by_key(|(number, ..)| {
+        (Some(*number) <= router.last[Role::Prefill as usize], *number)
+    });
     let ends = usable.into_iter().map(|(number, _, load)| {
         let missing = work.missing(prefixes.depth(number, &work.blocks));
         let reading = router.forecast.reading_ms(missing, work.tokens - missing);
@@ -467,7 +505,9 @@ fn a_router_sees_what_another_has_booked_when_workers_report_it() {
         let chosen = |router: &mut Router, now| {
             let pair = router.choose(&work, &none, now).unwrap();
             let workers = [pair.prefill.worker(), pair.decode.worker()];
-            [pair.prefill, pair.decode].into_iter().for_each(|booking| router.release(booking, now));
+            [pair.prefill, pair.decode]
+                .into_iter()
+                .for_each(|booking| router.release(booking, now));
             workers
         };
         assert_eq!(chosen(&mut second, now), busy, "{policy:?}: it knows of nothing");

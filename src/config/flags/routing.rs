@@ -5,8 +5,8 @@ use super::super::registry::RegistryAddress;
 use super::super::resolved::{FirstToken, Flow, Policy};
 use super::super::values::{WorkerUrl, parse_header_name, parse_health_path, parse_host};
 use crate::limits::{
-    BREAKER_FAILURES_MAX, BREAKER_SECONDS_MAX, HEALTH_PROBES_MAX, HEALTH_SECONDS_MAX, HTTP_CONNECTIONS_MAX,
-    REQUEST_TIME_MAX, RETRIES_DEFAULT, RETRY_BACKOFF_MS_MAX,
+    BREAKER_FAILURES_MAX, BREAKER_SECONDS_MAX, HEALTH_PROBES_MAX, HEALTH_SECONDS_MAX,
+    HTTP_CONNECTIONS_MAX, REQUEST_TIME_MAX, RETRIES_DEFAULT, RETRY_BACKOFF_MS_MAX,
 };
 use clap::{Args, value_parser};
 use std::net::IpAddr;
@@ -158,7 +158,9 @@ pub(in crate::config) struct RetryFlags {
 }
 
 #[derive(Args, Debug)]
-#[command(next_help_heading = "Circuit breaker (a worker whose circuit is open is asked last, not never)")]
+#[command(
+    next_help_heading = "Circuit breaker (a worker whose circuit is open is asked last, not never)"
+)]
 pub(in crate::config) struct BreakerFlags {
     /// Failed requests that open a worker's circuit
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u32).range(1..=i64::from(BREAKER_FAILURES_MAX)))]

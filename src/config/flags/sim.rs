@@ -2,8 +2,8 @@
 
 use crate::config::resolved::{DecodeAllocation, Flow, Policy};
 use crate::limits::{
-    CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX, ROUTER_WORKERS_MAX,
-    RUNNING_REQUESTS_MAX,
+    CHUNK_MS_MAX, CONTEXT_MAX, LOAD_REQUESTS_MAX, PAGE_SIZE_MAX, QUEUED_REQUESTS_MAX,
+    ROUTER_WORKERS_MAX, RUNNING_REQUESTS_MAX,
 };
 use clap::{Args, Subcommand, ValueEnum, value_parser};
 use std::fmt;

@@ -9,8 +9,8 @@ use crate::config::flags::{
 use crate::config::quantities::{coefficients, positive};
 use crate::config::registry::RegistryAddress;
 use crate::config::resolved::{
-    BalanceTerms, BreakerTerms, CacheTerms, Cost, FirstToken, Flow, Forecast, HealthTerms, Policies, Policy,
-    PrefillEndpoint, RequestTerms, RetryTerms, RouterConfig,
+    BalanceTerms, BreakerTerms, CacheTerms, Cost, FirstToken, Flow, Forecast, HealthTerms,
+    Policies, Policy, PrefillEndpoint, RequestTerms, RetryTerms, RouterConfig,
 };
 use crate::config::values::WorkerUrl;
 use crate::limits::{CONTEXT_MAX, REQUEST_TIME_MAX, ROUTER_PROBE_TIME, ROUTER_WORKERS_MAX};
@@ -58,13 +58,16 @@ impl Resolver<'_> {
         let takes_anybody = insecure || flags.front.host.is_loopback();
         let front = self.front(flags.front, FRONT_PORT)?;
         let metrics = metrics(&flags.scrape, front.address())?;
-        let is_tuned =
-            cache_threshold.is_some() || balance_abs_threshold.is_some() || balance_rel_threshold.is_some();
+        let is_tuned = cache_threshold.is_some()
+            || balance_abs_threshold.is_some()
+            || balance_rel_threshold.is_some();
         // What sglang-router has unless told otherwise, and whoever tunes it means.
         let usual = if is_tuned { Policy::CacheAware } else { Policy::default() };
         let policy = policy.unwrap_or(usual);
-        let policies =
-            Policies { prefill: prefill_policy.unwrap_or(policy), decode: decode_policy.unwrap_or(policy) };
+        let policies = Policies {
+            prefill: prefill_policy.unwrap_or(policy),
+            decode: decode_policy.unwrap_or(policy),
+        };
         if [policies.prefill, policies.decode].into_iter().any(Policy::forecasts)
             && (flags.forecast.prefill_ms.is_empty() || flags.forecast.decode_ms.is_empty())
         {
@@ -73,7 +76,8 @@ impl Resolver<'_> {
         }
         let cache = cache(policies, cache_threshold, balance_abs_threshold, balance_rel_threshold)?;
         if flags.balance.rebalance && flags.forecast.prefill_ms.is_empty() {
-            let why = "how far prefill workers are behind is foretold for Qwen3-32B-FP8 on two H200";
+            let why =
+                "how far prefill workers are behind is foretold for Qwen3-32B-FP8 on two H200";
             self.warnings.push(format!("--rebalance: without --prefill-ms {why}"));
         }
         let forecast = forecast(&flags.forecast, policies, flags.balance.rebalance)?;
@@ -129,7 +133,11 @@ fn prefill_endpoints(words: &[String]) -> Result<Vec<PrefillEndpoint>, ConfigErr
         } else if takes_port && !word.contains([':', '.']) && word != "localhost" {
             return Err(value("--prefill", word, BOOTSTRAP_PORTS));
         } else if is_port {
-            return Err(value("--prefill", word, "a worker's address comes before its bootstrap port"));
+            return Err(value(
+                "--prefill",
+                word,
+                "a worker's address comes before its bootstrap port",
+            ));
         } else {
             let url = word.parse().map_err(|limit: String| value("--prefill", word, limit))?;
             endpoints.push(PrefillEndpoint { url, bootstrap_port: None });
@@ -223,7 +231,11 @@ fn cache(
 }
 
 /// The balance of roles foretells how long prompts are read.
-fn forecast(flags: &ForecastFlags, policies: Policies, rebalance: bool) -> Result<Forecast, ConfigError> {
+fn forecast(
+    flags: &ForecastFlags,
+    policies: Policies,
+    rebalance: bool,
+) -> Result<Forecast, ConfigError> {
     let typed = [
         ("--slo-ttft-ms", flags.slo_ttft_ms.is_some()),
         ("--slo-tpot-ms", flags.slo_tpot_ms.is_some()),
@@ -247,8 +259,18 @@ fn forecast(flags: &ForecastFlags, policies: Policies, rebalance: bool) -> Resul
     let default = Forecast::default();
     Ok(Forecast {
         cost: Cost {
-            prefill: coefficients("--prefill-ms", &flags.prefill_ms, default.cost.prefill, default.chunk)?,
-            decode: coefficients("--decode-ms", &flags.decode_ms, default.cost.decode, CONTEXT_MAX)?,
+            prefill: coefficients(
+                "--prefill-ms",
+                &flags.prefill_ms,
+                default.cost.prefill,
+                default.chunk,
+            )?,
+            decode: coefficients(
+                "--decode-ms",
+                &flags.decode_ms,
+                default.cost.decode,
+                CONTEXT_MAX,
+            )?,
         },
         bytes_per_token: flags.kv_bytes_per_token.unwrap_or(default.bytes_per_token),
         bytes_per_second: match flags.nic_gigabytes {
@@ -299,7 +321,13 @@ fn metrics(flags: &ScrapeFlags, front: SocketAddr) -> Result<Option<SocketAddr>,
 fn requests(flags: RequestFlags) -> Result<RequestTerms, ConfigError> {
     let defaults = RequestTerms::default();
     let concurrent = match u32::try_from(flags.max_concurrent_requests) {
-        Ok(0) => return Err(value("--max-concurrent-requests", 0, "must be at least 1, or -1 for no limit")),
+        Ok(0) => {
+            return Err(value(
+                "--max-concurrent-requests",
+                0,
+                "must be at least 1, or -1 for no limit",
+            ));
+        }
         limit => limit.ok(),
     };
     if flags.flow != Flow::Dual && flags.first_token == FirstToken::Prefill {

@@ -1,8 +1,8 @@
 //! Command lines of `baton router`, those written for sglang-router among them.
 
 use crate::config::resolved::{
-    BreakerTerms, CacheTerms, Command, FirstToken, Flow, HealthTerms, Policies, Policy, RequestTerms,
-    RetryTerms, RouterConfig,
+    BreakerTerms, CacheTerms, Command, FirstToken, Flow, HealthTerms, Policies, Policy,
+    RequestTerms, RetryTerms, RouterConfig,
 };
 use crate::config::{Invocation, Surroundings, parse};
 use crate::limits::RETRIES_DEFAULT;
@@ -43,14 +43,17 @@ fn urls_are_grouped_with_their_ports() {
         "--pd-disaggregation --prefill http://a:1 9000 --prefill http://b:2 none --prefill http://c:3 \
          --decode http://e:5 --decode http://d:4",
     );
-    let prefill: Vec<_> = config.prefill.iter().map(|e| (e.url.to_string(), e.bootstrap_port)).collect();
+    let prefill: Vec<_> =
+        config.prefill.iter().map(|e| (e.url.to_string(), e.bootstrap_port)).collect();
     let named = |url: &str, port| (url.to_owned(), port);
     assert_eq!(
         prefill,
         [named("http://a:1", Some(9000)), named("http://b:2", None), named("http://c:3", None)]
     );
     assert_eq!((config.decode.len(), config.front.port), (2, 8000));
-    for line in ["--prefill none", "--prefill http://a:1 0", "--prefill http://a:1 65536", "--prefill 9000"] {
+    for line in
+        ["--prefill none", "--prefill http://a:1 0", "--prefill http://a:1 65536", "--prefill 9000"]
+    {
         assert!(refusal(line).starts_with("--prefill "), "{line}");
     }
 }
@@ -70,9 +73,11 @@ fn tries_are_counted_or_left_out() {
 #[test]
 fn a_flow_is_dual_unless_said_and_no_other_has_prefill_s_token_first() {
     assert_eq!(router("").0.requests.flow, Flow::Dual);
-    for (name, flow) in
-        [("dual", Flow::Dual), ("prefill-first", Flow::PrefillFirst), ("decode-first", Flow::DecodeFirst)]
-    {
+    for (name, flow) in [
+        ("dual", Flow::Dual),
+        ("prefill-first", Flow::PrefillFirst),
+        ("decode-first", Flow::DecodeFirst),
+    ] {
         assert_eq!(router(&format!("--flow {name}")).0.requests.flow, flow);
         let both = format!("--flow {name} --first-token prefill");
         if flow == Flow::Dual {
@@ -126,7 +131,10 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
     assert_eq!(config.front.address(), "0.0.0.0:30000".parse().unwrap());
     assert_eq!(config.front.body_max, 1 << 20);
     assert_eq!(config.metrics, Some("127.0.0.1:29000".parse().unwrap()));
-    assert_eq!(config.policies, Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded });
+    assert_eq!(
+        config.policies,
+        Policies { prefill: Policy::RoundRobin, decode: Policy::LeastLoaded }
+    );
     assert_eq!(
         config.requests,
         RequestTerms {
@@ -165,7 +173,8 @@ fn a_command_line_of_sglang_router_means_what_it_says() {
         }
     );
     assert_eq!(config.health_path, "/ready");
-    let about = |flag: &str| warnings.iter().any(|warning| warning.starts_with(&format!("{flag}: ")));
+    let about =
+        |flag: &str| warnings.iter().any(|warning| warning.starts_with(&format!("{flag}: ")));
     assert!(about("--model-path") && about("--tokenizer-path"), "{warnings:?}");
     assert_eq!(router("--disable-circuit-breaker").0.breaker.failures, None);
     assert_eq!(router("--max-concurrent-requests -1").0.requests.concurrent, None);
@@ -180,7 +189,8 @@ fn every_flag_of_sglang_router_is_taken_or_refused_by_name() {
     let router = command.find_subcommand("router").unwrap();
     let is_ours = |flag: &str| {
         let name = flag.strip_prefix("--").unwrap();
-        let is_named = |arg: &clap::Arg| arg.get_all_aliases().is_some_and(|all| all.contains(&name));
+        let is_named =
+            |arg: &clap::Arg| arg.get_all_aliases().is_some_and(|all| all.contains(&name));
         router.get_arguments().any(|arg| arg.get_long() == Some(name) || is_named(arg))
     };
     let theirs = include_str!("../../../tests/recordings/sglang-router-0.3.2.flags");
@@ -188,7 +198,10 @@ fn every_flag_of_sglang_router_is_taken_or_refused_by_name() {
     assert_eq!((taken.len(), refused.len()), (42, 56));
     for flag in refused {
         let refusal = refusal(flag);
-        assert!(refusal.starts_with(&format!("{flag} is not supported by this version: ")), "{refusal}");
+        assert!(
+            refusal.starts_with(&format!("{flag} is not supported by this version: ")),
+            "{refusal}"
+        );
     }
 }
 

@@ -1,7 +1,8 @@
 //! A worker of a cluster, whatever its role.
 
 use super::{
-    ChunkConfig, DataThreads, DecodeAllocation, HandoffConfig, LogConfig, RetractionConfig, WorkerConfig,
+    ChunkConfig, DataThreads, DecodeAllocation, HandoffConfig, LogConfig, RetractionConfig,
+    WorkerConfig,
 };
 use crate::config::values::{Cidr, parse_host};
 use crate::wire::message::Role;
@@ -52,7 +53,11 @@ impl PartConfig {
             Role::Decode => handoff.transfer.takes_tcp(),
             Role::Mixed => false,
         };
-        if listens_for_peers && !host.is_loopback() && handoff.cluster_keys.is_empty() && !handoff.insecure {
+        if listens_for_peers
+            && !host.is_loopback()
+            && handoff.cluster_keys.is_empty()
+            && !handoff.insecure
+        {
             return Err(format!(
                 "--host {host} lets others than this host reach the ports for peers: it needs --cluster-key-file or \
                  --insecure"

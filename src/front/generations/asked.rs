@@ -44,7 +44,13 @@ impl Asked {
 
 impl Generations {
     /// The prompts of a request are known, of these choices: they take their places, and prefill is asked.
-    pub(super) fn ask(&mut self, id: u64, open: Vec<(usize, Given)>, samples: usize, way: &mut Way<'_>) {
+    pub(super) fn ask(
+        &mut self,
+        id: u64,
+        open: Vec<(usize, Given)>,
+        samples: usize,
+        way: &mut Way<'_>,
+    ) {
         let Placement::Decode { worker, .. } = self.terms.placement else { return };
         for (choice, given) in open {
             match self.request(id, choice % samples, worker, Room(0), &given, None) {
@@ -55,7 +61,8 @@ impl Generations {
                     }
                 }
                 Err(error) => {
-                    let cause = if error.status == 429 { Cause::Overloaded } else { Cause::Refused };
+                    let cause =
+                        if error.status == 429 { Cause::Overloaded } else { Cause::Refused };
                     return self.fail(id, &error, cause, way);
                 }
             }
@@ -114,17 +121,21 @@ impl Generations {
 
     /// It is known where the KV of a request will be.
     fn enter(&mut self, id: u64, told: &ToldKv, now: Instant) -> Result<(), ApiError> {
-        let Placement::Decode { fake_bootstrap, fake_by_default, proven, .. } = self.terms.placement else {
+        let Placement::Decode { fake_bootstrap, fake_by_default, proven, .. } =
+            self.terms.placement
+        else {
             return Ok(());
         };
         let Some(live) = self.live.get_mut(&id) else { return Ok(()) };
         let met = told.met(live.timings.len()).map_err(|error| {
-            let why = format!("the prefill worker that was asked says of its KV: {}", error.message);
+            let why =
+                format!("the prefill worker that was asked says of its KV: {}", error.message);
             source_error(Cause::Incompatible, why)
         })?;
         live.request.bootstrap = Some(met);
         let choices = live.timings.len();
-        let meetings = (0..choices).map(|choice| self.meeting(id, choice, fake_bootstrap, fake_by_default));
+        let meetings =
+            (0..choices).map(|choice| self.meeting(id, choice, fake_bootstrap, fake_by_default));
         let meetings = meetings.collect::<Result<Vec<_>, _>>()?;
         let asked = self.live.get_mut(&id).and_then(|live| live.asked.as_mut());
         let waiting = asked.map(|asked| std::mem::take(&mut asked.waiting)).unwrap_or_default();
@@ -156,7 +167,8 @@ impl Generations {
             }
         }
         while let Some((_, id)) = self.hurried.pop_front_if(|(until, _)| *until <= way.now) {
-            let hurried = |live: &Live| Some(live.asked.as_ref()?.core.hurried(live.have_all_begun()));
+            let hurried =
+                |live: &Live| Some(live.asked.as_ref()?.core.hurried(live.have_all_begun()));
             let next = self.live.get(&id).and_then(hurried);
             if let Some(Next::FailAsPartners(cause)) = next {
                 self.fail(id, &told_of_source(cause), cause, way);

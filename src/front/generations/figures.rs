@@ -33,7 +33,9 @@ impl Generations {
         if let Some(stages) = times.stages() {
             metrics.first_token(&stages);
             match self.carried(leg) {
-                Some((bytes, transport)) if times.were_handed_over() && transport != Transport::Fake => {
+                Some((bytes, transport))
+                    if times.were_handed_over() && transport != Transport::Fake =>
+                {
                     metrics.transferred(bytes, stages.handover);
                 }
                 _ => {}
@@ -55,8 +57,11 @@ impl Generations {
     }
 
     pub(super) fn first_timings(&self, live: &Live) -> Timings {
-        let first =
-            live.legs.iter().filter_map(|leg| self.legs.get(leg)).find(|leg| leg.part != Part::Prefill);
+        let first = live
+            .legs
+            .iter()
+            .filter_map(|leg| self.legs.get(leg))
+            .find(|leg| leg.part != Part::Prefill);
         first.map(|leg| self.timings(leg)).unwrap_or_default()
     }
 

@@ -34,7 +34,8 @@ impl<C: Copy + PartialEq> Flushes<C> {
     /// Too many wait.
     pub fn begin(&mut self, conn: C, workers: &[WorkerId], now: Instant) -> Result<(), ApiError> {
         if self.0.len() >= FLUSHES_MAX {
-            let why = format!("{FLUSHES_MAX} requests wait for a flush, as many as may; try again later");
+            let why =
+                format!("{FLUSHES_MAX} requests wait for a flush, as many as may; try again later");
             return Err(ApiError::busy(why));
         }
         self.0.push_back(Flush {
@@ -67,7 +68,10 @@ impl<C: Copy + PartialEq> Flushes<C> {
 
     /// A client has gone.
     pub fn gone(&mut self, conn: C) {
-        self.0.iter_mut().filter(|flush| flush.conn == Some(conn)).for_each(|flush| flush.conn = None);
+        self.0
+            .iter_mut()
+            .filter(|flush| flush.conn == Some(conn))
+            .for_each(|flush| flush.conn = None);
     }
 }
 

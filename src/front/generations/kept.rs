@@ -11,7 +11,9 @@ impl Generations {
     /// The prompt of a leg is computed. Where its KV is kept the choice ends by that, and the leg works for nobody until
     /// decode claims it.
     pub(super) fn kept(&mut self, request: RequestId, cached: u32, way: &mut Way<'_>) {
-        let Some(leg) = self.legs.get_mut(&request).filter(|leg| leg.part == Part::Kept) else { return };
+        let Some(leg) = self.legs.get_mut(&request).filter(|leg| leg.part == Part::Kept) else {
+            return;
+        };
         // Whoever asks for it late is told that it is computed once more.
         let Some(sampled) = leg.held.take() else { return };
         let leg = *leg;
@@ -39,8 +41,9 @@ impl Generations {
 
     /// Gives up all KV that is kept for decode and whose clients have their answers; of how many prompts.
     pub(super) fn drop_kept(&mut self) -> usize {
-        let is_kept =
-            |leg: &&Leg| leg.part == Part::Kept && !leg.finished && !self.live.contains_key(&leg.exchange);
+        let is_kept = |leg: &&Leg| {
+            leg.part == Part::Kept && !leg.finished && !self.live.contains_key(&leg.exchange)
+        };
         let kept: Vec<Leg> = self.legs.values().filter(is_kept).copied().collect();
         for leg in &kept {
             self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::Aborted);

@@ -57,7 +57,8 @@ impl Generations {
             Event::Token { request, sampled, first } => {
                 let Some(leg) = self.legs.get_mut(&request) else { return };
                 if let Some(last) = leg.last_token.replace(way.now) {
-                    self.metrics[leg.worker.index()].next_token(way.now.saturating_duration_since(last));
+                    self.metrics[leg.worker.index()]
+                        .next_token(way.now.saturating_duration_since(last));
                 }
                 if matches!(leg.part, Part::Held | Part::Kept) {
                     leg.held = Some(sampled);
@@ -66,7 +67,9 @@ impl Generations {
                 match leg.part {
                     Part::Visible | Part::Ahead => {
                         // A stop string may end it before its leg does.
-                        if let Some(live) = self.live.get_mut(&leg.exchange).filter(|_| first.is_some()) {
+                        if let Some(live) =
+                            self.live.get_mut(&leg.exchange).filter(|_| first.is_some())
+                        {
                             live.timings[leg.choice].decode = first;
                         }
                         match leg.part {
@@ -100,7 +103,8 @@ impl Generations {
             }
             Event::Flushed { worker, pages } => {
                 if let Some((conn, pages)) = self.flushes.done(worker, pages) {
-                    let body = serde_json::json!({ "success": true, "flushed_pages": pages }).to_string();
+                    let body =
+                        serde_json::json!({ "success": true, "flushed_pages": pages }).to_string();
                     let body = body.as_bytes();
                     way.answer(conn, &Answer { status: 200, media: JSON, body, retry_after: None });
                 }
@@ -118,7 +122,8 @@ impl Generations {
         let late = self.live.values().filter(|live| live.arrived + patience <= now);
         for request in late.flat_map(|live| &live.legs) {
             let Some(leg) = self.legs.get_mut(request) else { continue };
-            let is_held = matches!(leg.part, Part::Held | Part::Ahead) && !leg.finished && !leg.given_up;
+            let is_held =
+                matches!(leg.part, Part::Held | Part::Ahead) && !leg.finished && !leg.given_up;
             if is_held && !self.handoff.is_asked_for(leg.worker, leg.slot) {
                 leg.given_up = true;
                 self.handoff.worker_mut(leg.worker).abort(leg.slot, Cause::PeerLost);
@@ -163,7 +168,9 @@ impl Generations {
 
     /// A prefill leg whose decode leg is here, too, has sampled.
     fn ahead(&mut self, leg: &Leg, sampled: &Sampled, way: &mut Way<'_>) {
-        let Placement::Split { first_token: FirstToken::Prefill, .. } = self.terms.placement else { return };
+        let Placement::Split { first_token: FirstToken::Prefill, .. } = self.terms.placement else {
+            return;
+        };
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let is_stream = live.exchange.as_ref().is_some_and(Exchange::is_stream);
         if is_stream && live.first[leg.choice] == First::Due {
@@ -189,7 +196,8 @@ impl Generations {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         let Some(exchange) = live.exchange.as_mut() else { return };
         let mut out = Vec::new();
-        let Step::Stop(finish) = exchange.push(leg.choice, sampled, &self.text.tokenizer, &mut out) else {
+        let Step::Stop(finish) = exchange.push(leg.choice, sampled, &self.text.tokenizer, &mut out)
+        else {
             return live.stream(&out, way);
         };
         live.timings[leg.choice].ended = Some(way.now);
@@ -252,8 +260,10 @@ impl Generations {
             }
             (Part::Visible | Part::Held | Part::Ahead | Part::Kept, Some(cause)) => {
                 self.end_partner(&leg, cause);
-                let ended =
-                    self.live.get(&leg.exchange).is_some_and(|live| live.timings[leg.choice].ended.is_some());
+                let ended = self
+                    .live
+                    .get(&leg.exchange)
+                    .is_some_and(|live| live.timings[leg.choice].ended.is_some());
                 // A choice that a stop string ended was told to stop; that is no failure.
                 if !ended && !self.awaits_word(leg.exchange, cause, way.now) {
                     self.fail(leg.exchange, &error_of(cause), cause, way);
@@ -262,7 +272,13 @@ impl Generations {
         }
     }
 
-    pub(super) fn end_choice(&mut self, leg: &Leg, outcome: Outcome, cached: u32, way: &mut Way<'_>) {
+    pub(super) fn end_choice(
+        &mut self,
+        leg: &Leg,
+        outcome: Outcome,
+        cached: u32,
+        way: &mut Way<'_>,
+    ) {
         let Some(live) = self.live.get_mut(&leg.exchange) else { return };
         live.timings[leg.choice].ended.get_or_insert(way.now);
         self.record(leg, way.now);

@@ -51,7 +51,10 @@ impl Generations {
         let text::Answer { id, made } = answer;
         match (made, self.converted(id)) {
             (Ok(Made::Body(body)), Some(conn)) => {
-                way.answer(conn, &Answer { status: 200, media: JSON, body: &body, retry_after: None });
+                way.answer(
+                    conn,
+                    &Answer { status: 200, media: JSON, body: &body, retry_after: None },
+                );
             }
             (Err(error), Some(conn)) => way.refuse(conn, &error),
             (Ok(Made::Ids(prompts, ids)), _) => self.tokenised(id, &prompts, ids, way),
@@ -76,7 +79,8 @@ impl Generations {
         }
         let Some(live) = self.live.get_mut(&id) else { return };
         let request = &live.request;
-        let echoed = if request.echo { echoes(prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
+        let echoed =
+            if request.echo { echoes(prompts, &ids, &self.text.tokenizer) } else { Vec::new() };
         let prompted: Vec<Prompted> = ids
             .into_iter()
             .enumerate()
@@ -91,8 +95,10 @@ impl Generations {
             SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
         });
         let kept = live.kept.clone();
-        let renderer = Renderer::new(request, &live.id, created, &self.terms.names[0]).with_kept(kept);
-        let exchange = Exchange::new(request, renderer, &prompted, &self.terms.eos, live.id.clone());
+        let renderer =
+            Renderer::new(request, &live.id, created, &self.terms.names[0]).with_kept(kept);
+        let exchange =
+            Exchange::new(request, renderer, &prompted, &self.terms.eos, live.id.clone());
         live.exchange = Some(exchange);
         live.timings = vec![ChoiceTimes::default(); prompted.len() * request.samples];
         live.first = vec![First::default(); live.timings.len()];
@@ -166,7 +172,12 @@ impl Generations {
     fn fits(&self, request: &GenerateRequest, param: &str, prompt: usize) -> Result<(), ApiError> {
         let answer = request.max_tokens.map_or(1, |max| max as usize);
         if prompt + answer > self.text.context {
-            return Err(ApiError::context_length_exceeded(param, prompt, answer, self.text.context));
+            return Err(ApiError::context_length_exceeded(
+                param,
+                prompt,
+                answer,
+                self.text.context,
+            ));
         }
         Ok(())
     }

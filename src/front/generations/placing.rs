@@ -70,9 +70,11 @@ impl Generations {
         match self.terms.placement.clone() {
             Placement::Prefill { worker, fake_bootstrap, .. } => {
                 let live = self.live.get(&exchange);
-                if let Some((kept, live)) = live.and_then(|live| Some((live.kept.as_ref()?, live))) {
+                if let Some((kept, live)) = live.and_then(|live| Some((live.kept.as_ref()?, live)))
+                {
                     // Decode that leases pages first must not wait for a pool in which others wait for decode's.
-                    let is_claimed = live.request.keeps_kv.as_ref().is_some_and(|keep| keep.claimed);
+                    let is_claimed =
+                        live.request.keeps_kv.as_ref().is_some_and(|keep| keep.claimed);
                     let mut request =
                         self.request(exchange, sample, worker, kept.room(choice), given, Some(1))?;
                     request.keep = !is_claimed;
@@ -94,7 +96,8 @@ impl Generations {
                 self.start(exchange, choice, Part::Visible, request, None, None, now);
             }
             Placement::Decode { worker, fake_bootstrap, fake_by_default, proven, .. } => {
-                let (room, source) = self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
+                let (room, source) =
+                    self.meeting(exchange, choice, fake_bootstrap, fake_by_default)?;
                 let mut request = self.request(exchange, sample, worker, room, given, None)?;
                 self.salt_as_from(&source, proven, &mut request);
                 self.start(exchange, choice, Part::Visible, request, Some(&source), None, now);
@@ -119,7 +122,15 @@ impl Generations {
                 let partners = (reader.id, writer.id);
                 self.start(exchange, choice, Part::Prefill, reader, None, Some(partners.1), now);
                 let from = Source::Local(source);
-                self.start(exchange, choice, Part::Visible, writer, Some(&from), Some(partners.0), now);
+                self.start(
+                    exchange,
+                    choice,
+                    Part::Visible,
+                    writer,
+                    Some(&from),
+                    Some(partners.0),
+                    now,
+                );
             }
         }
         Ok(())
@@ -134,12 +145,16 @@ impl Generations {
         let Some(keep) = &request.keeps_kv else { return Ok(None) };
         match &self.terms.placement {
             _ if request.bootstrap.is_some() => refused("and bootstrap_room exclude each other"),
-            Placement::Prefill { registry: (own, port), .. } => match keep.host.as_ref().or(own.as_ref()) {
-                Some(host) => Ok(Some(KeptKv::new(host, keep.port.unwrap_or(*port), room_of(random())))),
-                None => refused(
-                    "needs an address that decode workers reach: in its remote_host, or by this worker's --advertise-host",
-                ),
-            },
+            Placement::Prefill { registry: (own, port), .. } => {
+                match keep.host.as_ref().or(own.as_ref()) {
+                    Some(host) => {
+                        Ok(Some(KeptKv::new(host, keep.port.unwrap_or(*port), room_of(random()))))
+                    }
+                    None => refused(
+                        "needs an address that decode workers reach: in its remote_host, or by this worker's --advertise-host",
+                    ),
+                }
+            }
             Placement::Split { .. } | Placement::Mixed(_) | Placement::Decode { .. } => {
                 refused("asks to keep KV for a decode worker; this is no prefill worker")
             }
@@ -216,17 +231,22 @@ impl Generations {
         given: &Given,
         max_new: Option<u32>,
     ) -> Result<Box<Request>, ApiError> {
-        let Some(live) = self.live.get(&exchange) else { return Err(ApiError::new(500, "internal", "lost")) };
+        let Some(live) = self.live.get(&exchange) else {
+            return Err(ApiError::new(500, "internal", "lost"));
+        };
         let Given { ids, resumed } = given;
         let asked = &live.request;
         let deadline = live.arrived + asked.patience;
         let home = self.handoff.worker_mut(worker);
-        let room_left = home.tokens().min(self.text.context).saturating_sub(ids.len()).max(1) as u32;
-        let max_new = max_new.unwrap_or_else(|| asked.max_tokens.map_or(room_left, |most| most - resumed));
+        let room_left =
+            home.tokens().min(self.text.context).saturating_sub(ids.len()).max(1) as u32;
+        let max_new =
+            max_new.unwrap_or_else(|| asked.max_tokens.map_or(room_left, |most| most - resumed));
         if ids.len() + max_new as usize > home.tokens() {
             return Err(ApiError::kv_memory_exceeded(ids.len(), max_new as usize, home.tokens()));
         }
-        let slot = home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
+        let slot =
+            home.take_slot(prompt_of(ids), deadline).ok_or_else(|| ApiError::overloaded(1))?;
         let pages = home.layout().pages_for(ids.len() as u32 + max_new) as usize;
         let ending = if asked.ignore_eos { &[][..] } else { &self.terms.eos };
         self.next_request += 1;

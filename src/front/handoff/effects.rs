@@ -16,12 +16,19 @@ use crate::transfer::manager::rooms::Slot;
 use crate::transfer::manager::source::{self, SourceEffects};
 use crate::transfer::transport::rdma::RdmaOffer;
 use crate::wire::Multipart;
-use crate::wire::message::{Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport};
+use crate::wire::message::{
+    Message, Rank, RegionLengths, ShmGrant, SocketName, TcpGrant, Token, Transport,
+};
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// What one worker shows of itself in a session. `lanes` lets the other side open lanes of tcp.
-pub fn rank(worker: &Worker, transports: &[Transport], offer: &Offer, lanes: Option<TcpGrant>) -> Rank {
+pub fn rank(
+    worker: &Worker,
+    transports: &[Transport],
+    offer: &Offer,
+    lanes: Option<TcpGrant>,
+) -> Rank {
     let shm = transports.contains(&Transport::Shm).then(|| ShmGrant {
         host: offer.host,
         // Inside a process, and in an offer, there is nothing to dial yet.
@@ -65,10 +72,23 @@ impl<M> Effects<'_, M> {
         let Choice { transport, why } = choice;
         // A worker that tries itself out hands over to nobody.
         if transport == Transport::Fake {
-            return event!(Debug, "handoff", "session", generation = generation, transport = transport);
+            return event!(
+                Debug,
+                "handoff",
+                "session",
+                generation = generation,
+                transport = transport
+            );
         }
         self.worker.memory.tally.count_session(choice);
-        event!(Info, "handoff", "session", generation = generation, transport = transport, why = why);
+        event!(
+            Info,
+            "handoff",
+            "session",
+            generation = generation,
+            transport = transport,
+            why = why
+        );
     }
 
     fn engine_failed(&mut self, slot: Slot, cause: Cause) {
@@ -107,7 +127,12 @@ impl SourceEffects<Link> for Effects<'_, SourceRing> {
         if let Some(rails) = self.worker.rails.as_ref().filter(|_| !pages.is_empty()) {
             rails.targets.store_from(slot, first, pages);
         }
-        self.worker.engine.send(Command::Granted { worker: self.worker.id, slot, generation, target });
+        self.worker.engine.send(Command::Granted {
+            worker: self.worker.id,
+            slot,
+            generation,
+            target,
+        });
     }
 
     fn awaited(&mut self, slot: Slot) {
@@ -148,19 +173,27 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
         self.wishes.push_back(Wish::HangUp { link });
     }
 
-    fn offer(&mut self, session: SessionId, source: &Source, without: &[Transport]) -> Option<Rank> {
+    fn offer(
+        &mut self,
+        session: SessionId,
+        source: &Source,
+        without: &[Transport],
+    ) -> Option<Rank> {
         let mut transports = match source {
             Source::Fake => vec![Transport::Fake],
             _ => self.offer.transports.clone(),
         };
         transports.retain(|transport| !without.contains(transport));
-        let lanes = self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
-            let token = Token(random());
-            self.wishes.push_back(Wish::Grant { worker: self.worker.id, session, token });
-            TcpGrant { address, token }
-        });
+        let lanes =
+            self.offer.data.filter(|_| transports.contains(&Transport::Tcp)).map(|address| {
+                let token = Token(random());
+                self.wishes.push_back(Wish::Grant { worker: self.worker.id, session, token });
+                TcpGrant { address, token }
+            });
         let mut offered = rank(self.worker, &transports, self.offer, lanes);
-        if let Some(rails) = self.worker.rails.as_ref().filter(|_| transports.contains(&Transport::Rdma)) {
+        if let Some(rails) =
+            self.worker.rails.as_ref().filter(|_| transports.contains(&Transport::Rdma))
+        {
             match RdmaOffer::new(rails, sequence) {
                 Ok(offer) => {
                     offered.rdma = Some(offer.grant());
@@ -195,7 +228,12 @@ impl DestinationEffects<Link, Source> for Effects<'_, DestinationRing> {
 
     fn ready(&mut self, slot: Slot, session: SessionId) {
         let Slot { id: slot, generation } = slot;
-        self.worker.engine.send(Command::SessionReady { worker: self.worker.id, slot, generation, session });
+        self.worker.engine.send(Command::SessionReady {
+            worker: self.worker.id,
+            slot,
+            generation,
+            session,
+        });
     }
 
     fn failed(&mut self, slot: Slot, cause: Cause) {

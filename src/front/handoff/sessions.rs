@@ -41,7 +41,8 @@ impl Handoff {
         outcome: Result<Rank, String>,
         now: Instant,
     ) {
-        let Member { worker, role: Role::Prefill { manager, mover }, .. } = &mut self.members[id.index()]
+        let Member { worker, role: Role::Prefill { manager, mover }, .. } =
+            &mut self.members[id.index()]
         else {
             return;
         };
@@ -75,7 +76,11 @@ impl Handoff {
     }
 
     /// Connects a source's queue pairs to those it was told of, and gives its mover its half; what Welcome says.
-    pub fn open_rdma_source(&mut self, session: SourceSession, wait: &WaitSet) -> Result<Rank, String> {
+    pub fn open_rdma_source(
+        &mut self,
+        session: SourceSession,
+        wait: &WaitSet,
+    ) -> Result<Rank, String> {
         let worker = self.worker(session.worker);
         let rails = worker.rails.as_ref().ok_or("there is no rdma here")?;
         for nic in rails.left_out() {
@@ -120,7 +125,8 @@ impl Handoff {
         half: Result<Box<DestinationBinding>, String>,
         now: Instant,
     ) {
-        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } = &mut self.members[id.index()]
+        let Member { worker, role: Role::Decode { manager, mover, .. }, .. } =
+            &mut self.members[id.index()]
         else {
             return;
         };
@@ -140,7 +146,8 @@ impl Handoff {
             Transport::Tcp => Err("tcp inside one process".to_string()),
             Transport::Rdma => Err("rdma inside one process".to_string()),
         };
-        let Member { worker, role: Role::Prefill { manager, mover }, .. } = &mut self.members[id.index()]
+        let Member { worker, role: Role::Prefill { manager, mover }, .. } =
+            &mut self.members[id.index()]
         else {
             return;
         };
@@ -149,7 +156,11 @@ impl Handoff {
                 Some(ring) => drop(self.rings.insert((id, session), ring)),
                 None => {
                     let generation = manager.usage(session).unwrap_or(SessionGeneration(0));
-                    mover.send(SourceCommand::Open { session, generation, binding: Box::new(Fake) });
+                    mover.send(SourceCommand::Open {
+                        session,
+                        generation,
+                        binding: Box::new(Fake),
+                    });
                 }
             }
             rank(worker, &[transport], &self.offer, None)
@@ -183,7 +194,8 @@ impl Handoff {
         };
         let descriptors = ring.descriptors(memory).map_err(text)?;
         let template = asked.template.clone();
-        let half = cursor.connect(descriptors, &peer, asked.layout.page_size, template).map_err(text)?;
+        let half =
+            cursor.connect(descriptors, &peer, asked.layout.page_size, template).map_err(text)?;
         let source_half = ring.connect(shown).map_err(text)?;
         self.open_source(key.0, key.1, Box::new(source_half));
         Ok(Box::new(half))

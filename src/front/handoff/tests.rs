@@ -45,12 +45,17 @@ fn source() -> (Handoff, Announce) {
     let bells = Bells { engine: bell.clone(), ctl: bell.clone(), mover: bell.clone() };
     let rings = Rings::new(&status, &memory.lists, SESSIONS, &bells);
     let early = DecodeAllocation::Early;
-    let manager = SourceManager::new(identity, vec![Transport::Shm], early, status.clone(), SESSIONS);
+    let manager =
+        SourceManager::new(identity, vec![Transport::Shm], early, status.clone(), SESSIONS);
     let engine = Ring::new(crossbeam_channel::bounded(8).0, bell.clone());
     let worker = Worker::new(WorkerId(0), engine, status, memory);
     let offer = Offer { transports: vec![Transport::Shm], host: HOST, data: None, lanes: 1 };
     let mut rank = rank(&worker, &[Transport::Shm], &offer, None);
-    rank.shm = Some(ShmGrant { host: HOST, socket: SocketName::new(b"-").unwrap(), token: Token([0; 16]) });
+    rank.shm = Some(ShmGrant {
+        host: HOST,
+        socket: SocketName::new(b"-").unwrap(),
+        token: Token([0; 16]),
+    });
     let role = Role::Prefill { manager: Box::new(manager), mover: Ring::new(rings.commands, bell) };
     let handoff = Handoff::new(vec![Member { worker, role, reports: Some(rings.reports) }], offer);
     (handoff, Announce { session: SessionGeneration(1), fingerprint, kv, aux, ranks: vec![rank] })

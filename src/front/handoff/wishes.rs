@@ -150,19 +150,28 @@ impl Handoff {
                     );
                 }
                 Wish::Dial { from, source: Source::Fake } => {
-                    self.link_up(from, &Source::Fake, Link::Local { source: from, destination: from }, now);
+                    self.link_up(
+                        from,
+                        &Source::Fake,
+                        Link::Local { source: from, destination: from },
+                        now,
+                    );
                 }
                 Wish::Dial { from: worker, source } => {
                     let until = now + SESSION_SETUP_DEADLINE;
                     self.remote.push_back(Remote::Dial { worker, source, until });
                 }
                 Wish::HangUp { link: Link::Local { .. } } => {}
-                Wish::HangUp { link: Link::Remote(conn) } => self.remote.push_back(Remote::HangUp(conn)),
+                Wish::HangUp { link: Link::Remote(conn) } => {
+                    self.remote.push_back(Remote::HangUp(conn))
+                }
                 Wish::BindSource { link, session } => {
                     self.bound.insert(link, (session.worker, session.session, session.generation));
                     match link {
                         Link::Local { .. } => self.bind_source(&session),
-                        Link::Remote(conn) => self.remote.push_back(Remote::BindSource(conn, session)),
+                        Link::Remote(conn) => {
+                            self.remote.push_back(Remote::BindSource(conn, session))
+                        }
                     }
                 }
                 Wish::CloseDestination { worker, session } => {
@@ -186,7 +195,9 @@ impl Handoff {
                     self.rings.remove(&(worker, session));
                     self.bound.retain(|_, held| (held.0, held.1) != (worker, session));
                 }
-                Wish::Offer { worker, session, offer } => drop(self.offers.insert((worker, session), offer)),
+                Wish::Offer { worker, session, offer } => {
+                    drop(self.offers.insert((worker, session), offer))
+                }
                 Wish::Grant { worker, session, token } => {
                     self.tokens.retain(|_, held| *held != (worker, session));
                     self.tokens.insert(token.0, (worker, session));
@@ -220,7 +231,9 @@ impl Handoff {
     }
 
     fn take_fake(&mut self, from: WorkerId, message: &Multipart, now: Instant) {
-        let Ok(Some(Message::Announce(announce))) = Message::decode(message.parts(), None) else { return };
+        let Ok(Some(Message::Announce(announce))) = Message::decode(message.parts(), None) else {
+            return;
+        };
         let worker = self.worker(from);
         let welcome = Welcome {
             session: announce.session,

@@ -102,8 +102,11 @@ impl Body {
                 State::ChunkData { left } => {
                     let take = clamp(left, input.len() - at);
                     let left = left - take as u64;
-                    self.state =
-                        if left == 0 { State::ChunkEnd { cr: false } } else { State::ChunkData { left } };
+                    self.state = if left == 0 {
+                        State::ChunkEnd { cr: false }
+                    } else {
+                        State::ChunkData { left }
+                    };
                     return Ok((at + take, at..at + take));
                 }
                 State::ChunkSize { size, part, line } => self.size_byte(byte, size, part, line)?,
@@ -131,7 +134,13 @@ impl Body {
         Ok(())
     }
 
-    fn size_byte(&mut self, byte: u8, size: u64, part: SizePart, line: usize) -> Result<(), HttpError> {
+    fn size_byte(
+        &mut self,
+        byte: u8,
+        size: u64,
+        part: SizePart,
+        line: usize,
+    ) -> Result<(), HttpError> {
         use SizePart::{Blank, Cr, Digits, Extension, Start};
         let mut next = size;
         let part = match (part, byte) {
@@ -165,7 +174,13 @@ impl Body {
         Ok(())
     }
 
-    fn trailer_byte(&mut self, byte: u8, line: usize, cr: bool, total: usize) -> Result<(), HttpError> {
+    fn trailer_byte(
+        &mut self,
+        byte: u8,
+        line: usize,
+        cr: bool,
+        total: usize,
+    ) -> Result<(), HttpError> {
         if total == HTTP_TRAILERS_MAX {
             return Err(HttpError::HeadTooLarge { limit: HTTP_TRAILERS_MAX });
         }
@@ -174,7 +189,9 @@ impl Body {
             (b'\r', false) => State::Trailers { line, cr: true, total },
             (b'\n', true) if line == 0 => State::Done,
             (b'\n', true) => State::Trailers { line: 0, cr: false, total },
-            (b'\t' | b' '..=b'~' | 0x80.., false) => State::Trailers { line: line + 1, cr: false, total },
+            (b'\t' | b' '..=b'~' | 0x80.., false) => {
+                State::Trailers { line: line + 1, cr: false, total }
+            }
             _ => return Err(HttpError::Malformed("a trailer")),
         };
         Ok(())

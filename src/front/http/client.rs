@@ -179,7 +179,12 @@ impl ResponseDecoder {
         Ok((used, Some(Event::End { keep_alive })))
     }
 
-    fn body_of(&self, status: u16, version: Version, headers: &Headers) -> Result<Stage, HttpError> {
+    fn body_of(
+        &self,
+        status: u16,
+        version: Version,
+        headers: &Headers,
+    ) -> Result<Stage, HttpError> {
         let framing = headers.framing(version)?.unwrap_or(Framing::UntilClose);
         let keep_alive = headers.keep_alive(version);
         if self.bodyless || matches!(status, 204 | 304) {
@@ -203,8 +208,10 @@ impl FirstLine for StatusLine {
     ) -> Result<(Option<usize>, Self, usize), httparse::Error> {
         let mut response = httparse::Response::new(slots);
         let status = response.parse(text.as_bytes())?;
-        let line =
-            Self { status: response.code.unwrap_or_default(), minor: response.version.unwrap_or_default() };
+        let line = Self {
+            status: response.code.unwrap_or_default(),
+            minor: response.version.unwrap_or_default(),
+        };
         let count = response.headers.len();
         Ok((head::end_of(status), line, count))
     }
@@ -287,7 +294,11 @@ mod tests {
                 whole(503, b"hello", true),
             ),
             (get, "HTTP/1.1 200 OK\r\n\r\nuntil the end", whole(200, b"until the end", false)),
-            (get, "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\nhello", whole(200, b"hello", false)),
+            (
+                get,
+                "HTTP/1.0 200 OK\r\nconnection: keep-alive\r\n\r\nhello",
+                whole(200, b"hello", false),
+            ),
             (get, "HTTP/1.1 204 No Content\r\n\r\n", whole(204, b"", true)),
             (Method::Head, "HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n", whole(200, b"", true)),
             (
@@ -297,7 +308,11 @@ mod tests {
             ),
         ] {
             for step in 1..=bytes.len() {
-                assert_eq!(decode(method, bytes.as_bytes(), step), expected, "{bytes:?} in pieces of {step}");
+                assert_eq!(
+                    decode(method, bytes.as_bytes(), step),
+                    expected,
+                    "{bytes:?} in pieces of {step}"
+                );
             }
         }
     }
@@ -306,20 +321,30 @@ mod tests {
     fn refuses_what_it_cannot_trust() {
         for (bytes, expected) in [
             ("HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhell", HttpError::Truncated),
-            ("HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n", HttpError::Truncated),
+            (
+                "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+                HttpError::Truncated,
+            ),
             ("HTTP/1.1 200 O", HttpError::Truncated),
             ("", HttpError::Truncated),
             ("HTTP/2 200 OK\r\n\r\n", HttpError::Version),
             ("SSH-2.0-x\r\n\r\n", HttpError::Malformed("the first line")),
             ("HTTP/1.1 101 Up\r\n\r\n", HttpError::Malformed("a status that no request asked for")),
-            ("HTTP/1.1 200 OK\r\ncontent-length: 65\r\n\r\n", HttpError::BodyTooLarge { limit: 64 }),
+            (
+                "HTTP/1.1 200 OK\r\ncontent-length: 65\r\n\r\n",
+                HttpError::BodyTooLarge { limit: 64 },
+            ),
             (
                 "HTTP/1.1 200 OK\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
                 HttpError::Malformed("both Content-Length and Transfer-Encoding"),
             ),
         ] {
             for step in [1, 7, usize::MAX] {
-                assert_eq!(decode(Method::Get, bytes.as_bytes(), step).error, Some(expected), "{bytes:?}");
+                assert_eq!(
+                    decode(Method::Get, bytes.as_bytes(), step).error,
+                    Some(expected),
+                    "{bytes:?}"
+                );
             }
         }
         let long = format!("HTTP/1.1 200 OK\r\n\r\n{}", "a".repeat(65));
@@ -332,7 +357,8 @@ mod tests {
     #[test]
     fn what_it_writes_the_server_reads() {
         let mut out = Vec::new();
-        let line = RequestLine { method: Method::Post, target: "/ä b?c=d\r\nx: y", host: "h:1\r\nz: w" };
+        let line =
+            RequestLine { method: Method::Post, target: "/ä b?c=d\r\nx: y", host: "h:1\r\nz: w" };
         write_request(&mut out, line, &[("x-request-id", "r\n1")], Some(b"{}"));
         let (used, request) = Decoder::new(Limits::default()).read(&out).unwrap();
         let request = request.unwrap();
@@ -340,7 +366,10 @@ mod tests {
         assert_eq!(request.head.path(), "/%C3%A4%20b");
         assert_eq!(request.head.query(), "c=d%0D%0Ax:%20y");
         let fields: Vec<_> = request.head.headers.iter().collect();
-        assert_eq!(fields, [("host", "h:1__z: w"), ("x-request-id", "r_1"), ("content-length", "2")]);
+        assert_eq!(
+            fields,
+            [("host", "h:1__z: w"), ("x-request-id", "r_1"), ("content-length", "2")]
+        );
         assert_eq!(request.body, b"{}");
     }
 

@@ -52,7 +52,9 @@ impl Headers {
 
     /// Whether a comma-separated list in the fields called `name` holds `token`.
     fn lists(&self, name: &str, token: &str) -> bool {
-        self.all(name).flat_map(|v| v.split(',')).any(|item| item.trim().eq_ignore_ascii_case(token))
+        self.all(name)
+            .flat_map(|v| v.split(','))
+            .any(|item| item.trim().eq_ignore_ascii_case(token))
     }
 
     /// Whether the connection may carry another message after this one.
@@ -129,7 +131,9 @@ impl Gather {
                 b'\n' => self.line = 0,
                 b'\r' => {}
                 // Binary rubbish and TLS are refused at their first byte, not at the limit.
-                0..=8 | 11..=31 | 127 => return Err(HttpError::Malformed("control character in the head")),
+                0..=8 | 11..=31 | 127 => {
+                    return Err(HttpError::Malformed("control character in the head"));
+                }
                 _ => self.line += 1,
             }
             if self.bytes.len() == self.limit {
@@ -158,7 +162,8 @@ pub(super) fn end_of(status: httparse::Status<usize>) -> Option<usize> {
 
 /// Parses a gathered head with at most `limit` fields.
 pub(super) fn parse<L: FirstLine>(bytes: Vec<u8>, limit: usize) -> Result<(L, Headers), HttpError> {
-    let text = String::from_utf8(bytes).map_err(|_| HttpError::Malformed("the head is not UTF-8"))?;
+    let text =
+        String::from_utf8(bytes).map_err(|_| HttpError::Malformed("the head is not UTF-8"))?;
     let mut slots = [httparse::EMPTY_HEADER; HTTP_HEADERS_MAX];
     let limit = limit.min(HTTP_HEADERS_MAX);
     let (first, count) = match L::parse(&text, &mut slots[..limit]) {
@@ -205,7 +210,8 @@ fn version_refusal(text: &str) -> HttpError {
         return HttpError::Malformed("HTTP/2 without negotiation is not spoken here");
     }
     let names_version = line.split(' ').any(|word| {
-        word.strip_prefix("HTTP/").is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
+        word.strip_prefix("HTTP/")
+            .is_some_and(|version| version.starts_with(|c: char| c.is_ascii_digit()))
     });
     if names_version { HttpError::Version } else { HttpError::Malformed("the first line") }
 }

@@ -107,7 +107,11 @@ impl RequestHead {
 
     /// What the answer's form depends on.
     pub fn exchange(&self) -> Exchange {
-        Exchange { version: self.version, keep_alive: self.keep_alive, bodyless: self.method == Method::Head }
+        Exchange {
+            version: self.version,
+            keep_alive: self.keep_alive,
+            bodyless: self.method == Method::Head,
+        }
     }
 
     fn parse(bytes: Vec<u8>, limits: &Limits) -> Result<Self, HttpError> {
@@ -127,7 +131,9 @@ impl RequestHead {
     fn expects_continue(&self) -> Result<bool, HttpError> {
         match self.headers.get("expect") {
             None => Ok(false),
-            Some(value) if value.eq_ignore_ascii_case("100-continue") => Ok(self.version == Version::Http11),
+            Some(value) if value.eq_ignore_ascii_case("100-continue") => {
+                Ok(self.version == Version::Http11)
+            }
             Some(_) => Err(HttpError::Expectation),
         }
     }
@@ -266,7 +272,9 @@ fn split_target(target: &str, start: usize) -> (Range<usize>, Range<usize>) {
     let scheme = target.find("://").map_or(0, |at| at + 3);
     let path = match target.starts_with('/') {
         true => 0,
-        false if scheme > 0 => target[scheme..].find(['/', '?']).map_or(target.len(), |at| scheme + at),
+        false if scheme > 0 => {
+            target[scheme..].find(['/', '?']).map_or(target.len(), |at| scheme + at)
+        }
         false => 0,
     };
     match target[path..].find('?') {
@@ -286,18 +294,21 @@ fn unescape(text: &str, plus: u8) -> Cow<'_, str> {
         rest = tail;
         match first {
             b'+' => bytes.push(plus),
-            b'%' => match tail.split_first_chunk().and_then(|(&pair, tail)| Some((hex(pair)?, tail))) {
-                Some((byte, tail)) => {
-                    bytes.push(byte);
-                    rest = tail;
+            b'%' => {
+                match tail.split_first_chunk().and_then(|(&pair, tail)| Some((hex(pair)?, tail))) {
+                    Some((byte, tail)) => {
+                        bytes.push(byte);
+                        rest = tail;
+                    }
+                    None => bytes.push(b'%'),
                 }
-                None => bytes.push(b'%'),
-            },
+            }
             other => bytes.push(other),
         }
     }
     Cow::Owned(
-        String::from_utf8(bytes).unwrap_or_else(|bad| String::from_utf8_lossy(bad.as_bytes()).into_owned()),
+        String::from_utf8(bytes)
+            .unwrap_or_else(|bad| String::from_utf8_lossy(bad.as_bytes()).into_owned()),
     )
 }
 
@@ -322,7 +333,10 @@ mod tests {
             while !rest.is_empty() {
                 match decoder.read(rest) {
                     Ok((used, request)) => {
-                        assert!(request.is_some() || used == rest.len(), "bytes left without a request");
+                        assert!(
+                            request.is_some() || used == rest.len(),
+                            "bytes left without a request"
+                        );
                         requests.extend(request);
                         rest = &rest[used..];
                     }
@@ -389,7 +403,12 @@ mod tests {
             target("/route?prefill_dp_rank=-1&&x=%C3%A4+b&y=%zz%4&z"),
             (
                 "/route".into(),
-                vec![pair("prefill_dp_rank", "-1"), pair("x", "ä b"), pair("y", "%zz%4"), pair("z", "")]
+                vec![
+                    pair("prefill_dp_rank", "-1"),
+                    pair("x", "ä b"),
+                    pair("y", "%zz%4"),
+                    pair("z", "")
+                ]
             )
         );
         assert_eq!(target("http://host:80/a?b=c"), ("/a".into(), vec![pair("b", "c")]));
@@ -411,9 +430,11 @@ mod tests {
 
     #[test]
     fn refuses_what_is_malformed_ambiguous_or_too_large() {
-        let post = |fields: &str| format!("POST / HTTP/1.1\r\nhost: x\r\n{fields}\r\n").into_bytes();
+        let post =
+            |fields: &str| format!("POST / HTTP/1.1\r\nhost: x\r\n{fields}\r\n").into_bytes();
         let chunked = |body: &str| {
-            format!("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{body}").into_bytes()
+            format!("POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n{body}")
+                .into_bytes()
         };
         let many = "a: b\r\n".repeat(9);
         let long = "a".repeat(600);
@@ -472,13 +493,15 @@ mod tests {
 
     #[test]
     fn equal_content_lengths_agree() {
-        let request = one(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nhi");
+        let request =
+            one(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\ncontent-length: 2\r\n\r\nhi");
         assert_eq!(request.body, b"hi");
     }
 
     #[test]
     fn asks_for_the_body_once_and_only_while_it_is_awaited() {
-        let head = b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: 2\r\n\r\n";
+        let head =
+            b"POST / HTTP/1.1\r\nhost: x\r\nexpect: 100-Continue\r\ncontent-length: 2\r\n\r\n";
         let mut decoder = Decoder::new(LIMITS);
         assert!(decoder.read(head).unwrap().1.is_none());
         assert_eq!(decoder.head().map(RequestHead::path), Some("/"));

@@ -207,10 +207,14 @@ mod tests {
             stream.end(&mut out);
             (text(out), stream.must_close())
         };
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n";
+        let head =
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncache-control: no-cache\r\n";
         assert_eq!(
             stream(exchange(Version::Http11, true)),
-            (format!("{head}transfer-encoding: chunked\r\n\r\nc\r\nhello, world\r\n0\r\n\r\n"), false)
+            (
+                format!("{head}transfer-encoding: chunked\r\n\r\nc\r\nhello, world\r\n0\r\n\r\n"),
+                false
+            )
         );
         assert_eq!(
             stream(exchange(Version::Http10, true)),
@@ -220,7 +224,8 @@ mod tests {
         assert_eq!(stream(bodyless), (format!("{head}connection: close\r\n\r\n"), false));
 
         let mut out = Vec::new();
-        ResponseWriter::new(&mut out, exchange(Version::Http10, true), 200).body("text/plain", b"OK");
+        ResponseWriter::new(&mut out, exchange(Version::Http10, true), 200)
+            .body("text/plain", b"OK");
         assert!(text(out).ends_with("content-length: 2\r\nconnection: keep-alive\r\n\r\nOK"));
         let mut out = Vec::new();
         ResponseWriter::new(&mut out, bodyless, 200).body("text/plain", b"OK");

@@ -67,7 +67,9 @@ impl EventReader {
                     }
                 }
                 b'\n' | b'\r' => self.end_line(),
-                _ if self.line.len() + self.data.len() >= SSE_EVENT_MAX => return Err(EventTooLong),
+                _ if self.line.len() + self.data.len() >= SSE_EVENT_MAX => {
+                    return Err(EventTooLong);
+                }
                 _ => self.line.push(byte),
             }
         }
@@ -75,7 +77,9 @@ impl EventReader {
     }
 
     fn end_line(&mut self) {
-        if let Some(value) = self.line.strip_prefix(b"data").filter(|v| matches!(v, [] | [b':', ..])) {
+        if let Some(value) =
+            self.line.strip_prefix(b"data").filter(|v| matches!(v, [] | [b':', ..]))
+        {
             let value = value.strip_prefix(b":").unwrap_or(value);
             if std::mem::replace(&mut self.some, true) {
                 self.data.push(b'\n');

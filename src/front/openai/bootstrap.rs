@@ -32,15 +32,21 @@ pub(super) fn read(
     prompts: usize,
     samples: usize,
 ) -> Result<Option<Vec<Bootstrap>>, ApiError> {
-    let hosts = fields
-        .one_or_many::<Option<String>, CHOICES_MAX>("bootstrap_host", "must be a text or a list of texts")?;
-    let ports = fields
-        .one_or_many::<Option<u16>, CHOICES_MAX>("bootstrap_port", "must be a port or a list of ports")?;
+    let hosts = fields.one_or_many::<Option<String>, CHOICES_MAX>(
+        "bootstrap_host",
+        "must be a text or a list of texts",
+    )?;
+    let ports = fields.one_or_many::<Option<u16>, CHOICES_MAX>(
+        "bootstrap_port",
+        "must be a port or a list of ports",
+    )?;
     let must = "must be a whole number from 0 to 2^63 - 1 or a list of them";
     let rooms = fields.one_or_many::<u64, CHOICES_MAX>("bootstrap_room", must)?;
     let Some(rooms) = rooms else {
         return match hosts {
-            Some(_) => Err(fields.invalid("bootstrap_room", "is needed where there is a bootstrap_host")),
+            Some(_) => {
+                Err(fields.invalid("bootstrap_room", "is needed where there is a bootstrap_host"))
+            }
             None => Ok(None),
         };
     };
@@ -95,7 +101,10 @@ fn spread_rooms(
         OneOrMany::Many(rooms) if rooms.len() == count => Ok(rooms),
         OneOrMany::Many(rooms) if rooms.len() == prompts => {
             let samples = (count / prompts) as u64;
-            Ok(rooms.iter().flat_map(|&room| (0..samples).map(move |s| room_of_sample(room, s))).collect())
+            Ok(rooms
+                .iter()
+                .flat_map(|&room| (0..samples).map(move |s| room_of_sample(room, s)))
+                .collect())
         }
         OneOrMany::Many(_) => Err(wrong_length(fields, "bootstrap_room", prompts, count)),
     }
@@ -119,7 +128,10 @@ fn room_of_sample(room: u64, s: u64) -> u64 {
 }
 
 fn wrong_length(fields: &Fields<'_>, name: &str, prompts: usize, count: usize) -> ApiError {
-    fields.invalid(name, format!("must have {prompts} or {count} items here, one per prompt or per choice"))
+    fields.invalid(
+        name,
+        format!("must have {prompts} or {count} items here, one per prompt or per choice"),
+    )
 }
 
 /// Whether `host` can be a name or an address; it is dialled.
@@ -132,7 +144,11 @@ pub(super) fn is_host(host: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn read_json(json: &str, prompts: usize, samples: usize) -> Result<Option<Vec<Bootstrap>>, ApiError> {
+    fn read_json(
+        json: &str,
+        prompts: usize,
+        samples: usize,
+    ) -> Result<Option<Vec<Bootstrap>>, ApiError> {
         read(&mut Fields::parse(json.as_bytes()).unwrap(), prompts, samples)
     }
 
@@ -144,12 +160,21 @@ mod tests {
     fn reads_scalars_lists_and_nulls() {
         assert_eq!(read_json("{}", 2, 1), Ok(None));
         assert_eq!(
-            read_json(r#"{"bootstrap_host":null,"bootstrap_port":null,"bootstrap_room":null}"#, 2, 1),
+            read_json(
+                r#"{"bootstrap_host":null,"bootstrap_port":null,"bootstrap_room":null}"#,
+                2,
+                1
+            ),
             Ok(None)
         );
-        let at = |host: &str, port, room| Bootstrap { host: Some(host.into()), port, room: Room(room) };
+        let at =
+            |host: &str, port, room| Bootstrap { host: Some(host.into()), port, room: Room(room) };
         assert_eq!(
-            read_json(r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":null,"bootstrap_room":0}"#, 2, 1),
+            read_json(
+                r#"{"bootstrap_host":"10.0.0.1","bootstrap_port":null,"bootstrap_room":0}"#,
+                2,
+                1
+            ),
             Ok(Some(vec![at("10.0.0.1", None, 0), at("10.0.0.1", None, 1)]))
         );
         assert_eq!(

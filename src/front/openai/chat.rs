@@ -46,8 +46,10 @@ const ACCEPTED: &[&str] =
 pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
     fields.refuse(UNSUPPORTED)?;
-    let conversation = conversation(&mut fields)?.ok_or_else(|| fields.invalid("messages", "is missing"))?;
-    let mut request = GenerateRequest::read(Endpoint::Chat, Prompts::Chat(conversation), &mut fields)?;
+    let conversation =
+        conversation(&mut fields)?.ok_or_else(|| fields.invalid("messages", "is missing"))?;
+    let mut request =
+        GenerateRequest::read(Endpoint::Chat, Prompts::Chat(conversation), &mut fields)?;
     request.read_sampling(&mut fields, &DIALECT, defaults)?;
     request.read_stream_options(&mut fields)?;
     let logprobs = fields.flag("logprobs", false)?;
@@ -63,7 +65,9 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
 /// The conversation in a body, here and in `/tokenize`.
 pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<Conversation>, ApiError> {
     let must = "must be a list of objects";
-    let Some(messages) = fields.tree::<Vec<Map<String, Value>>>("messages", must)? else { return Ok(None) };
+    let Some(messages) = fields.tree::<Vec<Map<String, Value>>>("messages", must)? else {
+        return Ok(None);
+    };
     if messages.is_empty() {
         return Err(fields.invalid("messages", "must not be empty"));
     }
@@ -71,7 +75,9 @@ pub(super) fn conversation(fields: &mut Fields<'_>) -> Result<Option<Conversatio
     Ok(Some(Conversation {
         messages: messages.collect::<Result<_, _>>()?,
         add_generation_prompt: fields.flag("add_generation_prompt", true)?,
-        template_kwargs: fields.tree("chat_template_kwargs", "must be an object")?.unwrap_or_default(),
+        template_kwargs: fields
+            .tree("chat_template_kwargs", "must be an object")?
+            .unwrap_or_default(),
     }))
 }
 
@@ -183,7 +189,10 @@ mod tests {
             ),
             (r#"[{"role":"user","content":[{"type":"text"}]}]"#, "messages[0].content[0]"),
             (r#"[{"role":"user","content":["a"]}]"#, "messages[0].content[0]"),
-            (r#"[{"role":"assistant","content":"a","function_call":{}}]"#, "messages[0].function_call"),
+            (
+                r#"[{"role":"assistant","content":"a","function_call":{}}]"#,
+                "messages[0].function_call",
+            ),
         ] {
             let error = messages(json).expect_err(json);
             assert_eq!((error.status, error.param.as_deref()), (400, Some(param)), "{error}");
@@ -241,7 +250,10 @@ mod tests {
         assert_eq!(with("\"n\":1").unwrap().max_tokens, None);
         assert_eq!(with("\"max_tokens\":5").unwrap().max_tokens, Some(5));
         assert_eq!(with("\"max_completion_tokens\":6").unwrap().max_tokens, Some(6));
-        assert_eq!(with("\"max_tokens\":5,\"max_completion_tokens\":6").unwrap().max_tokens, Some(6));
+        assert_eq!(
+            with("\"max_tokens\":5,\"max_completion_tokens\":6").unwrap().max_tokens,
+            Some(6)
+        );
         for field in ["max_tokens", "max_completion_tokens"] {
             let error = with(&format!("\"{field}\":0")).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(field));
@@ -263,9 +275,12 @@ mod tests {
 
     #[test]
     fn the_template_gets_its_variables() {
-        let request =
-            with(r#""add_generation_prompt":false,"chat_template_kwargs":{"enable_thinking":false}"#);
-        let Prompts::Chat(conversation) = request.unwrap().prompts else { panic!("a conversation") };
+        let request = with(
+            r#""add_generation_prompt":false,"chat_template_kwargs":{"enable_thinking":false}"#,
+        );
+        let Prompts::Chat(conversation) = request.unwrap().prompts else {
+            panic!("a conversation")
+        };
         assert!(!conversation.add_generation_prompt);
         assert_eq!(Value::Object(conversation.template_kwargs), json!({"enable_thinking": false}));
     }

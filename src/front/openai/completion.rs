@@ -22,8 +22,8 @@ const UNSUPPORTED: &[Neutral<'_>] = &[("suffix", &["\"\""]), ("logit_bias", &["{
 /// What is missing, malformed, out of range or not supported, by name.
 pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiError> {
     let mut fields = Fields::parse(body)?;
-    let (prompts, batch) =
-        request::prompts(&mut fields, "prompt")?.ok_or_else(|| fields.invalid("prompt", "is missing"))?;
+    let (prompts, batch) = request::prompts(&mut fields, "prompt")?
+        .ok_or_else(|| fields.invalid("prompt", "is missing"))?;
     let mut request = GenerateRequest::read(Endpoint::Completions, prompts, &mut fields)?;
     request.batch = batch;
     request.read_sampling(&mut fields, &DIALECT, defaults)?;
@@ -59,7 +59,10 @@ mod tests {
             (request.prompts, request.batch)
         };
         assert_eq!(prompts("\"a\""), (Prompts::Texts(vec!["a".into()]), false));
-        assert_eq!(prompts("[ \"a\", \"b\"]"), (Prompts::Texts(vec!["a".into(), "b".into()]), true));
+        assert_eq!(
+            prompts("[ \"a\", \"b\"]"),
+            (Prompts::Texts(vec!["a".into(), "b".into()]), true)
+        );
         assert_eq!(prompts("[1,4294967295]"), (Prompts::Ids(vec![vec![1, u32::MAX]]), false));
         assert_eq!(prompts("[[1],[2,3]]"), (Prompts::Ids(vec![vec![1], vec![2, 3]]), true));
     }
@@ -67,7 +70,10 @@ mod tests {
     #[test]
     fn absent_null_and_default_mean_the_same() {
         let bare = read(r#"{"prompt":"a"}"#).unwrap();
-        assert_eq!((bare.max_tokens, bare.samples, bare.logprobs, bare.stream), (Some(16), 1, None, false));
+        assert_eq!(
+            (bare.max_tokens, bare.samples, bare.logprobs, bare.stream),
+            (Some(16), 1, None, false)
+        );
         assert_eq!(bare.sampling, Sampling::default());
         for rest in [
             r#""model":null,"temperature":null,"n":null,"stop":null,"logprobs":null,"seed":null,"bootstrap_room":null"#,
@@ -107,11 +113,17 @@ mod tests {
         assert_eq!((request.max_tokens, request.min_tokens), (Some(9), 3));
         assert_eq!((request.stop, request.stop_token_ids), (vec!["x".to_owned()], vec![5]));
         assert!(
-            request.ignore_eos && !request.skip_special_tokens && request.stream && request.include_usage
+            request.ignore_eos
+                && !request.skip_special_tokens
+                && request.stream
+                && request.include_usage
         );
         assert!(request.return_token_ids && request.return_timings);
         assert_eq!(request.logprobs, Some(0));
-        assert_eq!((request.rids, request.cache_salt.as_deref()), (vec!["r".to_owned()], Some("s")));
+        assert_eq!(
+            (request.rids, request.cache_salt.as_deref()),
+            (vec!["r".to_owned()], Some("s"))
+        );
         let rooms: Vec<_> = request.bootstrap.unwrap().iter().map(|b| b.room.0).collect();
         assert_eq!(rooms, [4, 5]);
         assert_eq!(request.unknown, ["stream_options.every", "no_stop_trim", "foo"]);
@@ -186,12 +198,18 @@ mod tests {
             ("bootstrap_room", "-1"),
         ] {
             let body = match field.split_once('.') {
-                Some((outer, inner)) => format!("{{\"prompt\":\"a\",\"{outer}\":{{\"{inner}\":{value}}}}}"),
+                Some((outer, inner)) => {
+                    format!("{{\"prompt\":\"a\",\"{outer}\":{{\"{inner}\":{value}}}}}")
+                }
                 None if field == "prompt" => format!("{{\"prompt\":{value}}}"),
                 None => format!("{{\"prompt\":\"a\",\"{field}\":{value}}}"),
             };
             let error = read(&body).expect_err(&body);
-            assert_eq!((error.status, error.param.as_deref()), (400, Some(field)), "{value}: {error}");
+            assert_eq!(
+                (error.status, error.param.as_deref()),
+                (400, Some(field)),
+                "{value}: {error}"
+            );
         }
         assert_eq!(read("{}").unwrap_err().param.as_deref(), Some("prompt"));
         assert_eq!(

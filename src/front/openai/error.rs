@@ -34,12 +34,24 @@ impl ApiError {
             400..500 => "invalid_request_error",
             _ => "server_error",
         };
-        Self { status, message: message.into(), kind, param: None, code, retry_after: None, allow: None }
+        Self {
+            status,
+            message: message.into(),
+            kind,
+            param: None,
+            code,
+            retry_after: None,
+            allow: None,
+        }
     }
 
     /// The body is not JSON, or no object.
     pub fn invalid_json(message: impl fmt::Display) -> Self {
-        Self::new(400, "invalid_json", format!("the body is not a JSON object that can be read: {message}"))
+        Self::new(
+            400,
+            "invalid_json",
+            format!("the body is not a JSON object that can be read: {message}"),
+        )
     }
 
     /// The field `param` has a value that cannot be; `must` ends the sentence "`param` …".
@@ -64,7 +76,12 @@ impl ApiError {
     }
 
     /// Prompt and answer together do not fit. `param` is the field that held the prompt.
-    pub fn context_length_exceeded(param: &str, prompt: usize, answer: usize, context: usize) -> Self {
+    pub fn context_length_exceeded(
+        param: &str,
+        prompt: usize,
+        answer: usize,
+        context: usize,
+    ) -> Self {
         let message = format!(
             "this model's context holds {context} tokens; the prompt has {prompt} and {answer} more were asked for"
         );

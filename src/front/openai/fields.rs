@@ -48,7 +48,11 @@ impl<'a> Fields<'a> {
     }
 
     /// The value of `name` as a `T`; `must` says what it must be.
-    pub(super) fn get<T: Deserialize<'a>>(&mut self, name: &str, must: &str) -> Result<Option<T>, ApiError> {
+    pub(super) fn get<T: Deserialize<'a>>(
+        &mut self,
+        name: &str,
+        must: &str,
+    ) -> Result<Option<T>, ApiError> {
         self.take(name).map(|raw| self.value(name, raw, must)).transpose()
     }
 
@@ -78,7 +82,8 @@ impl<'a> Fields<'a> {
     ) -> Result<(), ApiError> {
         match texts.into_iter().find(|text| text.is_empty() || text.len() > most) {
             Some(text) => {
-                Err(self.invalid(name, format!("must have 1 to {most} bytes, and has {}", text.len())))
+                Err(self
+                    .invalid(name, format!("must have 1 to {most} bytes, and has {}", text.len())))
             }
             None => Ok(()),
         }
@@ -92,8 +97,9 @@ impl<'a> Fields<'a> {
     ) -> Result<Option<T>, ApiError> {
         let must = format!("must be a whole number from {} to {}", range.start(), range.end());
         let Some(number) = self.get::<serde_json::Number>(name, &must)? else { return Ok(None) };
-        let value =
-            whole(&number).filter(|value| range.contains(value)).and_then(|value| T::try_from(value).ok());
+        let value = whole(&number)
+            .filter(|value| range.contains(value))
+            .and_then(|value| T::try_from(value).ok());
         value.map(Some).ok_or_else(|| self.invalid(name, must))
     }
 
@@ -137,19 +143,26 @@ impl<'a> Fields<'a> {
         let List { items, count } =
             serde_json::from_str::<List<T, MAX>>(json).map_err(|_| self.invalid(name, must))?;
         if count > MAX {
-            return Err(self.invalid(name, format!("has {count} items, and {MAX} at most are taken")));
+            return Err(
+                self.invalid(name, format!("has {count} items, and {MAX} at most are taken"))
+            );
         }
         Ok(items)
     }
 
     /// The value of `name` as a tree of bounded size.
-    pub(super) fn tree<T: Deserialize<'a>>(&mut self, name: &str, must: &str) -> Result<Option<T>, ApiError> {
+    pub(super) fn tree<T: Deserialize<'a>>(
+        &mut self,
+        name: &str,
+        must: &str,
+    ) -> Result<Option<T>, ApiError> {
         let Some(raw) = self.take(name) else { return Ok(None) };
         let count = nodes(raw.get());
         if count > JSON_NODES_MAX {
-            return Err(
-                self.invalid(name, format!("holds {count} values, and {JSON_NODES_MAX} at most are taken"))
-            );
+            return Err(self.invalid(
+                name,
+                format!("holds {count} values, and {JSON_NODES_MAX} at most are taken"),
+            ));
         }
         self.value(name, raw, must).map(Some)
     }
@@ -195,7 +208,12 @@ impl<'a> Fields<'a> {
         ApiError::invalid(format!("{}{name}", self.path), must)
     }
 
-    fn value<T: Deserialize<'a>>(&self, name: &str, raw: &'a RawValue, must: &str) -> Result<T, ApiError> {
+    fn value<T: Deserialize<'a>>(
+        &self,
+        name: &str,
+        raw: &'a RawValue,
+        must: &str,
+    ) -> Result<T, ApiError> {
         serde_json::from_str(raw.get()).map_err(|_| self.invalid(name, must))
     }
 }
@@ -246,7 +264,9 @@ impl<'de> Deserialize<'de> for Entries<'de> {
                 let mut entries: Vec<(String, &RawValue)> = Vec::new();
                 while let Some((name, value)) = map.next_entry::<String, &RawValue>()? {
                     if entries.len() == JSON_FIELDS_MAX {
-                        return Err(A::Error::custom(format!("more than {JSON_FIELDS_MAX} fields")));
+                        return Err(A::Error::custom(format!(
+                            "more than {JSON_FIELDS_MAX} fields"
+                        )));
                     }
                     if name.len() > NAME_BYTES_MAX {
                         let bytes = name.len();
@@ -255,7 +275,9 @@ impl<'de> Deserialize<'de> for Entries<'de> {
                         )));
                     }
                     if entries.iter().any(|(earlier, _)| *earlier == name) {
-                        return Err(A::Error::custom(format!("the field `{name}` stands there twice")));
+                        return Err(A::Error::custom(format!(
+                            "the field `{name}` stands there twice"
+                        )));
                     }
                     entries.push((name, value));
                 }
@@ -331,15 +353,32 @@ mod tests {
 
     #[test]
     fn a_body_must_be_one_object_of_bounded_size() {
-        let many = format!("{{{}}}", (0..257).map(|i| format!("\"{i}\":0")).collect::<Vec<_>>().join(","));
+        let many =
+            format!("{{{}}}", (0..257).map(|i| format!("\"{i}\":0")).collect::<Vec<_>>().join(","));
         let long = format!("{{\"{}\":0}}", "x".repeat(NAME_BYTES_MAX + 1));
-        for body in
-            ["", "{", "[]", "7", "{} x", "{\"a\":}", "{\"a\":1,\"a\":2}", "{\"a\":\"\u{1}\"}", &many, &long]
-        {
+        for body in [
+            "",
+            "{",
+            "[]",
+            "7",
+            "{} x",
+            "{\"a\":}",
+            "{\"a\":1,\"a\":2}",
+            "{\"a\":\"\u{1}\"}",
+            &many,
+            &long,
+        ] {
             let error = parse(body).err().unwrap_or_else(|| panic!("{body} was taken"));
-            assert_eq!((error.status, error.code, error.param), (400, "invalid_json", None), "{body}");
+            assert_eq!(
+                (error.status, error.code, error.param),
+                (400, "invalid_json", None),
+                "{body}"
+            );
         }
-        assert_eq!(Fields::parse(b"{\"a\":\"\xff\"}").err().map(|error| error.code), Some("invalid_json"));
+        assert_eq!(
+            Fields::parse(b"{\"a\":\"\xff\"}").err().map(|error| error.code),
+            Some("invalid_json")
+        );
     }
 
     #[test]
@@ -371,7 +410,8 @@ mod tests {
 
     #[test]
     fn what_nobody_asked_for_is_left() {
-        let mut fields = parse(r#"{"a":1,"b":null,"c":{"d":1,"e":[ ]},"f":true,"g":false}"#).unwrap();
+        let mut fields =
+            parse(r#"{"a":1,"b":null,"c":{"d":1,"e":[ ]},"f":true,"g":false}"#).unwrap();
         assert_eq!(fields.integer("a", 0..=9), Ok(Some(1u8)));
         let mut inner = fields.object("c").unwrap().unwrap();
         assert_eq!(inner.refuse(&[("e", &["[]"])]), Ok(()));

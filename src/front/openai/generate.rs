@@ -56,9 +56,13 @@ pub fn parse(body: &[u8], defaults: &Sampling) -> Result<GenerateRequest, ApiErr
             return Err(fields.invalid("text", "must be a text or a list of texts"));
         }
         (_, Some((request::Prompts::Texts(_), _))) => {
-            return Err(fields.invalid("input_ids", "must be a list of token ids or a list of such lists"));
+            return Err(
+                fields.invalid("input_ids", "must be a list of token ids or a list of such lists")
+            );
         }
-        (Some(_), Some(_)) => return Err(fields.invalid("input_ids", "and `text` exclude each other")),
+        (Some(_), Some(_)) => {
+            return Err(fields.invalid("input_ids", "and `text` exclude each other"));
+        }
         (None, None) => return Err(fields.invalid("input_ids", "or `text` is needed")),
         (Some(prompts), None) | (None, Some(prompts)) => prompts,
     };
@@ -97,7 +101,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(request.prompts, Prompts::Ids(vec![vec![1, 2], vec![3]]));
-        assert_eq!((request.max_tokens, request.logprobs, request.logprob_text), (Some(8), Some(2), true));
+        assert_eq!(
+            (request.max_tokens, request.logprobs, request.logprob_text),
+            (Some(8), Some(2), true)
+        );
         assert_eq!((request.sampling.temperature, request.sampling.seed), (0.0, Some(3)));
         assert!(request.ignore_eos && request.batch);
         assert_eq!(request.rids, ["r_0", "r_1"]);
@@ -110,7 +117,8 @@ mod tests {
         let request = read(r#"{"text":"a"}"#).unwrap();
         assert_eq!(request.prompts, Prompts::Texts(vec!["a".into()]));
         assert_eq!((request.max_tokens, request.logprobs, request.batch), (Some(128), None, false));
-        let request = read(r#"{"text":["a"],"top_logprobs_num":3,"sampling_params":{"x":1},"y":2}"#).unwrap();
+        let request =
+            read(r#"{"text":["a"],"top_logprobs_num":3,"sampling_params":{"x":1},"y":2}"#).unwrap();
         assert_eq!((request.logprobs, request.batch), (None, true));
         assert_eq!(request.unknown, ["sampling_params.x", "y"]);
     }
@@ -125,7 +133,10 @@ mod tests {
             (r#"{"text":[1]}"#, "text"),
             (r#"{"text":"a","sampling_params":[]}"#, "sampling_params"),
             (r#"{"text":"a","sampling_params":{"temperature":-1}}"#, "sampling_params.temperature"),
-            (r#"{"text":"a","sampling_params":{"max_new_tokens":0}}"#, "sampling_params.max_new_tokens"),
+            (
+                r#"{"text":"a","sampling_params":{"max_new_tokens":0}}"#,
+                "sampling_params.max_new_tokens",
+            ),
             (r#"{"text":"a","sampling_params":{"regex":"a"}}"#, "sampling_params.regex"),
             (r#"{"text":"a","image_data":"x"}"#, "image_data"),
             (r#"{"text":"a","top_logprobs_num":21}"#, "top_logprobs_num"),

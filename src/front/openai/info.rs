@@ -236,7 +236,12 @@ pub struct RoutedLoad {
 
 impl RoutedLoad {
     /// Of so many requests, of which so many wait; its workers have room for that, and so many tokens in use.
-    pub fn new(all: usize, waiting: usize, room: Option<roles::Room>, used: Option<u64>) -> RoutedLoad {
+    pub fn new(
+        all: usize,
+        waiting: usize,
+        room: Option<roles::Room>,
+        used: Option<u64>,
+    ) -> RoutedLoad {
         RoutedLoad {
             dp_rank: 0,
             num_running_reqs: all.saturating_sub(waiting) as u32,
@@ -313,8 +318,10 @@ mod tests {
     #[test]
     fn tells_what_routers_look_for() {
         assert_eq!(
-            serde_json::to_string(&ModelList::of([ModelCard::new("m", "/models/m", 7, 2048)].into_iter()))
-                .unwrap(),
+            serde_json::to_string(&ModelList::of(
+                [ModelCard::new("m", "/models/m", 7, 2048)].into_iter()
+            ))
+            .unwrap(),
             r#"{"object":"list","data":[{"id":"m","object":"model","created":7,"owned_by":"sglang","root":"/models/m","parent":null,"max_model_len":2048}]}"#
         );
         let load = Load { num_running_reqs: 3, disagg_mode: "decode", ..Load::default() };
@@ -323,9 +330,13 @@ mod tests {
         assert_eq!(json["dp_rank_count"], 1);
         assert_eq!(json["loads"][0]["num_running_reqs"], 3);
         assert_eq!(json["loads"][0].get("kv_transfer_latency_ms"), None);
-        let load = Load { num_total_reqs: 5, num_used_tokens: 40, num_waiting_uncached_tokens: 2, ..load };
+        let load =
+            Load { num_total_reqs: 5, num_used_tokens: 40, num_waiting_uncached_tokens: 2, ..load };
         let json = serde_json::to_value(RankLoad::of(&load)).unwrap();
-        assert_eq!(json, serde_json::json!({"dp_rank":0,"num_reqs":5,"num_waiting_reqs":0,"num_tokens":42}));
+        assert_eq!(
+            json,
+            serde_json::json!({"dp_rank":0,"num_reqs":5,"num_waiting_reqs":0,"num_tokens":42})
+        );
     }
 
     #[test]
@@ -334,7 +345,11 @@ mod tests {
         assert_eq!(Abort::parse(br#"{"rid":"","abort_all":true}"#), Ok(Abort::All));
         assert_eq!(Abort::parse(&Abort::body_of(Room(7))), Ok(Abort::Kept(Room(7))));
         for body in ["{}", r#"{"rid":""}"#, r#"{"rid":3}"#] {
-            assert_eq!(Abort::parse(body.as_bytes()).unwrap_err().param.as_deref(), Some("rid"), "{body}");
+            assert_eq!(
+                Abort::parse(body.as_bytes()).unwrap_err().param.as_deref(),
+                Some("rid"),
+                "{body}"
+            );
         }
     }
 }

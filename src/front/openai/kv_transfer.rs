@@ -192,7 +192,10 @@ impl KeptKv {
 
 /// Reads the object of a request with so many choices. What is vLLM's own in it (ids of its engine and blocks) says
 /// nothing here.
-pub(super) fn read(fields: &mut Fields<'_>, choices: usize) -> Result<Option<KvTransfer>, ApiError> {
+pub(super) fn read(
+    fields: &mut Fields<'_>,
+    choices: usize,
+) -> Result<Option<KvTransfer>, ApiError> {
     let Some(mut object) = fields.object(FIELD)? else { return Ok(None) };
     let keep = object.flag("do_remote_decode", false)?;
     match (keep, object.flag("do_remote_prefill", false)?) {
@@ -206,11 +209,13 @@ pub(super) fn read(fields: &mut Fields<'_>, choices: usize) -> Result<Option<KvT
             let claimed = object.flag("baton_claimed", false)?;
             Ok(Some(KvTransfer::Keep(Keep { host, port, claimed })))
         }
-        (true, true) => Err(object.invalid("do_remote_decode", "and do_remote_prefill exclude each other")),
+        (true, true) => {
+            Err(object.invalid("do_remote_decode", "and do_remote_prefill exclude each other"))
+        }
         (false, true) => {
             let host = object.name("remote_host")?;
-            let host =
-                host.ok_or_else(|| object.invalid("remote_host", "is needed: the prefill worker's"))?;
+            let host = host
+                .ok_or_else(|| object.invalid("remote_host", "is needed: the prefill worker's"))?;
             let port = object.integer("remote_port", 1..=i128::from(u16::MAX))?;
             let room: Option<u64> = object.integer("bootstrap_room", 0..=i128::from(i64::MAX))?;
             let room = room.ok_or_else(|| {
@@ -277,7 +282,8 @@ mod tests {
         let kept = KeptKv::new("10.0.0.1", 8998, Room(7));
         let one = serde_json::json!({ "kv_transfer_params": kept });
         let info = serde_json::json!({ "text": "", "meta_info": one });
-        for answer in [one.to_string(), info.to_string(), serde_json::json!([info, {}]).to_string()] {
+        for answer in [one.to_string(), info.to_string(), serde_json::json!([info, {}]).to_string()]
+        {
             let told = ToldKv::of(answer.as_bytes()).expect(&answer);
             assert_eq!(told.room, Some(Room(7)));
             let met = told.met(2).unwrap();
@@ -301,10 +307,16 @@ mod tests {
             let body = format!(r#"{{"baton_prefill":{json}}}"#);
             read_prefill(&mut Fields::parse(body.as_bytes()).unwrap())
         };
-        let address =
-            PrefillAddress { host: "10.0.0.1".into(), port: 9, tls: false, bootstrap_port: Some(8998) };
+        let address = PrefillAddress {
+            host: "10.0.0.1".into(),
+            port: 9,
+            tls: false,
+            bootstrap_port: Some(8998),
+        };
         assert_eq!(read(&serde_json::to_string(&address).unwrap()), Ok(Some(address.clone())));
-        for (host, authority) in [("10.0.0.1", "10.0.0.1:9"), ("::1", "[::1]:9"), ("[::1]", "[::1]:9")] {
+        for (host, authority) in
+            [("10.0.0.1", "10.0.0.1:9"), ("::1", "[::1]:9"), ("[::1]", "[::1]:9")]
+        {
             let address = PrefillAddress { host: host.into(), ..address.clone() };
             assert_eq!(address.authority(), authority);
         }
@@ -324,7 +336,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_meant_is_refused_by_name() {
-        let take = |rest: &str| format!(r#"{{"kv_transfer_params":{{"do_remote_prefill":true,{rest}}}}}"#);
+        let take =
+            |rest: &str| format!(r#"{{"kv_transfer_params":{{"do_remote_prefill":true,{rest}}}}}"#);
         for (body, field) in [
             (r#"{"kv_transfer_params":7}"#.into(), "kv_transfer_params"),
             (take(r#""do_remote_decode":true"#), "kv_transfer_params.do_remote_decode"),

@@ -254,7 +254,13 @@ impl Renderer {
     }
 
     /// Appends the whole answer.
-    pub fn body(&self, out: &mut Vec<u8>, choices: &[Choice<'_>], usage: Usage, timings: Option<&Timings>) {
+    pub fn body(
+        &self,
+        out: &mut Vec<u8>,
+        choices: &[Choice<'_>],
+        usage: Usage,
+        timings: Option<&Timings>,
+    ) {
         match self.endpoint {
             Endpoint::Completions => completion::body(self, out, choices, usage, timings),
             Endpoint::Chat => chat::body(self, out, choices, usage, timings),
@@ -372,7 +378,10 @@ mod tests {
                 chosen: token(9, b"\xa9", 0.0),
                 top: vec![token(9, b"\xa9", 0.0), token(3, b"x", -17.25)],
             },
-            Position { chosen: token(5, b"!", -1.5), top: vec![token(4, b"?", -0.25), token(5, b"!", -1.5)] },
+            Position {
+                chosen: token(5, b"!", -1.5),
+                top: vec![token(4, b"?", -0.25), token(5, b"!", -1.5)],
+            },
         ]
     }
 
@@ -411,7 +420,10 @@ mod tests {
     }
 
     fn generate(rest: &str) -> Renderer {
-        renderer(generate_body::parse(format!(r#"{{"text":"ab"{rest}}}"#).as_bytes(), &Sampling::default()))
+        renderer(generate_body::parse(
+            format!(r#"{{"text":"ab"{rest}}}"#).as_bytes(),
+            &Sampling::default(),
+        ))
     }
 
     fn json(write: impl FnOnce(&mut Vec<u8>)) -> String {
@@ -425,7 +437,8 @@ mod tests {
     #[test]
     fn a_completion() {
         let finish = Finish::StopString("\n".into());
-        let plain = json(|out| completion("").body(out, &[choice(&[], Some(&finish))], usage(), None));
+        let plain =
+            json(|out| completion("").body(out, &[choice(&[], Some(&finish))], usage(), None));
         assert_eq!(
             plain,
             format!(
@@ -436,7 +449,12 @@ mod tests {
         let timings = Timings { prefill_tokens: 2, handover_ms: Some(0.5), ..Timings::default() };
         let renderer = completion(r#","logprobs":1,"return_token_ids":true"#);
         let full = json(|out| {
-            renderer.body(out, &[choice(&positions, Some(&Finish::Length(3)))], usage(), Some(&timings));
+            renderer.body(
+                out,
+                &[choice(&positions, Some(&Finish::Length(3)))],
+                usage(),
+                Some(&timings),
+            );
         });
         assert_eq!(
             full,
@@ -452,17 +470,21 @@ mod tests {
         let renderer = completion(r#","logprobs":2"#);
         let full = json(|out| renderer.body(out, &[choice(&positions, None)], usage(), None));
         assert!(
-            full.contains(r#""top_logprobs":[{"�":-0.1},{"�":0.0,"x":-17.25},{"!":-1.5,"?":-0.25}]"#),
+            full.contains(
+                r#""top_logprobs":[{"�":-0.1},{"�":0.0,"x":-17.25},{"!":-1.5,"?":-0.25}]"#
+            ),
             "{full}"
         );
     }
 
     #[test]
     fn a_stream_of_completions() {
-        let renderer =
-            completion(r#","stream":true,"stream_options":{"include_usage":true},"return_token_ids":true"#);
+        let renderer = completion(
+            r#","stream":true,"stream_options":{"include_usage":true},"return_token_ids":true"#,
+        );
         assert!(!renderer.opening(&mut Vec::new(), 0));
-        let chunk = json(|out| renderer.chunk(out, &choice(&[], Some(&Finish::EndOfSequence(5))), None));
+        let chunk =
+            json(|out| renderer.chunk(out, &choice(&[], Some(&Finish::EndOfSequence(5))), None));
         assert_eq!(
             chunk,
             r#"{"id":"cmpl-r","object":"text_completion","created":7,"model":"m","choices":[{"index":0,"text":"é!","logprobs":null,"finish_reason":"stop","stop_reason":null,"token_ids":[7,9,5],"prompt_token_ids":[1,2]}],"usage":null}"#
@@ -482,7 +504,12 @@ mod tests {
         let positions = positions();
         let renderer = chat(r#","logprobs":true,"top_logprobs":1,"return_token_ids":true"#);
         let full = json(|out| {
-            renderer.body(out, &[choice(&positions[1..], Some(&Finish::StopToken(5)))], usage(), None);
+            renderer.body(
+                out,
+                &[choice(&positions[1..], Some(&Finish::StopToken(5)))],
+                usage(),
+                None,
+            );
         });
         assert_eq!(
             full,
@@ -495,8 +522,7 @@ mod tests {
     #[test]
     fn a_stream_of_chat() {
         let renderer = chat(r#","stream":true,"stream_options":{"include_usage":true}"#);
-        let head =
-            r#"{"id":"chatcmpl-r","object":"chat.completion.chunk","created":7,"model":"m","choices":["#;
+        let head = r#"{"id":"chatcmpl-r","object":"chat.completion.chunk","created":7,"model":"m","choices":["#;
         assert_eq!(
             json(|out| assert!(renderer.opening(out, 1))),
             format!(
@@ -516,7 +542,10 @@ mod tests {
                 r#"{head}{{"index":0,"delta":{{}},"logprobs":null,"finish_reason":"length","stop_reason":null}}],"usage":null}}"#
             )
         );
-        assert_eq!(json(|out| assert!(renderer.closing(out, usage()))), format!("{head}],{USAGE}}}"));
+        assert_eq!(
+            json(|out| assert!(renderer.closing(out, usage()))),
+            format!("{head}],{USAGE}}}")
+        );
     }
 
     #[test]
@@ -524,8 +553,9 @@ mod tests {
         let positions = positions();
         let head = r#"{"text":"é!","output_ids":[7,9,5],"meta_info":{"id":"r","finish_reason":"#;
         let counts = r#","prompt_tokens":2,"completion_tokens":3,"cached_tokens":1"#;
-        let reason =
-            |finish: &Finish| json(|out| generate("").body(out, &[choice(&[], Some(finish))], usage(), None));
+        let reason = |finish: &Finish| {
+            json(|out| generate("").body(out, &[choice(&[], Some(finish))], usage(), None))
+        };
         for (finish, expected) in [
             (Finish::Length(3), r#"{"type":"length","length":3}"#),
             (Finish::EndOfSequence(5), r#"{"type":"stop","matched":5}"#),
@@ -541,8 +571,9 @@ mod tests {
                 r#"{head}null{counts},"input_token_logprobs":[],"output_token_logprobs":[[-0.1,7,null],[0.0,9,null],[-1.5,5,null]]}}}}"#
             )
         );
-        let renderer =
-            generate(r#","return_logprob":true,"top_logprobs_num":1,"return_text_in_logprobs":true"#);
+        let renderer = generate(
+            r#","return_logprob":true,"top_logprobs_num":1,"return_text_in_logprobs":true"#,
+        );
         assert_eq!(
             json(|out| renderer.chunk(out, &choice(&positions[2..], None), None)),
             format!(
@@ -555,9 +586,11 @@ mod tests {
     #[test]
     fn a_list_asked_is_a_list_answered() {
         let renderer = generate(r#","sampling_params":{"n":2}"#);
-        let two = json(|out| renderer.body(out, &[choice(&[], None), choice(&[], None)], usage(), None));
+        let two =
+            json(|out| renderer.body(out, &[choice(&[], None), choice(&[], None)], usage(), None));
         assert_eq!(serde_json::from_str::<Vec<serde_json::Value>>(&two).unwrap().len(), 2);
-        let chunk = json(|out| renderer.chunk(out, &Choice { index: 1, ..choice(&[], None) }, None));
+        let chunk =
+            json(|out| renderer.chunk(out, &Choice { index: 1, ..choice(&[], None) }, None));
         assert!(chunk.ends_with(r#""cached_tokens":1},"index":1}"#), "{chunk}");
     }
 

@@ -9,8 +9,8 @@ use super::fields::{Fields, Neutral, OneOrMany, first_item};
 use super::kv_transfer::{self, Keep, KvTransfer, PrefillAddress};
 use super::resume::{self, Resume};
 use crate::limits::{
-    CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX, STOP_STRING_BYTES_MAX,
-    STOP_STRINGS_MAX,
+    CHOICES_MAX, NAME_BYTES_MAX, REQUEST_TIME_MAX, SAMPLES_MAX, STOP_IDS_MAX,
+    STOP_STRING_BYTES_MAX, STOP_STRINGS_MAX,
 };
 use serde_json::{Map, Value};
 use std::time::Duration;
@@ -265,7 +265,8 @@ impl GenerateRequest {
         self.samples = fields.integer("n", 1..=i128::from(SAMPLES_MAX))?.unwrap_or(1);
         if self.prompts.len() * self.samples > CHOICES_MAX {
             let asked = self.prompts.len() * self.samples;
-            let why = format!("times the number of prompts is {asked}, and may be {CHOICES_MAX} at most");
+            let why =
+                format!("times the number of prompts is {asked}, and may be {CHOICES_MAX} at most");
             return Err(fields.invalid("n", why));
         }
         for name in dialect.max_tokens {
@@ -278,7 +279,8 @@ impl GenerateRequest {
         self.stop = stops(fields)?;
         if let Some(raw) = fields.take("stop_token_ids") {
             let must = format!("must be a list of at most {STOP_IDS_MAX} token ids");
-            self.stop_token_ids = fields.list::<u32, STOP_IDS_MAX>("stop_token_ids", raw.get(), &must)?;
+            self.stop_token_ids =
+                fields.list::<u32, STOP_IDS_MAX>("stop_token_ids", raw.get(), &must)?;
         }
         self.ignore_eos = fields.flag("ignore_eos", false)?;
         self.skip_special_tokens = fields.flag("skip_special_tokens", true)?;
@@ -293,7 +295,9 @@ impl GenerateRequest {
             None => {}
             Some(KvTransfer::Keep(keep)) => self.keeps_kv = Some(keep),
             Some(KvTransfer::Take(_)) if self.bootstrap.is_some() => {
-                return Err(fields.invalid(kv_transfer::FIELD, "and bootstrap_room exclude each other"));
+                return Err(
+                    fields.invalid(kv_transfer::FIELD, "and bootstrap_room exclude each other")
+                );
             }
             Some(KvTransfer::Take(met)) => self.bootstrap = Some(met),
         }
@@ -321,7 +325,11 @@ impl GenerateRequest {
     }
 }
 
-fn sampling(fields: &mut Fields<'_>, dialect: &Dialect, defaults: &Sampling) -> Result<Sampling, ApiError> {
+fn sampling(
+    fields: &mut Fields<'_>,
+    dialect: &Dialect,
+    defaults: &Sampling,
+) -> Result<Sampling, ApiError> {
     let penalty = |x: f32| (-2.0..=2.0).contains(&x);
     let (unit, pm2) = ("must be a number from 0 to 1", "must be a number from -2 to 2");
     let mut seed = defaults.seed;
@@ -348,8 +356,18 @@ fn sampling(fields: &mut Fields<'_>, dialect: &Dialect, defaults: &Sampling) -> 
             Some(k) => u32::try_from(k).ok().filter(|&k: &u32| k > 0),
         },
         min_p: fields.number("min_p", defaults.min_p, |x| (0.0..=1.0).contains(&x), unit)?,
-        presence_penalty: fields.number("presence_penalty", defaults.presence_penalty, penalty, pm2)?,
-        frequency_penalty: fields.number("frequency_penalty", defaults.frequency_penalty, penalty, pm2)?,
+        presence_penalty: fields.number(
+            "presence_penalty",
+            defaults.presence_penalty,
+            penalty,
+            pm2,
+        )?,
+        frequency_penalty: fields.number(
+            "frequency_penalty",
+            defaults.frequency_penalty,
+            penalty,
+            pm2,
+        )?,
         repetition_penalty: fields.number(
             "repetition_penalty",
             defaults.repetition_penalty,
@@ -389,7 +407,10 @@ fn rids(fields: &mut Fields<'_>, prompts: usize) -> Result<Vec<String>, ApiError
 }
 
 /// The prompts in the field `name`, and whether they came as a list.
-pub(super) fn prompts(fields: &mut Fields<'_>, name: &str) -> Result<Option<(Prompts, bool)>, ApiError> {
+pub(super) fn prompts(
+    fields: &mut Fields<'_>,
+    name: &str,
+) -> Result<Option<(Prompts, bool)>, ApiError> {
     let must = "must be a text, a list of token ids, or a list of either";
     let Some(raw) = fields.take(name) else { return Ok(None) };
     let json = raw.get();

@@ -153,7 +153,9 @@ pub(super) fn read(
         return Err(fields.invalid(FIELD, "needs `stream` to be true"));
     }
     if resume.choices.len() > choices {
-        return Err(fields.invalid(FIELD, format!("has more than the {choices} choices of the request")));
+        return Err(
+            fields.invalid(FIELD, format!("has more than the {choices} choices of the request"))
+        );
     }
     let is_sound = |told: &Told| {
         let all = told.logprobs.is_empty() || told.logprobs.len() == told.ids.len();
@@ -189,7 +191,10 @@ mod tests {
         let sent = serde_json::to_string(&resume).unwrap();
         assert_eq!(sent, r#"{"created":7,"choices":[null,{"ids":[5,6,7],"end":"length"}]}"#);
         assert_eq!(parse(&sent, true).unwrap(), Some(resume.clone()));
-        assert_eq!((resume.told(0), resume.told(1).unwrap().ids.len(), resume.told(2)), (None, 3, None));
+        assert_eq!(
+            (resume.told(0), resume.told(1).unwrap().ids.len(), resume.told(2)),
+            (None, 3, None)
+        );
     }
 
     #[test]

@@ -12,7 +12,9 @@ use super::kv_transfer::{self, Keep, PrefillAddress};
 use super::resume::{self, Resume};
 use crate::cluster::work::{Work, chained};
 use crate::ids::Room;
-use crate::limits::{BYTES_PER_TOKEN, CHOICES_MAX, NAME_BYTES_MAX, PROMPT_BLOCK_BYTES, PROMPT_BLOCKS_MAX};
+use crate::limits::{
+    BYTES_PER_TOKEN, CHOICES_MAX, NAME_BYTES_MAX, PROMPT_BLOCK_BYTES, PROMPT_BLOCKS_MAX,
+};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
@@ -116,7 +118,12 @@ impl Routed {
     /// The body for the workers of an attempt that generate, or for both, which says where the KV is; without a place for
     /// one that serves it alone. With `resume` they mark their events, and begin behind what it says; with `first_token`
     /// prefill tells at once what it samples.
-    pub fn address(&self, place: Option<Place<'_>>, resume: Option<&Resume>, first_token: bool) -> Vec<u8> {
+    pub fn address(
+        &self,
+        place: Option<Place<'_>>,
+        resume: Option<&Resume>,
+        first_token: bool,
+    ) -> Vec<u8> {
         let mut body = self.begin(resume);
         body.extend_from_slice(&self.form);
         if first_token {
@@ -213,8 +220,9 @@ fn rids(entries: &[(String, &RawValue)]) -> Vec<String> {
 /// The prompt as it stands in the body: texts that begin alike have prompts that do, under one salt. Escapes and the names
 /// of fields count as text; so about four bytes are a token.
 fn work(entries: &[(String, &RawValue)], choices: u32, secret: Option<u64>) -> Work {
-    let field =
-        |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get().as_bytes());
+    let field = |name: &str| {
+        entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get().as_bytes())
+    };
     let Some(text) = ["messages", "prompt", "text", "input_ids"].into_iter().find_map(field) else {
         return Work::of(choices);
     };
@@ -250,9 +258,12 @@ fn choices(entries: &[(String, &RawValue)]) -> (usize, usize) {
     struct Sampling {
         n: Option<usize>,
     }
-    let field = |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get());
-    let sampling = field("sampling_params").and_then(|raw| serde_json::from_str::<Sampling>(raw).ok());
-    let samples = field("n").and_then(|raw| serde_json::from_str(raw).ok()).or(sampling.and_then(|s| s.n));
+    let field =
+        |name: &str| entries.iter().find(|(key, _)| key == name).map(|(_, value)| value.get());
+    let sampling =
+        field("sampling_params").and_then(|raw| serde_json::from_str::<Sampling>(raw).ok());
+    let samples =
+        field("n").and_then(|raw| serde_json::from_str(raw).ok()).or(sampling.and_then(|s| s.n));
     let prompts = ["prompt", "text", "input_ids"].into_iter().filter_map(field).map(prompts).max();
     (prompts.unwrap_or(1), samples.unwrap_or(1))
 }
@@ -260,7 +271,9 @@ fn choices(entries: &[(String, &RawValue)]) -> (usize, usize) {
 /// A list of ids is one prompt; a list of texts or of lists, as many as it has items.
 fn prompts(json: &str) -> usize {
     match first_item(json) {
-        Some(b'"' | b'[') => serde_json::from_str::<Vec<IgnoredAny>>(json).map_or(1, |items| items.len()),
+        Some(b'"' | b'[') => {
+            serde_json::from_str::<Vec<IgnoredAny>>(json).map_or(1, |items| items.len())
+        }
         _ => 1,
     }
 }
@@ -289,7 +302,8 @@ mod tests {
 
     fn addressed(body: &str) -> String {
         let meeting = Meeting { host: "10.0.0.1", port: Some(8998), room: Room(7) };
-        let body = Routed::parse(body.as_bytes()).unwrap().address(Some(Place::Met(meeting)), None, false);
+        let body =
+            Routed::parse(body.as_bytes()).unwrap().address(Some(Place::Met(meeting)), None, false);
         String::from_utf8(body).unwrap()
     }
 
@@ -334,8 +348,9 @@ mod tests {
 
     #[test]
     fn a_client_does_not_choose_where_workers_meet() {
-        let body =
-            addressed(r#"{"bootstrap_room":1,"\u0062ootstrap_host":"evil","bootstrap_port":null,"a\"b":1}"#);
+        let body = addressed(
+            r#"{"bootstrap_room":1,"\u0062ootstrap_host":"evil","bootstrap_port":null,"a\"b":1}"#,
+        );
         assert_eq!(
             body,
             r#"{"a\"b":1,"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":7}"#
@@ -361,8 +376,12 @@ mod tests {
             text(routed.address(Some(Place::Kept(r#"{"a":1}"#)), None, false)),
             r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"kv_transfer_params":{"a":1}}"#
         );
-        let address =
-            PrefillAddress { host: "10.0.0.1".into(), port: 30_000, tls: false, bootstrap_port: None };
+        let address = PrefillAddress {
+            host: "10.0.0.1".into(),
+            port: 30_000,
+            tls: false,
+            bootstrap_port: None,
+        };
         assert_eq!(
             text(routed.address(Some(Place::Asked(&address)), None, false)),
             r#"{"prompt":[1],"n":2,"stream":true,"echo":true,"baton_prefill":{"host":"10.0.0.1","port":30000}}"#

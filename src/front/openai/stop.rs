@@ -36,7 +36,8 @@ impl StopMatcher {
     pub fn push(&mut self, piece: &str, out: &mut String) -> Option<usize> {
         for (i, &byte) in piece.as_bytes().iter().enumerate() {
             self.needles.iter_mut().for_each(|needle| needle.advance(byte));
-            let complete = self.needles.iter().enumerate().filter(|(_, needle)| needle.is_complete());
+            let complete =
+                self.needles.iter().enumerate().filter(|(_, needle)| needle.is_complete());
             if let Some((stop, needle)) = complete.max_by_key(|(_, needle)| needle.bytes.len()) {
                 let keep = self.held.len() + i + 1 - needle.bytes.len();
                 self.release(piece, keep, out);
@@ -74,8 +75,11 @@ impl StopMatcher {
 
 impl Needle {
     fn new(stop: &str) -> Self {
-        let mut needle =
-            Self { bytes: stop.as_bytes().into(), shorter: vec![0; stop.len() + 1].into(), matched: 0 };
+        let mut needle = Self {
+            bytes: stop.as_bytes().into(),
+            shorter: vec![0; stop.len() + 1].into(),
+            matched: 0,
+        };
         // The table is the needle matched against itself, one byte late.
         for at in 1..stop.len() {
             needle.advance(needle.bytes[at]);
@@ -129,7 +133,8 @@ mod tests {
 
     /// The stop string that ends first, the longest of those that end together: where and which.
     fn naive(text: &str, stops: &[String]) -> Option<(usize, usize)> {
-        let found = stops.iter().enumerate().filter_map(|(i, stop)| Some((text.find(stop.as_str())?, i)));
+        let found =
+            stops.iter().enumerate().filter_map(|(i, stop)| Some((text.find(stop.as_str())?, i)));
         found.min_by_key(|&(at, i)| (at + stops[i].len(), at, std::cmp::Reverse(i)))
     }
 

@@ -38,7 +38,9 @@ impl TokenizeRequest {
         let subject = match (fields.text("prompt")?, chat::conversation(&mut fields)?) {
             (Some(prompt), None) => Subject::Prompt(prompt),
             (None, Some(conversation)) => Subject::Chat(conversation),
-            (Some(_), Some(_)) => return Err(fields.invalid("prompt", "and `messages` exclude each other")),
+            (Some(_), Some(_)) => {
+                return Err(fields.invalid("prompt", "and `messages` exclude each other"));
+            }
             (None, None) => return Err(fields.invalid("prompt", "or `messages` is needed")),
         };
         // A template writes the special tokens itself.
@@ -110,10 +112,15 @@ mod tests {
         let Subject::Chat(conversation) = &chat.subject else { panic!("a conversation") };
         assert!(!conversation.add_generation_prompt);
         assert_eq!((chat.add_special_tokens, chat.return_token_strs), (false, true));
-        for body in
-            ["{}", r#"{"prompt":"a","messages":[{"role":"user","content":"b"}]}"#, r#"{"prompt":["a"]}"#]
-        {
-            assert_eq!(TokenizeRequest::parse(body.as_bytes()).unwrap_err().param.as_deref(), Some("prompt"));
+        for body in [
+            "{}",
+            r#"{"prompt":"a","messages":[{"role":"user","content":"b"}]}"#,
+            r#"{"prompt":["a"]}"#,
+        ] {
+            assert_eq!(
+                TokenizeRequest::parse(body.as_bytes()).unwrap_err().param.as_deref(),
+                Some("prompt")
+            );
         }
         assert_eq!(DetokenizeRequest::parse(br#"{"tokens":[1,2]}"#).unwrap().tokens, [1, 2]);
         for body in ["{}", r#"{"tokens":[-1]}"#, r#"{"tokens":"x"}"#] {
@@ -126,11 +133,15 @@ mod tests {
 
     #[test]
     fn answers_as_vllm() {
-        let answer = TokenizeAnswer { count: 2, max_model_len: 8, tokens: &[1, 2], token_strs: None };
+        let answer =
+            TokenizeAnswer { count: 2, max_model_len: 8, tokens: &[1, 2], token_strs: None };
         assert_eq!(
             serde_json::to_string(&answer).unwrap(),
             r#"{"count":2,"max_model_len":8,"tokens":[1,2],"token_strs":null}"#
         );
-        assert_eq!(serde_json::to_string(&DetokenizeAnswer { prompt: "a" }).unwrap(), r#"{"prompt":"a"}"#);
+        assert_eq!(
+            serde_json::to_string(&DetokenizeAnswer { prompt: "a" }).unwrap(),
+            r#"{"prompt":"a"}"#
+        );
     }
 }

@@ -38,7 +38,11 @@ impl Peers {
     pub(super) fn hello(&mut self) -> Hello {
         self.connections += 1;
         let version = |index: usize| {
-            env!("CARGO_PKG_VERSION").split('.').nth(index).and_then(|part| part.parse().ok()).unwrap_or(0)
+            env!("CARGO_PKG_VERSION")
+                .split('.')
+                .nth(index)
+                .and_then(|part| part.parse().ok())
+                .unwrap_or(0)
         };
         Hello {
             peer: self.own.peer,
@@ -83,7 +87,13 @@ impl Peers {
     }
 
     /// The registry has answered, or not: dials the control address.
-    pub(super) fn found(&mut self, found: Found, reactor: &mut Reactor, handoff: &mut Handoff, now: Instant) {
+    pub(super) fn found(
+        &mut self,
+        found: Found,
+        reactor: &mut Reactor,
+        handoff: &mut Handoff,
+        now: Instant,
+    ) {
         let Found { worker, source, control, until } = found;
         let dialled = control.and_then(|address| {
             let conn = reactor.connect(&address.into(), until);
@@ -95,7 +105,13 @@ impl Peers {
                 self.add(conn, link, Some((worker, source)), Some(address), now);
             }
             Err(why) => {
-                event!(Warn, "peers", "prefill worker cannot be reached", source = source, why = why);
+                event!(
+                    Warn,
+                    "peers",
+                    "prefill worker cannot be reached",
+                    source = source,
+                    why = why
+                );
                 handoff.dial_failed(worker, &source, Cause::PeerLost, now);
             }
         }
@@ -152,10 +168,11 @@ impl Peers {
             .map(|(&conn, _)| conn)
             .collect();
         for other in older {
-            let newer =
-                self.links.get(&other).and_then(|peering| peering.who).is_some_and(|(peer, number)| {
+            let newer = self.links.get(&other).and_then(|peering| peering.who).is_some_and(
+                |(peer, number)| {
                     peer.incarnation == hello.peer.incarnation && number > hello.connection
-                });
+                },
+            );
             if newer {
                 return Err(End::lost("an older connection of a peer that has a newer one"));
             }

@@ -7,7 +7,9 @@ use crate::cause::Cause;
 use crate::cluster::loads::WorkerNumber;
 use crate::cluster::router::Booking;
 use crate::front::connections::{Answer, JSON};
-use crate::front::http::client::{Event, RequestLine, ResponseDecoder, ResponseHead, write_request};
+use crate::front::http::client::{
+    Event, RequestLine, ResponseDecoder, ResponseHead, write_request,
+};
 use crate::front::http::{HttpError, Limits, Method, REQUEST_TIMEOUT, sse};
 use crate::front::openai::ApiError;
 use crate::front::openai::info::DRAINING;
@@ -104,7 +106,12 @@ pub struct Outgoing {
 
 impl Outgoing {
     /// This order to the worker at `host`, which is told what it is taken for.
-    pub fn new(order: &Order, host: &str, taken_for: Option<String>, body: Arc<Vec<u8>>) -> Outgoing {
+    pub fn new(
+        order: &Order,
+        host: &str,
+        taken_for: Option<String>,
+        body: Arc<Vec<u8>>,
+    ) -> Outgoing {
         let Order { method, target, headers } = order;
         let length = body.len().to_string();
         let mut fields: Vec<(&str, &str)> =
@@ -215,7 +222,9 @@ impl WorkerAnswer {
         let status = self.status;
         match Failure::of(self).has_code(HTTPS_ALONE) {
             true => {
-                format!("answers with status {status}: it speaks HTTPS alone, name it as https://HOST:PORT")
+                format!(
+                    "answers with status {status}: it speaks HTTPS alone, name it as https://HOST:PORT"
+                )
             }
             false => format!("answers with status {status}"),
         }
@@ -223,7 +232,12 @@ impl WorkerAnswer {
 
     /// For a client.
     pub fn whole(&self) -> Answer<'_> {
-        Answer { status: self.status, media: &self.media, body: &self.body, retry_after: self.retry_after }
+        Answer {
+            status: self.status,
+            media: &self.media,
+            body: &self.body,
+            retry_after: self.retry_after,
+        }
     }
 }
 
@@ -323,7 +337,12 @@ impl Call {
     }
 
     /// Sends this from now on.
-    pub fn begin(&mut self, reactor: &mut Reactor, conn: ConnId, outgoing: Outgoing) -> Result<(), Lost> {
+    pub fn begin(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        outgoing: Outgoing,
+    ) -> Result<(), Lost> {
         self.outgoing = Some(outgoing);
         self.pump(reactor, conn)
     }

@@ -36,8 +36,16 @@ impl Failure {
         let param = param.and_then(Value::as_str);
         let (names_source, names_role) = (param == Some(SOURCE_PARAM), param == Some(TAKEN_FOR));
         let code = told.and_then(Told::code);
-        let cause = code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
-        Failure { status: answer.status, code, own: answer.own.clone(), names_source, names_role, cause }
+        let cause =
+            code.as_deref().and_then(Cause::named).unwrap_or_else(|| cause_of(answer.status));
+        Failure {
+            status: answer.status,
+            code,
+            own: answer.own.clone(),
+            names_source,
+            names_role,
+            cause,
+        }
     }
 
     /// What it means for the flight whose leg it ended.
@@ -71,7 +79,9 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.own {
             Some(own) => f.write_str(own),
-            None => write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none")),
+            None => {
+                write!(f, "status {}, code {}", self.status, self.code.as_deref().unwrap_or("none"))
+            }
         }
     }
 }

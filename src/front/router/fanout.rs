@@ -56,7 +56,8 @@ impl Fanout {
     ) {
         let body = Arc::new(body);
         let mut fan = Fan { aborted, ..Fan::default() };
-        let workers: Vec<WorkerNumber> = way.fleet.router().workers().map(|(worker, ..)| worker).collect();
+        let workers: Vec<WorkerNumber> =
+            way.fleet.router().workers().map(|(worker, ..)| worker).collect();
         for worker in workers {
             let url = way.fleet.url(worker);
             let booking = way.fleet.router().visit(worker);
@@ -76,7 +77,9 @@ impl Fanout {
     pub fn part(&mut self, client: ConnId, conn: ConnId, what: &What, way: &mut Way<'_>) {
         let Some(mut fan) = self.open.remove(&client) else { return };
         let at = fan.open.iter().position(|&(open, ..)| open == conn);
-        let Some(at) = at.filter(|_| !matches!(what, What::Ready | What::Processing | What::Arrived)) else {
+        let Some(at) =
+            at.filter(|_| !matches!(what, What::Ready | What::Processing | What::Arrived))
+        else {
             return drop(self.open.insert(client, fan));
         };
         let (_, worker, url) = fan.open.swap_remove(at);

@@ -19,7 +19,8 @@ use crate::front::resolver::Resolver;
 use crate::front::router::call::{Call, Lost, Order, Outgoing, Owner, Read, WorkerAnswer};
 use crate::front::router::target::{Idle, Target};
 use crate::limits::{
-    ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME, ROUTER_PROBE_TIME,
+    ROUTER_ABORT_TIME, ROUTER_CLIENT_QUEUED_MAX, ROUTER_CONNECT_TIME, ROUTER_IDLE_TIME,
+    ROUTER_PROBE_TIME,
 };
 use crate::net::{Address, Authorities, CloseReason, ConnId, Event, Reactor};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -120,8 +121,12 @@ impl Fleet {
     pub fn trust(&mut self, authorities: Authorities, reactor: &mut Reactor) {
         self.authorities = Some(authorities);
         let is_secured = |worker| self.targets.get(worker).is_some_and(|target| target.url.tls);
-        let idle: Vec<ConnId> =
-            self.kept.iter().filter(|(_, worker)| is_secured(worker)).map(|(&conn, _)| conn).collect();
+        let idle: Vec<ConnId> = self
+            .kept
+            .iter()
+            .filter(|(_, worker)| is_secured(worker))
+            .map(|(&conn, _)| conn)
+            .collect();
         for conn in idle {
             self.drop_idle(reactor, conn);
         }
@@ -153,7 +158,8 @@ impl Fleet {
 
     /// How a worker is named in logs and answers.
     pub fn url(&self, worker: WorkerNumber) -> String {
-        self.target(worker).map_or_else(|| "a worker that has left".into(), |target| target.url.to_string())
+        self.target(worker)
+            .map_or_else(|| "a worker that has left".into(), |target| target.url.to_string())
     }
 
     /// What has happened.
@@ -195,7 +201,12 @@ impl Fleet {
         }
     }
 
-    fn dial(&self, reactor: &mut Reactor, worker: WorkerNumber, now: Instant) -> Result<ConnId, CloseReason> {
+    fn dial(
+        &self,
+        reactor: &mut Reactor,
+        worker: WorkerNumber,
+        now: Instant,
+    ) -> Result<ConnId, CloseReason> {
         let target = self.targets.get(&worker);
         let at = target.and_then(|target| Some((&target.url, target.address?)));
         let (url, address) = at.ok_or(CloseReason::Io(ErrorKind::AddrNotAvailable))?;
@@ -240,7 +251,9 @@ impl Fleet {
         now: Instant,
     ) {
         let booking = self.router.visit(worker);
-        if let Ok((conn, _)) = self.open(reactor, Owner::Nobody, booking, now + ROUTER_ABORT_TIME, now) {
+        if let Ok((conn, _)) =
+            self.open(reactor, Owner::Nobody, booking, now + ROUTER_ABORT_TIME, now)
+        {
             self.begin(reactor, conn, order, &Arc::new(body), now);
         }
     }
@@ -369,7 +382,9 @@ impl Fleet {
                     match read {
                         Read::Nothing => break,
                         Read::Something => some = true,
-                        Read::End { keep_alive } => return self.end(reactor, conn, keep_alive, now),
+                        Read::End { keep_alive } => {
+                            return self.end(reactor, conn, keep_alive, now);
+                        }
                     }
                 }
                 Err(lost) => return self.lose(reactor, conn, lost, now),

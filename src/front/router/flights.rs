@@ -205,11 +205,13 @@ impl Flights {
             Load::Routed(body) => rid.is_none_or(|rid| request.id == rid || body.is_named(rid)),
             Load::Decode(_) | Load::Any => false,
         };
-        let all = self.open.iter().map(|(&client, flight)| (client, flight)).chain(self.line.iter());
+        let all =
+            self.open.iter().map(|(&client, flight)| (client, flight)).chain(self.line.iter());
         let hit: Vec<ConnId> =
             all.filter(|(_, flight)| named(&flight.request)).map(|(client, _)| client).collect();
         for &client in &hit {
-            if let Some(mut flight) = self.open.remove(&client).or_else(|| self.line.leave(client)) {
+            if let Some(mut flight) = self.open.remove(&client).or_else(|| self.line.leave(client))
+            {
                 // Its workers are asked to end it, too. Until they have, their connections stay: one that breaks says
                 // that the client has gone.
                 for leg in [flight.lead.take(), flight.prefill.take()].into_iter().flatten() {
@@ -265,7 +267,8 @@ impl Flights {
         if matches!(next, Next::Again(_) | Next::Fail(_) | Next::Rejoin) {
             flight.core.accused().for_each(|worker| way.fleet.router().accuse(worker, way.now));
         }
-        if let (Next::Again(_), News::Failed(role, cause) | News::Lost(role, cause)) = (next, news) {
+        if let (Next::Again(_), News::Failed(role, cause) | News::Lost(role, cause)) = (next, news)
+        {
             if flight.is_counted() {
                 self.metrics.retried(cause);
             }

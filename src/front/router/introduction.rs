@@ -69,7 +69,9 @@ impl Words {
         let is_mixed = role == Some(wire::Role::Mixed);
         let handoff = &told["handoff"];
         let model = told["served_model_name"].as_str().filter(|name| name.len() <= MODEL_NAME_MAX);
-        let port = told["disaggregation_bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
+        let port = told["disaggregation_bootstrap_port"]
+            .as_u64()
+            .and_then(|port| u16::try_from(port).ok());
         Words {
             role,
             is_router: told["disaggregation_mode"] == ROUTER,
@@ -131,7 +133,9 @@ pub fn judge(role: Role, bootstrap_port: Option<u16>, has_turned: bool, words: &
             return Verdict::Unfit(why.into());
         }
         (Some(wire::Role::Decode), Role::Prefill) | (Some(wire::Role::Prefill), Role::Decode) => {
-            return Verdict::Unfit(format!("it serves the other phase, and is to be a {role} worker"));
+            return Verdict::Unfit(format!(
+                "it serves the other phase, and is to be a {role} worker"
+            ));
         }
         _ => {}
     }
@@ -157,7 +161,10 @@ mod tests {
             br#"{"disaggregation_mode":"prefill","disaggregation_bootstrap_port":8998,"other":[1]}"#;
         assert_eq!(judge(Role::Prefill, Some(8998), false, prefill), Verdict::Fits);
         let port = "its registry listens on port 8998, and is looked for on port 9000";
-        assert_eq!(judge(Role::Prefill, Some(9000), false, prefill), Verdict::Doubtful(port.into()));
+        assert_eq!(
+            judge(Role::Prefill, Some(9000), false, prefill),
+            Verdict::Doubtful(port.into())
+        );
         let role = "it serves the other phase, and is to be a decode worker";
         assert_eq!(judge(Role::Decode, None, false, prefill), Verdict::Unfit(role.into()));
         // One field that is nonsense does not hide the other.
@@ -182,9 +189,12 @@ mod tests {
 
     #[test]
     fn who_has_changed_its_role_is_followed_and_who_is_in_the_wrong_place_is_not() {
-        let told = |changes: &str| format!(r#"{{"disaggregation_mode":"prefill","role_changes":{changes}}}"#);
-        let judged =
-            |has_turned, changes: &str| judge(Role::Decode, None, has_turned, told(changes).as_bytes());
+        let told = |changes: &str| {
+            format!(r#"{{"disaggregation_mode":"prefill","role_changes":{changes}}}"#)
+        };
+        let judged = |has_turned, changes: &str| {
+            judge(Role::Decode, None, has_turned, told(changes).as_bytes())
+        };
         assert_eq!(judged(false, "1"), Verdict::Turned(Role::Prefill));
         assert_eq!(
             judged(true, "0"),
@@ -192,11 +202,16 @@ mod tests {
             "it was started anew as what it was named"
         );
         assert!(
-            ["0", "-1", "\"x\"", "null"].iter().all(|odd| matches!(judged(false, odd), Verdict::Unfit(_)))
+            ["0", "-1", "\"x\"", "null"]
+                .iter()
+                .all(|odd| matches!(judged(false, odd), Verdict::Unfit(_)))
         );
         assert_eq!(judge(Role::Prefill, None, true, told("7").as_bytes()), Verdict::Fits);
         let mixed = told("7").replace("prefill", BOTH);
-        assert_eq!(judge(Role::Prefill, None, false, mixed.as_bytes()), Verdict::Turned(Role::Decode));
+        assert_eq!(
+            judge(Role::Prefill, None, false, mixed.as_bytes()),
+            Verdict::Turned(Role::Decode)
+        );
         assert_eq!(judge(Role::Decode, None, false, mixed.as_bytes()), Verdict::Fits);
         let (mixed, other) = (Words::of(mixed.as_bytes()), Words::of(told("7").as_bytes()));
         assert!(mixed.is_mixed() && mixed.reads_alone && !other.is_mixed());
@@ -212,7 +227,10 @@ mod tests {
         let read = |told: &Value| Words::of(told.to_string().as_bytes());
         let words = read(&whole);
         let room = Some(Room { sequences: 8, tokens: 4096 });
-        assert_eq!((words.role, words.role_changes, words.room), (Some(wire::Role::Decode), Some(3), room));
+        assert_eq!(
+            (words.role, words.role_changes, words.room),
+            (Some(wire::Role::Decode), Some(3), room)
+        );
         assert_eq!((words.model.as_deref(), words.bootstrap_port), (Some("m"), Some(8998)));
         assert!(words.reads_alone && words.kind != Kind::default());
         for field in whole.as_object().unwrap().keys() {

@@ -65,7 +65,11 @@ impl<T> Line<T> {
             return Err(item);
         }
         let until = now + self.patience;
-        self.waiting.push_back((client, item, deadline.map_or(until, |deadline| deadline.min(until))));
+        self.waiting.push_back((
+            client,
+            item,
+            deadline.map_or(until, |deadline| deadline.min(until)),
+        ));
         Ok(())
     }
 

@@ -4,7 +4,9 @@
 //!
 //! Pure. Invariants: few streams, or few pieces, are never held up; a rest is [`ROUTER_REST_TIME`] at most.
 
-use crate::limits::{ROUTER_DENSE_PIECES, ROUTER_DENSE_STREAMS, ROUTER_DENSE_TIME, ROUTER_REST_TIME};
+use crate::limits::{
+    ROUTER_DENSE_PIECES, ROUTER_DENSE_STREAMS, ROUTER_DENSE_TIME, ROUTER_REST_TIME,
+};
 use std::time::{Duration, Instant};
 
 /// How densely pieces come.
@@ -33,7 +35,8 @@ impl Pace {
             self.is_dense = self.passed as u128 >= ROUTER_DENSE_PIECES as u128 * times;
             (self.since, self.passed) = (now, 0);
         }
-        (self.is_dense && passed > 0 && requests >= ROUTER_DENSE_STREAMS).then_some(ROUTER_REST_TIME)
+        (self.is_dense && passed > 0 && requests >= ROUTER_DENSE_STREAMS)
+            .then_some(ROUTER_REST_TIME)
     }
 }
 
@@ -64,6 +67,10 @@ mod tests {
         assert!(dense > 900, "{dense}");
         assert_eq!(rests(&mut pace, &mut now, [1000, 0, 40], 32), 0, "nothing was passed on");
         assert_eq!(rests(&mut pace, &mut now, [1000, 1, 200], 32), 0, "five in a millisecond");
-        assert_eq!(rests(&mut pace, &mut now, [10, 40, 20_000], 32), 0, "a step of workers each 20 ms");
+        assert_eq!(
+            rests(&mut pace, &mut now, [10, 40, 20_000], 32),
+            0,
+            "a step of workers each 20 ms"
+        );
     }
 }

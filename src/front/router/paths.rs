@@ -181,7 +181,9 @@ impl Paths {
         self.draining |= course == Course::Drain;
         if matches!(course, Course::Every | Course::Abort) {
             return match told_to_all(course, &request, flights, way) {
-                Ok(aborted) => fanout.begin(client, &order(&request, &id), request.body, aborted, way),
+                Ok(aborted) => {
+                    fanout.begin(client, &order(&request, &id), request.body, aborted, way)
+                }
                 Err(error) => way.refuse(client, &error),
             };
         }
@@ -235,7 +237,11 @@ impl Paths {
     fn admit(&self, course: Course, request: &http::Request) -> Result<Course, ApiError> {
         let is_open = matches!(
             course,
-            Course::Alive | Course::Health | Course::Readiness | Course::Introduction | Course::Registry
+            Course::Alive
+                | Course::Health
+                | Course::Readiness
+                | Course::Introduction
+                | Course::Registry
         );
         if !is_open {
             authorise(&self.keys, request)?;
@@ -257,8 +263,12 @@ impl Paths {
             }
             Course::Metrics => self.metrics(way.fleet),
             Course::Loads => {
-                let load =
-                    RoutedLoad::new(flights.count(), flights.waiting(), way.fleet.room(), way.fleet.used());
+                let load = RoutedLoad::new(
+                    flights.count(),
+                    flights.waiting(),
+                    way.fleet.room(),
+                    way.fleet.used(),
+                );
                 let now = unix().map_or(0.0, |since| since.as_secs_f64());
                 Told::json(&Loads::new(load, now, VERSION))
             }
@@ -276,9 +286,11 @@ impl Paths {
     pub fn scrape(&mut self, request: &http::Request, fleet: &mut Fleet) -> Told {
         match (request.head.method, request.head.path()) {
             (Method::Get, "/metrics") => self.metrics(fleet),
-            (_, "/metrics") => {
-                Told::error(&ApiError::new(405, "method_not_allowed", "this path knows another method"))
-            }
+            (_, "/metrics") => Told::error(&ApiError::new(
+                405,
+                "method_not_allowed",
+                "this path knows another method",
+            )),
             (_, path) => {
                 let why = format!("there is nothing at {path}; this port serves /metrics alone");
                 Told::error(&ApiError::new(404, "not_found", why))
@@ -339,7 +351,12 @@ impl Told {
     }
 
     fn error(error: &ApiError) -> Told {
-        Told { status: error.status, media: JSON, body: error.to_json(), retry_after: error.retry_after }
+        Told {
+            status: error.status,
+            media: JSON,
+            body: error.to_json(),
+            retry_after: error.retry_after,
+        }
     }
 
     fn json(body: &impl Serialize) -> Told {
@@ -348,7 +365,12 @@ impl Told {
 
     /// For a client.
     pub fn answer(&self) -> Answer<'_> {
-        Answer { status: self.status, media: self.media, body: &self.body, retry_after: self.retry_after }
+        Answer {
+            status: self.status,
+            media: self.media,
+            body: &self.body,
+            retry_after: self.retry_after,
+        }
     }
 }
 
@@ -381,7 +403,9 @@ fn course(request: &http::Request) -> Result<Course, ApiError> {
         let is_health = matches!(course, Course::Alive | Course::Health | Course::Readiness);
         [Some(method), is_health.then_some(Method::Head)].into_iter().flatten()
     };
-    if let Some((.., course)) = known().find(|it| methods(it).any(|method| method == request.head.method)) {
+    if let Some((.., course)) =
+        known().find(|it| methods(it).any(|method| method == request.head.method))
+    {
         return Ok(*course);
     }
     let allow: Vec<&str> = known().flat_map(methods).map(Method::as_str).collect();

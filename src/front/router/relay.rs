@@ -217,7 +217,9 @@ impl Relay {
                 } else {
                     self.prefill.advance(&mark);
                 }
-            } else if let Some(cause) = failure::cause_in(event.strip_prefix(DATA).unwrap_or_default()) {
+            } else if let Some(cause) =
+                failure::cause_in(event.strip_prefix(DATA).unwrap_or_default())
+            {
                 let error = error_in(event);
                 self.prefill.used(body, used);
                 return Passed::Failed { bytes, cause, error };
@@ -264,7 +266,8 @@ fn mark_of(event: &[u8]) -> Option<Result<(Mark, &[u8]), ()>> {
     let rest = event.starts_with(MARK).then(|| &event[2..])?;
     let end = rest.iter().position(|&byte| byte == b'\n')?;
     let mark = serde_json::from_slice(&rest[..end]).map_err(|_| ());
-    let mark = mark.and_then(|mark: Mark| if mark.choice < CHOICES_MAX { Ok(mark) } else { Err(()) });
+    let mark =
+        mark.and_then(|mark: Mark| if mark.choice < CHOICES_MAX { Ok(mark) } else { Err(()) });
     Some(mark.map(|mark| (mark, &rest[end + 1..])))
 }
 
@@ -295,7 +298,9 @@ mod tests {
         for cut in 0..whole.len() {
             let (mut relay, mut body, mut got) = (Relay::default(), Vec::new(), Vec::new());
             for piece in [&whole[..cut], &whole[cut..]] {
-                let Passed::Bytes(passed) = take(&mut relay, &mut body, piece) else { panic!("at {cut}") };
+                let Passed::Bytes(passed) = take(&mut relay, &mut body, piece) else {
+                    panic!("at {cut}")
+                };
                 assert!(passed.is_empty() || passed.ends_with(b"\n\n"));
                 let events = got.len() + passed.len();
                 got.extend(passed);
@@ -333,7 +338,11 @@ mod tests {
         relay.turn(1);
         body.clear();
         let stranger = &SECOND[SECOND.find('d').unwrap()..];
-        assert_eq!(take(&mut relay.clone(), &mut Vec::new(), "data: 1\n\n"), Passed::Broken, "{stranger}");
+        assert_eq!(
+            take(&mut relay.clone(), &mut Vec::new(), "data: 1\n\n"),
+            Passed::Broken,
+            "{stranger}"
+        );
         assert_eq!(take(&mut relay, &mut body, SECOND), bytes("data: {\"a\":2}\n\n"));
         assert_eq!(relay.resume().told(0).unwrap().ids, [4, 5, 6]);
     }
@@ -341,7 +350,8 @@ mod tests {
     #[test]
     fn the_usage_is_told_once() {
         let (mut relay, mut body) = (Relay::default(), Vec::new());
-        let last = ": {\"created\":7,\"choice\":0,\"ids\":[4],\"end\":\"stop\"}\ndata: {\"a\":1}\n\n";
+        let last =
+            ": {\"created\":7,\"choice\":0,\"ids\":[4],\"end\":\"stop\"}\ndata: {\"a\":1}\n\n";
         let usage = "data: {\"usage\":1}\n\n";
         assert_eq!(
             take(&mut relay, &mut body, &[last, usage].concat()),
@@ -364,7 +374,11 @@ mod tests {
             let (mut relay, mut body) = (Relay::default(), Vec::new());
             let passed = take(&mut relay, &mut body, piece);
             match piece {
-                ":" => assert_eq!((passed, relay.is_resumable()), (bytes(""), true), "it may become a mark"),
+                ":" => assert_eq!(
+                    (passed, relay.is_resumable()),
+                    (bytes(""), true),
+                    "it may become a mark"
+                ),
                 _ => assert_eq!((passed, relay.is_resumable()), (bytes(piece), false)),
             }
         }
@@ -400,17 +414,26 @@ mod tests {
         assert_eq!(take(&mut relay, &mut Vec::new(), "data: 1\n\n"), bytes("data: 1\n\n"));
         assert_eq!(relay.take_ahead(&mut FIRST.into()), bytes(""));
         let error = "data: {\"error\":{\"code\":\"peer_lost\"}}\n\n";
-        assert!(matches!(relay.take_ahead(&mut error.into()), Passed::Failed { cause: Cause::PeerLost, .. }));
+        assert!(matches!(
+            relay.take_ahead(&mut error.into()),
+            Passed::Failed { cause: Cause::PeerLost, .. }
+        ));
         let mut endless = "x".repeat(SSE_EVENT_MAX + 1).into_bytes();
         assert_eq!((relay.take_ahead(&mut endless), endless.len()), (bytes(""), 0));
     }
 
     #[test]
     fn nonsense_is_not_passed_on() {
-        for piece in
-            [": {\"created\":7}\ndata: x\n\n", ": {\"created\":7,\"choice\":99999}\ndata: x\n\n", ": {\n\n"]
-        {
-            assert_eq!(take(&mut Relay::default(), &mut Vec::new(), piece), Passed::Broken, "{piece}");
+        for piece in [
+            ": {\"created\":7}\ndata: x\n\n",
+            ": {\"created\":7,\"choice\":99999}\ndata: x\n\n",
+            ": {\n\n",
+        ] {
+            assert_eq!(
+                take(&mut Relay::default(), &mut Vec::new(), piece),
+                Passed::Broken,
+                "{piece}"
+            );
         }
         // What was good before it is the client's, who would otherwise be thought to have it.
         let (mut relay, mut body) = (Relay::default(), Vec::new());

@@ -53,7 +53,8 @@ mod tests {
         assert_eq!(of(&body), Some(Report { sequences: 5, unread: 700, used: 900 }));
         let two = br#"{"loads": [{"num_running_reqs": 1, "num_waiting_reqs": 0}, {"num_running_reqs": 4294967295, "num_waiting_reqs": 9}]}"#;
         assert_eq!(of(two), Some(Report { sequences: u32::MAX, ..Report::default() }));
-        for strange in [&b"OK"[..], b"{}", br#"{"loads": [{"num_running_reqs": -1, "num_waiting_reqs": 0}]}"#]
+        for strange in
+            [&b"OK"[..], b"{}", br#"{"loads": [{"num_running_reqs": -1, "num_waiting_reqs": 0}]}"#]
         {
             assert_eq!(of(strange), None);
         }

@@ -42,7 +42,11 @@ impl Succession {
         if self.past.len() == PAST_WORKERS_MAX {
             self.past.pop_front();
         }
-        self.past.push_back(Past { number: worker, seat, was_told: self.may_come_back(worker, now) });
+        self.past.push_back(Past {
+            number: worker,
+            seat,
+            was_told: self.may_come_back(worker, now),
+        });
     }
 
     /// An operator has taken it off: it is not expected again.
@@ -52,14 +56,22 @@ impl Succession {
 
     /// Who sits there now, in another role than this worker had when it left; `seats` are those that are taken. Who has the role
     /// that it had is somebody else, unless it was told to change: who does both has the seat of a decode worker.
-    pub fn of(&self, worker: WorkerNumber, seats: &HashMap<Seat, WorkerNumber>) -> Option<WorkerNumber> {
+    pub fn of(
+        &self,
+        worker: WorkerNumber,
+        seats: &HashMap<Seat, WorkerNumber>,
+    ) -> Option<WorkerNumber> {
         let mut number = worker;
         loop {
-            let Past { seat, was_told, .. } = self.past.iter().find(|past| past.number == number)?;
+            let Past { seat, was_told, .. } =
+                self.past.iter().find(|past| past.number == number)?;
             let other = Seat { role: seat.role.other(), url: seat.url.clone() };
-            let is_next =
-                |at: &Seat, by: WorkerNumber| by > number && (*at == other || (*was_told && at == seat));
-            let next = [&other, seat].into_iter().find_map(|at| seats.get(at).filter(|&&by| is_next(at, by)));
+            let is_next = |at: &Seat, by: WorkerNumber| {
+                by > number && (*at == other || (*was_told && at == seat))
+            };
+            let next = [&other, seat]
+                .into_iter()
+                .find_map(|at| seats.get(at).filter(|&&by| is_next(at, by)));
             if let Some(&found) = next {
                 return Some(found);
             }
@@ -84,19 +96,29 @@ mod tests {
         let (mut succession, now) = (Succession::default(), Instant::now());
         let number = |number| WorkerNumber(number);
         succession.left(number(1), seat(Role::Decode, 7), now);
-        let mut seats =
-            HashMap::from([(seat(Role::Prefill, 7), number(3)), (seat(Role::Prefill, 8), number(2))]);
+        let mut seats = HashMap::from([
+            (seat(Role::Prefill, 7), number(3)),
+            (seat(Role::Prefill, 8), number(2)),
+        ]);
         assert_eq!(succession.of(number(1), &seats), Some(number(3)));
         assert_eq!(succession.of(number(2), &seats), None, "it has not left");
         seats.remove(&seat(Role::Prefill, 7));
         succession.left(number(3), seat(Role::Prefill, 7), now);
-        assert_eq!(succession.of(number(1), &seats), None, "it has left for good, or is about to come back");
+        assert_eq!(
+            succession.of(number(1), &seats),
+            None,
+            "it has left for good, or is about to come back"
+        );
         seats.insert(seat(Role::Decode, 7), number(9));
         assert_eq!([1, 3].map(|past| succession.of(number(past), &seats)), [Some(number(9)); 2]);
         seats.remove(&seat(Role::Decode, 7));
         succession.left(number(9), seat(Role::Decode, 7), now);
         seats.insert(seat(Role::Decode, 7), number(12));
-        assert_eq!(succession.of(number(9), &seats), None, "another one was started in the same role");
+        assert_eq!(
+            succession.of(number(9), &seats),
+            None,
+            "another one was started in the same role"
+        );
         succession.told(number(12), now + Duration::from_secs(1), now);
         succession.left(number(12), seat(Role::Decode, 7), now);
         seats.insert(seat(Role::Decode, 7), number(13));

@@ -148,7 +148,8 @@ impl Target {
 
     /// Another address of its name, which comes behind the one that led nowhere.
     pub(super) fn turn_to(&mut self, addresses: &[IpAddr]) {
-        let at = self.address.and_then(|address| addresses.iter().position(|&ip| ip == address.ip()));
+        let at =
+            self.address.and_then(|address| addresses.iter().position(|&ip| ip == address.ip()));
         let next = at.map_or(0, |at| (at + 1) % addresses.len());
         self.address = Some(SocketAddr::new(addresses[next], self.url.port));
     }
@@ -174,8 +175,15 @@ mod tests {
             }
             is_news
         };
-        assert_eq!(["gone", "gone", "late", "gone", "late"].map(&mut met), [false; 5], "it comes and goes");
-        assert_eq!(["late", "late", "gone", "gone", "gone"].map(&mut met), [true, false, false, true, false]);
+        assert_eq!(
+            ["gone", "gone", "late", "gone", "late"].map(&mut met),
+            [false; 5],
+            "it comes and goes"
+        );
+        assert_eq!(
+            ["late", "late", "gone", "gone", "gone"].map(&mut met),
+            [true, false, false, true, false]
+        );
         target.is_well();
         assert!(!target.told_down && target.fault.is_none());
     }

@@ -51,7 +51,13 @@ impl Turns {
     }
 
     /// Asks a worker for a client.
-    pub fn begin(&mut self, client: ConnId, worker: WorkerNumber, wanted: Wanted, way: &mut Way<'_>) {
+    pub fn begin(
+        &mut self,
+        client: ConnId,
+        worker: WorkerNumber,
+        wanted: Wanted,
+        way: &mut Way<'_>,
+    ) {
         match ask(Owner::Turn(client), worker, wanted, way) {
             Ok(conn) => drop(self.open.insert(client, conn)),
             Err(reason) => way.refuse(client, &lost(reason.to_string())),
@@ -99,13 +105,18 @@ impl Turns {
     /// Looks whether a worker is to change, where they do so by themselves and it is time.
     pub fn look(&mut self, way: &mut Way<'_>) {
         let now = way.now;
-        let Some((balance, next)) = self.balance.as_mut().filter(|(_, next)| *next <= now) else { return };
+        let Some((balance, next)) = self.balance.as_mut().filter(|(_, next)| *next <= now) else {
+            return;
+        };
         *next = now + BALANCE_INTERVAL;
         if self.told.is_some() {
             return;
         }
         let rows = way.fleet.rows(now);
-        let Some(Turn { worker, to, pressure: [prefill, decode] }) = balance.look(&rows, now) else { return };
+        let Some(Turn { worker, to, pressure: [prefill, decode] }) = balance.look(&rows, now)
+        else {
+            return;
+        };
         event!(
             Info,
             "router",
@@ -154,14 +165,20 @@ fn keeps(worker: WorkerNumber, why: &str, way: &Way<'_>) {
 
 /// Asks a worker to have a role; the connection that its answer comes by. It is asked for nothing else from now on, unless it
 /// has that role.
-fn ask(owner: Owner, worker: WorkerNumber, wanted: Wanted, way: &mut Way<'_>) -> Result<ConnId, CloseReason> {
+fn ask(
+    owner: Owner,
+    worker: WorkerNumber,
+    wanted: Wanted,
+    way: &mut Way<'_>,
+) -> Result<ConnId, CloseReason> {
     let mut order = Order::get(PATH);
     order.method = Method::Post;
     order.headers = vec![("content-type", JSON.to_owned())];
     order.headers.extend(way.fleet.bearer());
     let is_other = way.fleet.role_name(worker).is_some_and(|role| role != wanted.role.to_string());
     let booking = way.fleet.router().visit(worker);
-    let (conn, _) = way.fleet.open(way.reactor, owner, booking, way.now + ROUTER_FANOUT_TIME, way.now)?;
+    let (conn, _) =
+        way.fleet.open(way.reactor, owner, booking, way.now + ROUTER_FANOUT_TIME, way.now)?;
     way.fleet.begin(way.reactor, conn, &order, &Arc::new(wanted.to_json()), way.now);
     if is_other {
         way.fleet.drains(way.reactor, worker);
@@ -171,5 +188,9 @@ fn ask(owner: Owner, worker: WorkerNumber, wanted: Wanted, way: &mut Way<'_>) ->
 
 fn lost(why: String) -> ApiError {
     let cause = Cause::PeerLost;
-    ApiError::new(cause.http_status(), cause.name(), format!("there is no word of the worker's role: {why}"))
+    ApiError::new(
+        cause.http_status(),
+        cause.name(),
+        format!("there is no word of the worker's role: {why}"),
+    )
 }

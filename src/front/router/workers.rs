@@ -122,7 +122,13 @@ impl Workers {
             if let Err(full) = self.members.turn(&seat, role)
                 && is_news
             {
-                event!(Warn, "router", "a worker's new role is not taken", worker = seat.url, why = full);
+                event!(
+                    Warn,
+                    "router",
+                    "a worker's new role is not taken",
+                    worker = seat.url,
+                    why = full
+                );
             }
         }
         self.act(fleet, reactor, now);
@@ -141,7 +147,8 @@ impl Workers {
         self.check(request, way.now)?;
         let wanted = Wanted::parse(&request.body)?;
         let worker = self.find(id, way)?;
-        let is_other = way.fleet.role_name(worker).is_some_and(|role| role != wanted.role.to_string());
+        let is_other =
+            way.fleet.role_name(worker).is_some_and(|role| role != wanted.role.to_string());
         let router = way.fleet.router();
         if is_other && router.is_ready() && !router.is_ready_without(worker) {
             return Err(ApiError::new(
@@ -163,7 +170,13 @@ impl Workers {
     }
 
     /// Takes in what etcd has.
-    pub fn follow(&mut self, view: &mut View, fleet: &mut Fleet, reactor: &mut Reactor, now: Instant) {
+    pub fn follow(
+        &mut self,
+        view: &mut View,
+        fleet: &mut Fleet,
+        reactor: &mut Reactor,
+        now: Instant,
+    ) {
         while let Some(change) = view.change() {
             match change {
                 Change::Entered(entry) if !is_spoken_to(&entry.seat, fleet) => self.refuse(entry),
@@ -176,15 +189,27 @@ impl Workers {
                         self.is_full = true;
                     }
                 },
-                Change::Gone(seat, incarnation) => self.members.withdraw(&seat, incarnation, Why::Dropped),
+                Change::Gone(seat, incarnation) => {
+                    self.members.withdraw(&seat, incarnation, Why::Dropped)
+                }
                 Change::Whole(seats) => {
                     self.members.reconcile(|seat| seats.contains(seat), now + REGISTRY_ENTRY_LIFE);
                 }
                 Change::Odd(key, why) => {
-                    event!(Warn, "router", "no worker's entry", key = key.escape_debug(), why = why);
+                    event!(
+                        Warn,
+                        "router",
+                        "no worker's entry",
+                        key = key.escape_debug(),
+                        why = why
+                    );
                 }
                 Change::Odder => {
-                    event!(Warn, "router", "and more that are no workers' entries, which are not named");
+                    event!(
+                        Warn,
+                        "router",
+                        "and more that are no workers' entries, which are not named"
+                    );
                 }
             }
         }
@@ -263,7 +288,13 @@ impl Workers {
     fn refuse(&mut self, entry: Entry) {
         self.members.refuse(&entry);
         if self.unspoken.len() < ETCD_ODD_MAX && self.unspoken.insert(entry.seat.clone()) {
-            event!(Error, "router", "a worker is not taken", worker = entry.seat.url, why = UNSPOKEN);
+            event!(
+                Error,
+                "router",
+                "a worker is not taken",
+                worker = entry.seat.url,
+                why = UNSPOKEN
+            );
         }
     }
 
@@ -311,9 +342,12 @@ impl Workers {
     }
 
     fn list(&self, way: &mut Way<'_>) -> Value {
-        let here: Vec<WorkerNumber> = way.fleet.router().workers().map(|(worker, ..)| worker).collect();
+        let here: Vec<WorkerNumber> =
+            way.fleet.router().workers().map(|(worker, ..)| worker).collect();
         let mut count = |role: &str| {
-            here.iter().filter(|&&worker| way.fleet.role_name(worker).as_deref() == Some(role)).count()
+            here.iter()
+                .filter(|&&worker| way.fleet.role_name(worker).as_deref() == Some(role))
+                .count()
         };
         // SGLang's word for those that do both.
         let [prefill, decode, regular] = ["prefill", "decode", MIXED].map(&mut count);
@@ -345,7 +379,9 @@ impl Workers {
         let (status, reason) = match (misfit, target) {
             _ if !load.usable && target.is_some_and(|target| target.drains) => ("draining", None),
             _ if !load.usable => ("down", target.and_then(|target| target.fault.clone())),
-            (Some(why), target) if target.is_none_or(|target| !target.is_mixed) => ("unpaired", Some(why)),
+            (Some(why), target) if target.is_none_or(|target| !target.is_mixed) => {
+                ("unpaired", Some(why))
+            }
             _ => ("ready", None),
         };
         let model = target.and_then(|target| target.model.as_deref());
@@ -394,7 +430,8 @@ impl Workers {
             match action {
                 Action::Join { seat, bootstrap_port, kind, has_turned } => {
                     event!(Info, "router", "worker joins", seat = seat.role, worker = seat.url);
-                    let target = Target::new(seat.url.clone(), None, bootstrap_port).turned(has_turned);
+                    let target =
+                        Target::new(seat.url.clone(), None, bootstrap_port).turned(has_turned);
                     let worker = fleet.join(seat.role, target, now);
                     if self.members.entry(&seat).is_some() {
                         // Its entry goes with it.
@@ -445,27 +482,34 @@ impl Asking {
         }
         let url = asked.url.ok_or_else(|| ApiError::invalid("url", "must be given"))?;
         // A word alone would be taken for a host.
-        let parsed = Some(&url).filter(|url| url.contains("://")).map(|url| url.parse::<WorkerUrl>());
-        let parsed = parsed
-            .unwrap_or_else(|| Err("a worker's address is http://HOST:PORT or https://HOST:PORT".into()));
-        let wrong = |why| ApiError::invalid("url", format!("is {url:?}, which is no address: {why}"));
+        let parsed =
+            Some(&url).filter(|url| url.contains("://")).map(|url| url.parse::<WorkerUrl>());
+        let parsed = parsed.unwrap_or_else(|| {
+            Err("a worker's address is http://HOST:PORT or https://HOST:PORT".into())
+        });
+        let wrong =
+            |why| ApiError::invalid("url", format!("is {url:?}, which is no address: {why}"));
         let url = parsed.map_err(wrong)?;
         // Who does both has the seat of a decode worker; whether it may sit there it is asked.
         let role = asked.worker_type.as_deref().and_then(|name| match name {
             MIXED => Some(Role::Decode),
             name => Role::named(name),
         });
-        let role =
-            role.ok_or_else(|| ApiError::invalid("worker_type", "must be prefill, decode or mixed"))?;
+        let role = role
+            .ok_or_else(|| ApiError::invalid("worker_type", "must be prefill, decode or mixed"))?;
         let port = |value: &Value| {
-            let port = value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0);
+            let port =
+                value.as_u64().and_then(|port| u16::try_from(port).ok()).filter(|&port| port > 0);
             port.ok_or_else(|| ApiError::invalid("bootstrap_port", "must be 1 to 65535"))
         };
         let bootstrap_port = match (role, asked.bootstrap_port.as_ref().map(port).transpose()?) {
             (Role::Prefill, port) => port,
             (Role::Decode, None) => None,
             (Role::Decode, Some(_)) => {
-                return Err(ApiError::invalid("bootstrap_port", "is a prefill worker's, and of no other"));
+                return Err(ApiError::invalid(
+                    "bootstrap_port",
+                    "is a prefill worker's, and of no other",
+                ));
             }
         };
         Ok((Seat { role, url }, bootstrap_port))

@@ -60,13 +60,15 @@ impl Routes {
 
     /// Whether it is what its router takes it for, where that is said.
     pub(super) fn check_role(&self, request: &Request) -> Result<(), ApiError> {
-        let (Some(turning), Some(taken_for)) = (&self.turning, request.head.headers.get(TAKEN_FOR)) else {
+        let (Some(turning), Some(taken_for)) = (&self.turning, request.head.headers.get(TAKEN_FOR))
+        else {
             return Ok(());
         };
         match turning.is_taken_for(taken_for) {
             true => Ok(()),
             false => {
-                let why = format!("this worker is taken for {taken_for}, and is {}", turning.name());
+                let why =
+                    format!("this worker is taken for {taken_for}, and is {}", turning.name());
                 Err(ApiError { param: Some(TAKEN_FOR.into()), ..ApiError::draining(why) })
             }
         }
@@ -75,6 +77,7 @@ impl Routes {
 
 /// What is said of the role of a process that has none to change.
 fn no_role() -> ApiError {
-    let why = "the role of baton prefill and baton decode can change; this process serves by itself";
+    let why =
+        "the role of baton prefill and baton decode can change; this process serves by itself";
     ApiError::new(409, NOT_POSSIBLE, why)
 }

@@ -43,8 +43,9 @@ impl Routes {
                 json(conn, &info, way)
             }
             "/v1/loads" => {
-                let unix =
-                    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+                let unix = SystemTime::now()
+                    .duration_since(UNIX_EPOCH)
+                    .map_or(0.0, |since| since.as_secs_f64());
                 json(conn, &Loads::new(self.load(), unix, VERSION), way)
             }
             "/get_load" => json(conn, &[RankLoad::of(&self.load())], way),

@@ -64,15 +64,19 @@ impl TextQueue {
     pub fn submit(&self, job: Job) -> Result<Ticket, ApiError> {
         let ticket = Arc::new(());
         let lane = if job.task.size() <= TOKENISE_SHORT { &self.short } else { &self.long };
-        lane.try_send(Entry { job, waits: Arc::downgrade(&ticket) }).map_err(|error| match error {
-            TrySendError::Full(_) => {
-                let most = lane.capacity().unwrap_or(0);
-                ApiError::busy(format!(
-                    "{most} requests wait to be tokenised, as many as may; try again later"
-                ))
-            }
-            TrySendError::Disconnected(_) => ApiError::new(500, "internal", "the tokeniser has stopped"),
-        })?;
+        lane.try_send(Entry { job, waits: Arc::downgrade(&ticket) }).map_err(
+            |error| match error {
+                TrySendError::Full(_) => {
+                    let most = lane.capacity().unwrap_or(0);
+                    ApiError::busy(format!(
+                        "{most} requests wait to be tokenised, as many as may; try again later"
+                    ))
+                }
+                TrySendError::Disconnected(_) => {
+                    ApiError::new(500, "internal", "the tokeniser has stopped")
+                }
+            },
+        )?;
         Ok(Ticket(ticket))
     }
 
@@ -96,8 +100,8 @@ fn answer(work: &Work, entry: Entry, answers: &Sender<Answer>, ctl: &Bell) -> Re
     }
     // Nothing is changed by a job, so nothing is left half changed.
     let made = catch_unwind(AssertUnwindSafe(|| work(job.task, &is_wanted)));
-    let made =
-        made.unwrap_or_else(|_| Err(ApiError::new(500, "internal", "the text could not be tokenised")));
+    let made = made
+        .unwrap_or_else(|_| Err(ApiError::new(500, "internal", "the text could not be tokenised")));
     answers.send(Answer { id: job.id, made }).map_err(|_| ())?;
     ctl.ring();
     Ok(())
@@ -111,8 +115,12 @@ mod tests {
     use std::time::{Duration, Instant};
 
     fn queue(work: impl Fn(Task) -> Result<Made, ApiError> + Send + Sync + 'static) -> TextQueue {
-        TextQueue::over(Arc::new(move |task, _: &dyn Fn() -> bool| work(task)), 4, Arc::new(Bell::new(|| {})))
-            .unwrap()
+        TextQueue::over(
+            Arc::new(move |task, _: &dyn Fn() -> bool| work(task)),
+            4,
+            Arc::new(Bell::new(|| {})),
+        )
+        .unwrap()
     }
 
     fn answer(queue: &TextQueue) -> Answer {
@@ -127,7 +135,10 @@ mod tests {
     }
 
     fn job(id: u64, tokens: usize) -> Job {
-        Job { id, task: Task::Detokenize(DetokenizeRequest { model: None, tokens: vec![1; tokens] }) }
+        Job {
+            id,
+            task: Task::Detokenize(DetokenizeRequest { model: None, tokens: vec![1; tokens] }),
+        }
     }
 
     #[test]

@@ -32,7 +32,9 @@ pub(super) fn tojson(value: &Value, options: Kwargs) -> Result<Value, Error> {
     let (item, key) = match separators.as_deref() {
         None => (if indent.is_some() { "," } else { ", " }, ": "),
         Some([item, key]) => (item.as_str(), key.as_str()),
-        Some(_) => return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair")),
+        Some(_) => {
+            return Err(Error::new(ErrorKind::InvalidOperation, "separators must be a pair"));
+        }
     };
     let ascii = ensure_ascii.unwrap_or(false);
     let mut writer = Writer { out: String::new(), indent, item, key, ascii };

@@ -71,7 +71,8 @@ impl ChatTemplate {
         let mut environment = Environment::new();
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
         environment.set_syntax(syntax.map_err(explain)?);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", json::tojson);
@@ -92,7 +93,8 @@ impl ChatTemplate {
     /// The text of a conversation.
     pub fn render(&self, conversation: &Conversation<'_>) -> Result<String, ChatError> {
         let list = |items: &[Json]| items.iter().map(json::to_value).collect::<Value>();
-        let seconds = conversation.now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let seconds =
+            conversation.now.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
         let given = [
             ("messages", list(conversation.messages)),
             ("tools", conversation.tools.map_or(Value::from(()), list)),
@@ -100,17 +102,23 @@ impl ChatTemplate {
             ("add_generation_prompt", conversation.add_generation_prompt.into()),
             (NOW, seconds.into()),
         ];
-        let special = self.special.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
+        let special =
+            self.special.iter().map(|(name, token)| (name.as_str(), Value::from(token.as_str())));
         let further = conversation.variables.into_iter().flatten();
         let further = further.map(|(name, value)| (name.as_str(), json::to_value(value)));
         let reserved = |name: &str| given.iter().any(|(taken, _)| *taken == name);
-        let variables: Vec<_> =
-            special.chain(further).filter(|(name, _)| !reserved(name)).chain(given.clone()).collect();
+        let variables: Vec<_> = special
+            .chain(further)
+            .filter(|(name, _)| !reserved(name))
+            .chain(given.clone())
+            .collect();
         let template = self.environment.get_template(NAME).map_err(explain)?;
         let variables = Value::from_pairs(variables);
         // minijinja 3.0 panics at `[][::-1]`, which published templates evaluate for no messages.
         catch_unwind(AssertUnwindSafe(|| template.render(variables)))
-            .unwrap_or_else(|_| Err(Error::new(ErrorKind::InvalidOperation, "it cannot be evaluated")))
+            .unwrap_or_else(|_| {
+                Err(Error::new(ErrorKind::InvalidOperation, "it cannot be evaluated"))
+            })
             .map_err(explain)
     }
 }
@@ -171,7 +179,13 @@ mod tests {
     }
 
     fn conversation(messages: &[Json]) -> Conversation<'_> {
-        Conversation { messages, tools: None, variables: None, add_generation_prompt: true, now: UNIX_EPOCH }
+        Conversation {
+            messages,
+            tools: None,
+            variables: None,
+            add_generation_prompt: true,
+            now: UNIX_EPOCH,
+        }
     }
 
     #[test]
@@ -189,10 +203,14 @@ mod tests {
             match (&golden.rendered, rendered) {
                 // Where minijinja panics; see `render`.
                 (Some(_), Err(ChatError::Template(_))) if golden.name == "tools/empty" => {}
-                (Some(expected), rendered) => assert_eq!(rendered.as_ref(), Ok(expected), "{}", golden.name),
+                (Some(expected), rendered) => {
+                    assert_eq!(rendered.as_ref(), Ok(expected), "{}", golden.name)
+                }
                 (None, Err(ChatError::Refused(why))) => assert_eq!(Some(why), golden.error),
                 (None, Err(ChatError::Template(_) | ChatError::Missing)) => {}
-                (None, Ok(text)) => panic!("{}: rendered {text:?}, not {:?}", golden.name, golden.error),
+                (None, Ok(text)) => {
+                    panic!("{}: rendered {text:?}, not {:?}", golden.name, golden.error)
+                }
             }
         }
     }
@@ -209,8 +227,10 @@ mod tests {
 
     #[test]
     fn variables_cannot_replace_the_messages() {
-        let template = ChatTemplate::new("{{ messages | length }}{{ bos_token }}", Vec::new()).unwrap();
-        let variables = serde_json::from_value(json!({"messages": [1, 2, 3], "bos_token": "b"})).unwrap();
+        let template =
+            ChatTemplate::new("{{ messages | length }}{{ bos_token }}", Vec::new()).unwrap();
+        let variables =
+            serde_json::from_value(json!({"messages": [1, 2, 3], "bos_token": "b"})).unwrap();
         let request = Conversation { variables: Some(&variables), ..conversation(&[]) };
         assert_eq!(template.render(&request).unwrap(), "0b");
     }
@@ -220,19 +240,22 @@ mod tests {
         let broken = ChatTemplate::new("{% if %}", Vec::new()).unwrap_err();
         assert!(matches!(broken, ChatError::Template(_)), "{broken}");
         let strict =
-            ChatTemplate::new("{{ raise_exception('no ' ~ messages[0].role) }}", Vec::new()).unwrap();
+            ChatTemplate::new("{{ raise_exception('no ' ~ messages[0].role) }}", Vec::new())
+                .unwrap();
         let messages = [json!({"role": "pirate"})];
         let refused = strict.render(&conversation(&messages)).unwrap_err();
         assert_eq!(refused, ChatError::Refused("no pirate".into()));
-        let looping = ChatTemplate::new("{% set n = namespace() %}{% set n.n = n %}{{ n|tojson }}", vec![]);
+        let looping =
+            ChatTemplate::new("{% set n = namespace() %}{% set n.n = n %}{{ n|tojson }}", vec![]);
         assert!(looping.unwrap().render(&conversation(&[])).is_err());
     }
 
     /// On a stack as small as that of the thread `tok`.
     #[test]
     fn no_template_takes_the_process_with_it() {
-        let deep =
-            |open: &str, close: &str| format!("{{{{ {}1{} }}}}", open.repeat(5000), close.repeat(5000));
+        let deep = |open: &str, close: &str| {
+            format!("{{{{ {}1{} }}}}", open.repeat(5000), close.repeat(5000))
+        };
         let sources = [
             "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}".to_owned(),
             "{% for x in [[1]] recursive %}{{ loop([[x]]) }}{% endfor %}".to_owned(),

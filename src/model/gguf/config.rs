@@ -58,7 +58,11 @@ pub fn read(metadata: &Metadata<'_>) -> Result<ModelConfig, LoadError> {
     reader.equal("attention.value_length", head_dim)?;
     reader.equal("rope.dimension_count", head_dim)?;
     if !heads.is_multiple_of(kv_heads) {
-        return Err(reader.wrong("attention.head_count_kv", format!("a divisor of {heads}"), kv_heads));
+        return Err(reader.wrong(
+            "attention.head_count_kv",
+            format!("a divisor of {heads}"),
+            kv_heads,
+        ));
     }
     if head_dim == 0 || !head_dim.is_multiple_of(2) {
         return Err(reader.wrong("attention.key_length", "an even head size", head_dim));
@@ -134,7 +138,8 @@ impl Reader<'_> {
     }
 
     fn size(&self, part: &str) -> Result<usize, LoadError> {
-        self.optional_size(part)?.ok_or_else(|| self.metadata.missing(&self.key(part), "a positive number"))
+        self.optional_size(part)?
+            .ok_or_else(|| self.metadata.missing(&self.key(part), "a positive number"))
     }
 
     /// `part`, where it is given, says `value`.

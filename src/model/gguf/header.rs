@@ -79,7 +79,9 @@ impl fmt::Display for GgufError {
         match self {
             GgufError::Magic => write!(f, "not a GGUF file: it does not begin with \"GGUF\""),
             GgufError::Version(v) => write!(f, "GGUF version: expected 2 or 3, found {v}"),
-            GgufError::Truncated { what, at } => write!(f, "the file ends inside {what} at byte {at}"),
+            GgufError::Truncated { what, at } => {
+                write!(f, "the file ends inside {what} at byte {at}")
+            }
             GgufError::TooMany { what, count, limit } => {
                 write!(f, "{what}: expected at most {limit}, found {count}")
             }
@@ -218,7 +220,9 @@ impl Header {
     fn alignment(&self) -> Result<usize, GgufError> {
         match self.metadata.get("general.alignment") {
             None => Ok(32),
-            Some(&Value::Unsigned(n)) if n.is_power_of_two() && (8..=65536).contains(&n) => Ok(n as usize),
+            Some(&Value::Unsigned(n)) if n.is_power_of_two() && (8..=65536).contains(&n) => {
+                Ok(n as usize)
+            }
             Some(&Value::Unsigned(n)) => Err(GgufError::Alignment(n)),
             Some(_) => Err(GgufError::Alignment(0)),
         }
@@ -235,7 +239,12 @@ struct TableEntry {
 
 impl TableEntry {
     /// Checks type, shape and place against a file of `length` bytes whose data start at `start`.
-    fn place(self, start: usize, alignment: usize, length: usize) -> Result<(String, TensorInfo), GgufError> {
+    fn place(
+        self,
+        start: usize,
+        alignment: usize,
+        length: usize,
+    ) -> Result<(String, TensorInfo), GgufError> {
         let Some(dtype) = tensor_type(self.kind) else {
             return Err(GgufError::TensorType { tensor: self.name, kind: self.kind });
         };
@@ -326,7 +335,11 @@ impl<'a> Cursor<'a> {
 
     fn count(&mut self, what: &'static str, limit: u64) -> Result<usize, GgufError> {
         let count = self.unsigned(8, what)?;
-        if count > limit { Err(GgufError::TooMany { what, count, limit }) } else { Ok(count as usize) }
+        if count > limit {
+            Err(GgufError::TooMany { what, count, limit })
+        } else {
+            Ok(count as usize)
+        }
     }
 
     fn name(&mut self) -> Result<String, GgufError> {
@@ -382,7 +395,11 @@ impl<'a> Cursor<'a> {
         let name = self.name()?;
         let dimensions = self.u32("a tensor's shape")?;
         if dimensions > 4 {
-            return Err(GgufError::TooMany { what: "dimensions", count: dimensions.into(), limit: 4 });
+            return Err(GgufError::TooMany {
+                what: "dimensions",
+                count: dimensions.into(),
+                limit: 4,
+            });
         }
         let mut shape = Vec::with_capacity(4);
         for _ in 0..dimensions {

@@ -42,14 +42,17 @@ impl GgufFile {
     /// Maps `path` and checks that it holds a whole model that can be served.
     pub fn open(path: &Path) -> Result<GgufFile, LoadError> {
         let mapped = Mapped::open(path)?;
-        let header = Header::parse(mapped.bytes()).map_err(|error| LoadError::malformed(path, error))?;
+        let header =
+            Header::parse(mapped.bytes()).map_err(|error| LoadError::malformed(path, error))?;
         let metadata = Metadata { file: path, bytes: mapped.bytes(), header: &header };
         let config = config::read(&metadata)?;
         let tensors = header
             .tensors
             .iter()
             .filter(|(name, _)| *name != names::ROPE_FACTORS)
-            .map(|(name, info)| (names::canonical(name), entry(&config, name, info, mapped.bytes())))
+            .map(|(name, info)| {
+                (names::canonical(name), entry(&config, name, info, mapped.bytes()))
+            })
             .collect();
         let file = GgufFile { mapped, header, config, tensors };
         inventory::check(&file.config, &file, file.tensors.keys().map(String::as_str), path)?;
@@ -95,7 +98,11 @@ fn entry(config: &ModelConfig, name: &str, info: &TensorInfo, bytes: &[u8]) -> E
     let head_dim = config.head_dim;
     if interleaved && info.rows.is_multiple_of(head_dim) {
         entry.order = RowOrder::RopeInterleaved { head_dim };
-    } else if interleaved && info.rows == 1 && info.cols.is_multiple_of(head_dim) && plain(info.dtype) {
+    } else if interleaved
+        && info.rows == 1
+        && info.cols.is_multiple_of(head_dim)
+        && plain(info.dtype)
+    {
         let column = TensorView {
             dtype: info.dtype,
             rows: info.cols,

@@ -58,12 +58,21 @@ fn what_is_not_served_is_refused_by_name() {
         open(whole().tensor("rope_freqs.weight", &[values.len() as u64], 0, &bytes)).unwrap_err()
     };
     for (message, parts) in [
-        (open(Writer::default().string("general.architecture", "gemma3")).unwrap_err(), ["gemma3", "llama"]),
+        (
+            open(Writer::default().string("general.architecture", "gemma3")).unwrap_err(),
+            ["gemma3", "llama"],
+        ),
         (open(Writer::default()).unwrap_err(), ["general.architecture", "nothing"]),
         (open(whole().u32("llama.expert_count", 8)).unwrap_err(), ["llama.expert_count", "8"]),
-        (open(whole().f32("llama.attention.scale", 0.1)).unwrap_err(), ["llama.attention.scale", "0.1"]),
+        (
+            open(whole().f32("llama.attention.scale", 0.1)).unwrap_err(),
+            ["llama.attention.scale", "0.1"],
+        ),
         (open(whole().u32("llama.attention.key_length", 3)).unwrap_err(), ["key_length", "3"]),
-        (open(whole().u32("llama.rope.dimension_count", 1)).unwrap_err(), ["dimension_count", "expected 2"]),
+        (
+            open(whole().u32("llama.rope.dimension_count", 1)).unwrap_err(),
+            ["dimension_count", "expected 2"],
+        ),
         (
             open(whole().string("llama.rope.scaling.type", "longrope")).unwrap_err(),
             ["scaling.type", "longrope"],
@@ -73,8 +82,14 @@ fn what_is_not_served_is_refused_by_name() {
             ["scaling.factor", "nothing"],
         ),
         (open(whole().u32("llama.vocab_size", 5)).unwrap_err(), ["llama.vocab_size", "found 5"]),
-        (open(whole().string("llama.rope.freq_base", "x")).unwrap_err(), ["rope.freq_base", "a number"]),
-        (open(whole().tensor("blk.0.attn_sinks", &[4], 0, &[0; 16])).unwrap_err(), ["attn_sinks", "only"]),
+        (
+            open(whole().string("llama.rope.freq_base", "x")).unwrap_err(),
+            ["rope.freq_base", "a number"],
+        ),
+        (
+            open(whole().tensor("blk.0.attn_sinks", &[4], 0, &[0; 16])).unwrap_err(),
+            ["attn_sinks", "only"],
+        ),
         (open(writer()).unwrap_err(), ["mlp.down_proj.weight", "no such tensor"]),
         (factors(&[f32::NAN]), ["rope_freqs.weight", "NaN"]),
         (factors(&[2.0]), ["rope_freqs.weight", "2 at 0"]),
@@ -87,7 +102,8 @@ fn what_is_not_served_is_refused_by_name() {
 
 #[test]
 fn rope_scaling_is_read() {
-    let linear = whole().string("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 4.0);
+    let linear =
+        whole().string("llama.rope.scaling.type", "linear").f32("llama.rope.scaling.factor", 4.0);
     assert_eq!(open(linear).unwrap().config().rope_scaling, RopeScaling::Linear { factor: 4.0 });
     let llama3 = GgufFile::open(&fixture("llama-mha-llama3.F16.gguf")).unwrap();
     assert!(matches!(llama3.config().rope_scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
@@ -116,7 +132,8 @@ fn tensors_are_those_of_the_directory() {
             });
             let largest = theirs.iter().fold(0.0f32, |max, x| max.max(x.abs()));
             // Norms are rounded to the directory's type, too.
-            let allowed = if tolerance == 0.0 && theirs.len() == 64 { 0.01 } else { tolerance } * largest;
+            let allowed =
+                if tolerance == 0.0 && theirs.len() == 64 { 0.01 } else { tolerance } * largest;
             assert_eq!(ours.len(), theirs.len());
             assert!(ours.iter().zip(&theirs).all(|(a, b)| (a - b).abs() <= allowed), "{name}");
         }

@@ -94,7 +94,13 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         Some("llama") => Architecture::Llama,
         Some("qwen2") => Architecture::Qwen2,
         Some("qwen3") => Architecture::Qwen3,
-        other => return Err(config.wrong("model_type", "llama, qwen2 or qwen3", other.unwrap_or("nothing"))),
+        other => {
+            return Err(config.wrong(
+                "model_type",
+                "llama, qwen2 or qwen3",
+                other.unwrap_or("nothing"),
+            ));
+        }
     };
     config.refuse_unserved(architecture)?;
     let hidden = config.size("hidden_size")?;
@@ -120,7 +126,9 @@ fn parse(config: &Object) -> Result<ModelConfig, LoadError> {
         intermediate: config.size("intermediate_size")?,
         vocab: config.size("vocab_size")?,
         context: config.size("max_position_embeddings")?,
-        norm_eps: config.number("rms_norm_eps")?.ok_or_else(|| config.missing("rms_norm_eps", "a number"))?,
+        norm_eps: config
+            .number("rms_norm_eps")?
+            .ok_or_else(|| config.missing("rms_norm_eps", "a number"))?,
         rope_theta,
         rope_scaling,
         tied_head: config.bool("tie_word_embeddings")?.unwrap_or(false),
@@ -147,7 +155,8 @@ fn rope(config: &Object) -> Result<(f32, RopeScaling), LoadError> {
         return Err(config.wrong("rope_theta", "more than 1", theta));
     }
     let Some(scaling) = scaling else { return Ok((theta, RopeScaling::None)) };
-    for field in ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"] {
+    for field in ["partial_rotary_factor", "mscale", "mscale_all_dim", "truncate", "mrope_section"]
+    {
         let served = match field {
             "partial_rotary_factor" => scaling.number(field)? == Some(1.0),
             "truncate" => scaling.bool(field)? == Some(true),
@@ -227,7 +236,8 @@ impl Object {
     }
 
     fn object(&self, field: &str) -> Result<Option<Object>, LoadError> {
-        let value = self.field(field, "an object", |value| value.is_object().then(|| value.clone()))?;
+        let value =
+            self.field(field, "an object", |value| value.is_object().then(|| value.clone()))?;
         let prefix = format!("{}{field}.", self.prefix);
         Ok(value.map(|value| Object { file: self.file.clone(), prefix, value }))
     }

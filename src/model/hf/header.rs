@@ -78,14 +78,17 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, TensorPlace)>, SafetensorsErro
             return Err(SafetensorsError::HeaderLength(length));
         }
     }
-    let file =
-        SafeTensors::deserialize(bytes).map_err(|error| SafetensorsError::Malformed(error.to_string()))?;
+    let file = SafeTensors::deserialize(bytes)
+        .map_err(|error| SafetensorsError::Malformed(error.to_string()))?;
     let start = bytes.as_ptr() as usize;
     file.tensors()
         .into_iter()
         .map(|(tensor, view)| {
-            let refuse =
-                |expected, found| SafetensorsError::Tensor { tensor: tensor.clone(), expected, found };
+            let refuse = |expected, found| SafetensorsError::Tensor {
+                tensor: tensor.clone(),
+                expected,
+                found,
+            };
             let dtype = match view.dtype() {
                 Dtype::F32 => TensorType::F32,
                 Dtype::F16 => TensorType::F16,
@@ -95,7 +98,9 @@ pub fn parse(bytes: &[u8]) -> Result<Vec<(String, TensorPlace)>, SafetensorsErro
             let (rows, cols) = match *view.shape() {
                 [cols] => (1, cols),
                 [rows, cols] => (rows, cols),
-                ref shape => return Err(refuse("one or two dimensions", format!("shape {shape:?}"))),
+                ref shape => {
+                    return Err(refuse("one or two dimensions", format!("shape {shape:?}")));
+                }
             };
             let at = view.data().as_ptr() as usize - start;
             Ok((tensor, TensorPlace { dtype, rows, cols, data: at..at + view.data().len() }))
@@ -120,7 +125,8 @@ mod tests {
         let mut tensors = parse(&bytes).unwrap();
         tensors.sort_by(|a, b| a.0.cmp(&b.0));
         let start = 8 + HEADER.len();
-        let matrix = TensorPlace { dtype: TensorType::Bf16, rows: 2, cols: 3, data: start..start + 12 };
+        let matrix =
+            TensorPlace { dtype: TensorType::Bf16, rows: 2, cols: 3, data: start..start + 12 };
         assert_eq!(tensors[0], ("a".to_owned(), matrix));
         assert_eq!((tensors[1].1.rows, tensors[1].1.cols), (1, 1));
         for length in 0..bytes.len() {
@@ -130,7 +136,8 @@ mod tests {
 
     #[test]
     fn refuses_by_name() {
-        let refusal = |header: &str, data: &[u8]| parse(&file(header, data)).unwrap_err().to_string();
+        let refusal =
+            |header: &str, data: &[u8]| parse(&file(header, data)).unwrap_err().to_string();
         let integers = r#"{"x.y":{"dtype":"I64","shape":[1],"data_offsets":[0,8]}}"#;
         let message = refusal(integers, &[0; 8]);
         assert!(message.contains("x.y") && message.contains("I64"), "{message}");

@@ -29,13 +29,18 @@ impl HfDirectory {
     /// Maps the weights of `path` and checks that they are a whole model that can be served.
     pub fn open(path: &Path) -> Result<HfDirectory, LoadError> {
         let config = config::read(path)?;
-        let mut directory =
-            HfDirectory { path: path.to_owned(), shards: Vec::new(), config, tensors: BTreeMap::new() };
+        let mut directory = HfDirectory {
+            path: path.to_owned(),
+            shards: Vec::new(),
+            config,
+            tensors: BTreeMap::new(),
+        };
         for name in shard_names(path)? {
             directory.add_shard(&path.join(name))?;
         }
         let derived = |name: &&str| {
-            name.ends_with(".rotary_emb.inv_freq") || directory.config.tied_head && *name == "lm_head.weight"
+            name.ends_with(".rotary_emb.inv_freq")
+                || directory.config.tied_head && *name == "lm_head.weight"
         };
         let names = directory.names().filter(|name| !derived(name));
         inventory::check(&directory.config, &directory, names, path)?;
@@ -101,7 +106,12 @@ fn shard_names(directory: &Path) -> Result<BTreeSet<String>, LoadError> {
     }
     let index = config::read_json(&path)?;
     let map = index["weight_map"].as_object().ok_or_else(|| {
-        LoadError::field(&path, "weight_map", "an object from tensors to files", &index["weight_map"])
+        LoadError::field(
+            &path,
+            "weight_map",
+            "an object from tensors to files",
+            &index["weight_map"],
+        )
     })?;
     map.values()
         .map(|name| {

@@ -16,14 +16,16 @@ fn refusal(change: impl FnOnce(&mut Value)) -> String {
 
 #[test]
 fn both_spellings_say_the_same() {
-    let [new, old] = ["qwen3-f32", "qwen3-bf16"].map(|name| HfDirectory::open(&fixture(name)).unwrap());
+    let [new, old] =
+        ["qwen3-f32", "qwen3-bf16"].map(|name| HfDirectory::open(&fixture(name)).unwrap());
     assert_eq!(new.config(), old.config());
     assert_eq!(new.config().architecture, Architecture::Qwen3);
     assert_eq!((new.config().rope_theta, new.config().eos.as_slice()), (10000.0, &[2][..]));
     let llama3 = HfDirectory::open(&fixture("llama-mha-llama3-bf16")).unwrap();
     assert!(matches!(llama3.config().rope_scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
     let yarn = HfDirectory::open(&fixture("llama-mqa-yarn-f32")).unwrap();
-    let RopeScaling::Yarn { factor, original_context, beta_fast, .. } = yarn.config().rope_scaling else {
+    let RopeScaling::Yarn { factor, original_context, beta_fast, .. } = yarn.config().rope_scaling
+    else {
         panic!("{:?}", yarn.config())
     };
     assert_eq!((factor, original_context, beta_fast), (4.0, 64, 32.0));
@@ -47,13 +49,20 @@ fn shards_make_one_model() {
 
 #[test]
 fn what_would_change_results_is_refused_by_name() {
-    let rope = |field: &str, value: Value| refusal(|config| config["rope_parameters"][field] = value);
+    let rope =
+        |field: &str, value: Value| refusal(|config| config["rope_parameters"][field] = value);
     for (message, parts) in [
         (refusal(|c| c["model_type"] = json!("mamba")), ["model_type", "mamba"]),
         (refusal(|c| c["hidden_act"] = json!("gelu")), ["hidden_act", "gelu"]),
-        (refusal(|c| c["quantization_config"] = json!({"bits": 4})), ["quantization_config", "bits"]),
+        (
+            refusal(|c| c["quantization_config"] = json!({"bits": 4})),
+            ["quantization_config", "bits"],
+        ),
         (refusal(|c| c["sliding_window"] = json!(64)), ["sliding_window", "64"]),
-        (refusal(|c| c["layer_types"] = json!(["linear_attention"])), ["layer_types", "linear_attention"]),
+        (
+            refusal(|c| c["layer_types"] = json!(["linear_attention"])),
+            ["layer_types", "linear_attention"],
+        ),
         (refusal(|c| c["num_hidden_layers"] = json!(0)), ["num_hidden_layers", "positive"]),
         (refusal(|c| c["num_hidden_layers"] = json!("2")), ["num_hidden_layers", "\"2\""]),
         (refusal(|c| c["num_key_value_heads"] = json!(3)), ["num_key_value_heads", "divisor of 4"]),
@@ -101,6 +110,7 @@ fn generation_config_says_how_to_end_and_sample() {
     let generation = json!({"eos_token_id": [5, 2], "temperature": 0.6, "top_k": 20});
     std::fs::write(scratch.path().join("generation_config.json"), generation.to_string()).unwrap();
     assert_eq!(HfDirectory::open(scratch.path()).unwrap().config().eos, [5, 2]);
-    let expected = SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..Default::default() };
+    let expected =
+        SamplingDefaults { temperature: Some(0.6), top_k: Some(20), ..Default::default() };
     assert_eq!(sampling_defaults(scratch.path()).unwrap(), expected);
 }

@@ -101,7 +101,8 @@ impl Sampler {
         }
         let (likeliest, max) = argmax(&self.logits);
         let log_total = exp::sum(&self.logits, max, 1.0, &mut self.weights).ln();
-        let logprob = |logit: f32| ((f64::from(logit) - f64::from(max) - log_total) as f32).max(LOGPROB_MIN);
+        let logprob =
+            |logit: f32| ((f64::from(logit) - f64::from(max) - log_total) as f32).max(LOGPROB_MIN);
         let mut top = top(&self.logits, top_logprobs.min(TOP_LOGPROBS_MAX));
         top.as_mut_slice().iter_mut().for_each(|entry| entry.1 = logprob(entry.1));
 
@@ -138,7 +139,8 @@ impl Sampler {
         for id in output() {
             let count = std::mem::take(&mut self.counts[id]);
             if count > 0 {
-                self.logits[id] -= params.presence_penalty + params.frequency_penalty * count as f32;
+                self.logits[id] -=
+                    params.presence_penalty + params.frequency_penalty * count as f32;
             }
         }
         all().for_each(|id| self.logits[id] = finite(self.logits[id]));
@@ -151,7 +153,8 @@ impl Sampler {
         let top_k = if params.top_k == 0 { vocab } else { vocab.min(params.top_k as usize) };
         if top_k == vocab && params.top_p >= 1.0 && params.min_p <= 0.0 {
             let weights = self.weights.iter().map(|&weight| f64::from(weight));
-            return pick(weights, total * share).unwrap_or_else(|| argmax(&self.logits).0 as usize) as u32;
+            return pick(weights, total * share).unwrap_or_else(|| argmax(&self.logits).0 as usize)
+                as u32;
         }
         self.ranked.clear();
         self.ranked.extend((0..).zip(&self.logits).map(|(id, &logit)| rank(logit, id)));
@@ -160,7 +163,8 @@ impl Sampler {
         if top_k < vocab {
             sort_next(&mut self.ranked, 0, top_k);
             sorted = top_k;
-            let weights = self.ranked[..top_k].iter().map(|&rank| self.weights[id_of(rank) as usize]);
+            let weights =
+                self.ranked[..top_k].iter().map(|&rank| self.weights[id_of(rank) as usize]);
             limit = f64::from(params.top_p) * weights.map(f64::from).sum::<f64>();
         }
         // The likeliest token has weight 1 and always stays.
@@ -178,7 +182,8 @@ impl Sampler {
             sum += f64::from(weight);
             kept += 1;
         }
-        let weights = self.ranked[..kept].iter().map(|&rank| f64::from(self.weights[id_of(rank) as usize]));
+        let weights =
+            self.ranked[..kept].iter().map(|&rank| f64::from(self.weights[id_of(rank) as usize]));
         id_of(self.ranked[pick(weights, sum * share).unwrap_or(0)])
     }
 }

@@ -18,10 +18,16 @@ fn logprobs_are_of_the_unscaled_softmax() {
     let logits = [1.0, 2.0, 4.0];
     let total: f64 = logits.iter().map(|&l: &f32| f64::from(l).exp()).sum();
     let params = SamplingParams { temperature: 0.01, repetition_penalty: 9.0, ..WARM };
-    let sampled =
-        Sampler::new(3).sample(&logits, &params, Context { prompt: &[2], resumed: &[], output: &[2] }, 5, 2);
+    let sampled = Sampler::new(3).sample(
+        &logits,
+        &params,
+        Context { prompt: &[2], resumed: &[], output: &[2] },
+        5,
+        2,
+    );
     assert_eq!(sampled.token, 1, "4 / 9 is below 2");
-    let near = |ours: f32, logit: f64| assert!((f64::from(ours) - (logit - total.ln())).abs() < 1e-6);
+    let near =
+        |ours: f32, logit: f64| assert!((f64::from(ours) - (logit - total.ln())).abs() < 1e-6);
     near(sampled.logprob, 2.0);
     let [(2, first), (1, second)] = sampled.top.as_slice() else { panic!("{:?}", sampled.top) };
     near(*first, 4.0);
@@ -31,7 +37,8 @@ fn logprobs_are_of_the_unscaled_softmax() {
 #[test]
 fn penalties_count_what_they_should() {
     let mut sampler = Sampler::new(4);
-    let mut choose = |params, context| sampler.sample(&[5.0, 4.9, 4.0, -1.0], &params, context, 0, 0).token;
+    let mut choose =
+        |params, context| sampler.sample(&[5.0, 4.9, 4.0, -1.0], &params, context, 0, 0).token;
     let output = Context { prompt: &[0, 0, 0], resumed: &[], output: &[1, 1, 7] };
     let frequency = SamplingParams { frequency_penalty: 0.5, ..SamplingParams::GREEDY };
     assert_eq!(choose(frequency, output), 0, "the prompt does not count");
@@ -47,7 +54,8 @@ fn penalties_count_what_they_should() {
 fn seed_and_position_decide() {
     let logits: Vec<f32> = (0..100).map(|i| (i % 10) as f32 * 0.1).collect();
     let logits = &logits[..];
-    let tokens = |seed| (0..50).map(move |p| sample(logits, SamplingParams { seed, ..WARM }, p).token);
+    let tokens =
+        |seed| (0..50).map(move |p| sample(logits, SamplingParams { seed, ..WARM }, p).token);
     assert!(tokens(1).eq(tokens(1)));
     assert!(!tokens(1).eq(tokens(2)));
     let distinct: std::collections::BTreeSet<_> = tokens(1).collect();
@@ -65,7 +73,8 @@ fn draws_follow_the_distribution() {
     let filtered = SamplingParams { min_p: 1e-9, ..WARM };
     for params in [WARM, filtered] {
         let mut counts = [0.0; 3];
-        (0..30_000).for_each(|p| counts[sample(&logits, params, p).token as usize] += 1.0 / 30_000.0);
+        (0..30_000)
+            .for_each(|p| counts[sample(&logits, params, p).token as usize] += 1.0 / 30_000.0);
         for (count, logit) in counts.iter().zip(logits) {
             assert!((count - f64::from(logit).exp() / total).abs() < 0.01, "{counts:?}");
         }
@@ -90,7 +99,8 @@ fn odd_logits_and_parameters_are_harmless() {
                     repetition_penalty: b,
                     seed: 1,
                 };
-                let context = Context { prompt: &[0, 3, 99], resumed: &[], output: &[1, 2, u32::MAX] };
+                let context =
+                    Context { prompt: &[0, 3, 99], resumed: &[], output: &[1, 2, u32::MAX] };
                 let sampled = Sampler::new(logits.len()).sample(logits, &params, context, 0, 50);
                 assert!((sampled.token as usize) < logits.len());
                 assert!(sampled.logprob.is_finite() && sampled.logprob <= 1e-6);

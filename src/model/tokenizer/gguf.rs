@@ -78,9 +78,9 @@ fn bpe(metadata: &Metadata<'_>, tokens: &[&str], ignore_merges: bool) -> Result<
     let merges = required_strings(metadata, MERGES)?
         .into_iter()
         .map(|merge| {
-            let (left, right) = merge
-                .split_once(' ')
-                .ok_or_else(|| LoadError::field(metadata.file, MERGES, "two tokens and a space", merge))?;
+            let (left, right) = merge.split_once(' ').ok_or_else(|| {
+                LoadError::field(metadata.file, MERGES, "two tokens and a space", merge)
+            })?;
             Ok((left.to_owned(), right.to_owned()))
         })
         .collect::<Result<Vec<_>, LoadError>>()?;
@@ -95,13 +95,17 @@ fn bpe(metadata: &Metadata<'_>, tokens: &[&str], ignore_merges: bool) -> Result<
 /// Tokens that are found in a text before anything else: control tokens and those of a user.
 fn added(metadata: &Metadata<'_>, tokens: &[&str]) -> Result<Vec<AddedToken>, LoadError> {
     const TYPES: &str = "tokenizer.ggml.token_type";
-    let types = metadata.u32s(TYPES)?.ok_or_else(|| metadata.missing(TYPES, "a list of numbers"))?;
+    let types =
+        metadata.u32s(TYPES)?.ok_or_else(|| metadata.missing(TYPES, "a list of numbers"))?;
     if types.len() != tokens.len() {
         let expected = format!("{} numbers", tokens.len());
         return Err(LoadError::field(metadata.file, TYPES, expected, types.len()));
     }
-    let added = tokens.iter().zip(types).filter(|(_, kind)| matches!(*kind, CONTROL | USER_DEFINED));
-    Ok(added.map(|(&token, kind)| AddedToken::from(token, kind == CONTROL).normalized(false)).collect())
+    let added =
+        tokens.iter().zip(types).filter(|(_, kind)| matches!(*kind, CONTROL | USER_DEFINED));
+    Ok(added
+        .map(|(&token, kind)| AddedToken::from(token, kind == CONTROL).normalized(false))
+        .collect())
 }
 
 fn required_strings<'a>(metadata: &Metadata<'a>, key: &str) -> Result<Vec<&'a str>, LoadError> {

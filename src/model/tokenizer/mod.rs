@@ -41,7 +41,9 @@ impl std::error::Error for EncodeError {}
 
 impl Tokenizer {
     /// From the metadata of a GGUF file.
-    pub fn from_gguf(metadata: &super::gguf::metadata::Metadata<'_>) -> Result<Tokenizer, LoadError> {
+    pub fn from_gguf(
+        metadata: &super::gguf::metadata::Metadata<'_>,
+    ) -> Result<Tokenizer, LoadError> {
         gguf::read(metadata)
     }
 
@@ -57,7 +59,8 @@ impl Tokenizer {
         let tokens = tokens.filter_map(|c| Some((c.to_string(), pieces::byte_of(c)?.into())));
         let known = tokens.filter(|&(_, id): &(String, u32)| (id as usize) < vocab);
         let bpe = BPE::builder().vocab_and_merges(known.collect::<Vocab>(), Vec::new()).build();
-        let mut inner = tokenizers::Tokenizer::new(bpe.map_err(|error| LoadError::malformed(file, error))?);
+        let mut inner =
+            tokenizers::Tokenizer::new(bpe.map_err(|error| LoadError::malformed(file, error))?);
         inner.with_pre_tokenizer(Some(ByteLevel::new(false, true, false)));
         inner.with_decoder(Some(ByteLevel::default()));
         Tokenizer::new(inner, file)
@@ -74,8 +77,10 @@ impl Tokenizer {
     /// The ids of `text`; a special token written out in it becomes its id. `add_special` adds what
     /// the model wants around a text, such as a beginning of sequence.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>, EncodeError> {
-        let encoding =
-            self.inner.encode_fast(text, add_special).map_err(|error| EncodeError(error.to_string()))?;
+        let encoding = self
+            .inner
+            .encode_fast(text, add_special)
+            .map_err(|error| EncodeError(error.to_string()))?;
         let [begin, end] = [self.begin, self.end].map(|id| id.filter(|_| add_special));
         Ok(begin.into_iter().chain(encoding.get_ids().iter().copied()).chain(end).collect())
     }
@@ -162,7 +167,12 @@ mod tests {
         let goldens: Vec<Golden> = serde_json::from_str(text).unwrap();
         let golden = goldens.iter().find(|golden| golden.tokenizer == name).unwrap();
         for row in &golden.rows {
-            assert_eq!(tokenizer.encode(&row.text, true).unwrap(), row.ids, "{name}: {:?}", row.text);
+            assert_eq!(
+                tokenizer.encode(&row.text, true).unwrap(),
+                row.ids,
+                "{name}: {:?}",
+                row.text
+            );
             assert_eq!(tokenizer.decode(&row.ids, false), row.decoded, "{name}: {:?}", row.text);
             assert_eq!(tokenizer.decode(&row.ids, true), row.skipped, "{name}: {:?}", row.text);
         }

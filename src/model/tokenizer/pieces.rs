@@ -24,7 +24,8 @@ impl Decoding {
         }
         let steps = decoder["decoders"].as_array().map_or(&[][..], Vec::as_slice);
         let is = |at: usize, kind: &str| steps.get(at).is_some_and(|step| step["type"] == kind);
-        let space = |at: usize| steps[at]["pattern"]["String"] == "▁" && steps[at]["content"] == " ";
+        let space =
+            |at: usize| steps[at]["pattern"]["String"] == "▁" && steps[at]["content"] == " ";
         let strip = |at: usize| {
             let step = &steps[at];
             step["content"] == " " && step["start"] == 1 && step["stop"] == 0
@@ -39,7 +40,12 @@ impl Decoding {
                 _ => {}
             }
         }
-        Err(LoadError::field(file, "decoder", "ByteLevel, or ByteFallback as Llama 2 has it", decoder))
+        Err(LoadError::field(
+            file,
+            "decoder",
+            "ByteLevel, or ByteFallback as Llama 2 has it",
+            decoder,
+        ))
     }
 
     fn append(self, token: &str, bytes: &mut Vec<u8>) {
@@ -58,7 +64,10 @@ impl Decoding {
             }
             Decoding::Fallback { .. } => {
                 let hex = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
-                match hex.filter(|hex| hex.len() == 2).and_then(|hex| u8::from_str_radix(hex, 16).ok()) {
+                match hex
+                    .filter(|hex| hex.len() == 2)
+                    .and_then(|hex| u8::from_str_radix(hex, 16).ok())
+                {
                     Some(byte) => bytes.push(byte),
                     None => bytes.extend(token.replace('▁', " ").bytes()),
                 }

@@ -84,7 +84,8 @@ impl Reactor {
                     self.timers.cancel(timer);
                 }
                 let place = self.shaking.iter().position(|&(conn, _)| conn == id);
-                let peer = place.and_then(|place| self.shaking.remove(place)).and_then(|(_, peer)| peer);
+                let peer =
+                    place.and_then(|place| self.shaking.remove(place)).and_then(|(_, peer)| peer);
                 self.events.push_back(Event::Accepted { listener, conn: id, peer });
                 // The first words may have come with the end of the handshake.
                 self.read(id, true);

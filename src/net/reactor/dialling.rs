@@ -24,10 +24,17 @@ impl Reactor {
         (authorities, host): (&Authorities, &str),
         deadline: Instant,
     ) -> Result<ConnId, CloseReason> {
-        self.dial(Stream::connect(address).and_then(|stream| stream.greet(authorities, host)), deadline)
+        self.dial(
+            Stream::connect(address).and_then(|stream| stream.greet(authorities, host)),
+            deadline,
+        )
     }
 
-    fn dial(&mut self, stream: io::Result<Stream>, deadline: Instant) -> Result<ConnId, CloseReason> {
+    fn dial(
+        &mut self,
+        stream: io::Result<Stream>,
+        deadline: Instant,
+    ) -> Result<ConnId, CloseReason> {
         if self.table.is_full() {
             return Err(CloseReason::TooMany);
         }

@@ -6,8 +6,8 @@ use rustls::crypto::cipher::{MessageEncrypter, OutboundChunks, OutboundPlainMess
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{
-    ConnectionTrafficSecrets, ContentType, ProtocolVersion, ServerConfig, ServerConnection, StreamOwned,
-    SupportedCipherSuite,
+    ConnectionTrafficSecrets, ContentType, ProtocolVersion, ServerConfig, ServerConnection,
+    StreamOwned, SupportedCipherSuite,
 };
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -41,12 +41,13 @@ fn server<T: Send + 'static>(
 fn accept(tcp: TcpStream) -> StreamOwned<ServerConnection, TcpStream> {
     let chain = vec![CertificateDer::from_pem_file(fixture("one.pem")).unwrap()];
     let key = PrivateKeyDer::from_pem_file(fixture("one.key")).unwrap();
-    let mut config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(chain, key)
-        .unwrap();
+    let mut config =
+        ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(chain, key)
+            .unwrap();
     config.enable_secret_extraction = true;
     StreamOwned::new(ServerConnection::new(Arc::new(config)).unwrap(), tcp)
 }
@@ -96,7 +97,8 @@ fn what_was_queued_follows_the_handshake_and_an_end_that_is_not_announced_is_non
         let conn = dial(&mut reactor, address, "localhost", PATIENCE);
         let (bytes, is_told, end) = to_the_end(&mut reactor, conn);
         assert!(is_told && bytes.len() == LONG);
-        let expected = if announced { Ok(()) } else { Err(CloseReason::Io(ErrorKind::UnexpectedEof)) };
+        let expected =
+            if announced { Ok(()) } else { Err(CloseReason::Io(ErrorKind::UnexpectedEof)) };
         assert_eq!(end, expected);
         assert_eq!(&serves.join().unwrap(), b"secret");
     }
@@ -113,7 +115,9 @@ impl Records {
     /// From here on, of a session whose handshake is done.
     fn of(stream: StreamOwned<ServerConnection, TcpStream>) -> Records {
         let StreamOwned { conn, sock } = stream;
-        let Some(SupportedCipherSuite::Tls13(suite)) = conn.negotiated_cipher_suite() else { panic!() };
+        let Some(SupportedCipherSuite::Tls13(suite)) = conn.negotiated_cipher_suite() else {
+            panic!()
+        };
         let (count, secrets) = conn.dangerous_extract_secrets().unwrap().tx;
         let (ConnectionTrafficSecrets::Aes256Gcm { key, iv }
         | ConnectionTrafficSecrets::Aes128Gcm { key, iv }

@@ -137,7 +137,8 @@ impl Ends {
     /// A worker has taken its leg.
     pub fn taken(&mut self, leg: LegName, now: Nanos) {
         let mut tries = self.entries[leg.flight].tries.iter_mut().rev();
-        if let Some(of_leg) = tries.find(|one| one.attempt == leg.attempt).filter(|_| leg.copy == 0) {
+        if let Some(of_leg) = tries.find(|one| one.attempt == leg.attempt).filter(|_| leg.copy == 0)
+        {
             of_leg.taken[leg.role as usize].get_or_insert(now);
         }
     }
@@ -162,9 +163,11 @@ impl Ends {
         let entry = &mut self.entries[id];
         entry.sent = true;
         match entry.aborted {
-            true => {
-                Err(Finding::about(Checker::Ends, id, format!("request {id} was sent after it was aborted")))
-            }
+            true => Err(Finding::about(
+                Checker::Ends,
+                id,
+                format!("request {id} was sent after it was aborted"),
+            )),
             false => Ok(()),
         }
     }
@@ -193,15 +196,19 @@ impl Ends {
             return wrong(format!("request {id} ended too late"));
         }
         match how {
-            Err(cause) if entry.must_succeed && !entry.left && entry.begun >= reasons.quiet_from() => {
+            Err(cause)
+                if entry.must_succeed && !entry.left && entry.begun >= reasons.quiet_from() =>
+            {
                 wrong(format!("request {id} failed ({cause}), and nothing was done to it"))
             }
             Err(Cause::PeerLost) if entry.is_left_alone(now, &self.lone, reasons) => {
-                wrong(format!("request {id} found nobody, and a worker that reads prompts alone was well"))
+                wrong(format!(
+                    "request {id} found nobody, and a worker that reads prompts alone was well"
+                ))
             }
-            Err(cause) if !entry.is_explained(cause, now, self.slack, reasons) => {
-                wrong(format!("request {id} failed ({cause}), which nothing that was done to it explains"))
-            }
+            Err(cause) if !entry.is_explained(cause, now, self.slack, reasons) => wrong(format!(
+                "request {id} failed ({cause}), which nothing that was done to it explains"
+            )),
             _ => Ok(()),
         }
     }
@@ -220,7 +227,11 @@ impl Ends {
     pub fn overdue(&self, now: Nanos, reasons: &Reasons) -> Checked {
         let late = |entry: &Entry| !entry.over && entry.due(reasons) < now;
         match self.entries.iter().position(late) {
-            Some(id) => Err(Finding::about(Checker::Ends, id, format!("request {id} has not ended in time"))),
+            Some(id) => Err(Finding::about(
+                Checker::Ends,
+                id,
+                format!("request {id} has not ended in time"),
+            )),
             None => Ok(()),
         }
     }
@@ -232,7 +243,8 @@ impl Entry {
         let life = self.begun..now;
         let is_well = |worker: usize| {
             let pair = [worker; 2];
-            !reasons.may_lose(&life, &[pair]) && !reasons.takes_nothing(pair, self.begun, now - self.begun)
+            !reasons.may_lose(&life, &[pair])
+                && !reasons.takes_nothing(pair, self.begun, now - self.begun)
         };
         self.tries.is_empty() && lone.iter().any(|&worker| is_well(worker))
     }
@@ -247,7 +259,10 @@ impl Entry {
         let lost = || {
             self.turned_away
                 || reasons.may_lose(&life, &pairs)
-                || self.tries.iter().any(|one| reasons.has_changed(one.pair, one.chosen, late, one.came()))
+                || self
+                    .tries
+                    .iter()
+                    .any(|one| reasons.has_changed(one.pair, one.chosen, late, one.came()))
         };
         match cause {
             Cause::ClientGone => self.left,
@@ -268,12 +283,21 @@ impl Entry {
                 let slack = if ample { WEATHER } else { Nanos::MAX };
                 self.turned_away
                     || reasons.may_lose(&life, &pairs)
-                    || self.tries.iter().any(|one| reasons.takes_nothing(one.pair, one.chosen, slack))
+                    || self
+                        .tries
+                        .iter()
+                        .any(|one| reasons.takes_nothing(one.pair, one.chosen, slack))
             }
             Cause::Aborted => self.aborted,
             Cause::Unreachable => reasons.may_break(&life, &pairs),
-            Cause::Flushed => reasons.may_break(&life, &pairs) || reasons.may_break_lanes(&life, &pairs),
-            Cause::Mismatch | Cause::Corrupt | Cause::Internal | Cause::Incompatible | Cause::Denied => false,
+            Cause::Flushed => {
+                reasons.may_break(&life, &pairs) || reasons.may_break_lanes(&life, &pairs)
+            }
+            Cause::Mismatch
+            | Cause::Corrupt
+            | Cause::Internal
+            | Cause::Incompatible
+            | Cause::Denied => false,
         }
     }
 }

@@ -59,8 +59,9 @@ pub fn has_no_rooms(index: usize, process: &Process) -> Checked {
 pub fn charges_nothing(booked: u32) -> Checked {
     match booked {
         0 => Ok(()),
-        booked => {
-            Err(Finding::new(Checker::Idle, format!("the router charges workers with {booked} sequences")))
-        }
+        booked => Err(Finding::new(
+            Checker::Idle,
+            format!("the router charges workers with {booked} sequences"),
+        )),
     }
 }

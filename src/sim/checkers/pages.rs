@@ -8,8 +8,9 @@ pub fn conserved(process: usize, stats: &WorkerStats, total: u32) -> Checked {
     let counts = stats.pages();
     match counts.total() == total {
         true => Ok(()),
-        false => {
-            Err(Finding::new(Checker::Pages, format!("process {process}: {counts:?} are not {total} pages")))
-        }
+        false => Err(Finding::new(
+            Checker::Pages,
+            format!("process {process}: {counts:?} are not {total} pages"),
+        )),
     }
 }

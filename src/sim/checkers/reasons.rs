@@ -13,9 +13,10 @@ use std::ops::Range;
 /// What some messages in a row take at most where now and then one is lost and threads lag.
 pub const WEATHER: Nanos = SECOND;
 /// From a fault's end until all have noticed that something was lost, and have dialled anew.
-const REPAIRED: Nanos =
-    (PEER_SILENCE_MAX.as_nanos() + DIAL_HOLD_OFF.as_nanos() + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
-        + WEATHER;
+const REPAIRED: Nanos = (PEER_SILENCE_MAX.as_nanos()
+    + DIAL_HOLD_OFF.as_nanos()
+    + PEER_PROOF_TIME_MAX.as_nanos()) as Nanos
+    + WEATHER;
 /// The shortest silence that looks like death: of a process that is being dialled.
 const LOST_AFTER: Nanos = PEER_PROOF_TIME_MAX.as_nanos() as Nanos;
 
@@ -130,14 +131,21 @@ impl Reasons {
     /// When nothing is felt any more of what is over.
     pub fn quiet_from(&self) -> Nanos {
         let faults = self.faults.iter().map(|reason| reason.until);
-        let leaves = self.leaves.iter().filter_map(|leave| leave.until).map(|until| until + REPAIRED);
+        let leaves =
+            self.leaves.iter().filter_map(|leave| leave.until).map(|until| until + REPAIRED);
         faults.chain(leaves).max().unwrap_or(0)
     }
 
     /// Whether a request that these were chosen for then may have come to one that had ended, or to peers that do not know yet
     /// who is in its place; before that, its end may cost nobody anything. One of them may be asked first when the other one
     /// has answered, so `late`. Who turns waits for nobody who may ask it still: there it counts when a leg `came`.
-    pub fn has_changed(&self, pair: [usize; 2], chosen: Nanos, late: Nanos, came: [Nanos; 2]) -> bool {
+    pub fn has_changed(
+        &self,
+        pair: [usize; 2],
+        chosen: Nanos,
+        late: Nanos,
+        came: [Nanos; 2],
+    ) -> bool {
         self.leaves.iter().any(|leave| {
             let came = pair.into_iter().zip(came).filter(|&(host, _)| host == leave.host);
             let Some(came) = came.map(|(_, came)| came).max() else { return false };
@@ -177,11 +185,14 @@ impl Reasons {
             Effect::Skips(by) => by >= LOST_AFTER,
             Effect::Silences | Effect::Delays => false,
         };
-        if self.faults.iter().any(|reason| breaks(reason) && felt(reason)) || self.may_break(life, pairs) {
+        if self.faults.iter().any(|reason| breaks(reason) && felt(reason))
+            || self.may_break(life, pairs)
+        {
             return true;
         }
         // Silences one after the other are one.
-        let silences = self.faults.iter().filter(|reason| reason.effect == Effect::Silences && felt(reason));
+        let silences =
+            self.faults.iter().filter(|reason| reason.effect == Effect::Silences && felt(reason));
         let mut silences: Vec<(Nanos, Nanos)> = silences.map(|reason| reason.time).collect();
         silences.sort_unstable();
         let mut run = (0, 0);
@@ -196,7 +207,8 @@ impl Reasons {
     pub fn may_break(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> bool {
         self.faults.iter().filter(|reason| reason.is_felt(life)).any(|reason| {
             let concerned = pairs.iter().filter(|&&pair| reason.place.concerns(pair));
-            let mut patience = concerned.filter_map(|&[one, other]| self.machines.patience(one, other));
+            let mut patience =
+                concerned.filter_map(|&[one, other]| self.machines.patience(one, other));
             let time = reason.time.1 - reason.time.0;
             match (reason.effect, reason.place) {
                 (Effect::Breaks, _) => patience.next().is_some(),
@@ -222,7 +234,8 @@ impl Reasons {
             // A lane on which nothing comes for so long does not prove itself, also where so long was but a moment.
             Effect::Holds => reason.time.1 - reason.time.0 >= LOST_AFTER,
             Effect::Silences => {
-                matches!(reason.place, Place::Way(..)) && reason.time.1 - reason.time.0 >= LOST_AFTER
+                matches!(reason.place, Place::Way(..))
+                    && reason.time.1 - reason.time.0 >= LOST_AFTER
             }
             Effect::Skips(by) => by >= LOST_AFTER,
             Effect::Delays => false,
@@ -232,7 +245,8 @@ impl Reasons {
 
     /// How much of its time a request of this life may have missed.
     pub fn skipped(&self, life: &Range<Nanos>, pairs: &[[usize; 2]]) -> Nanos {
-        let skips = self.faults.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));
+        let skips =
+            self.faults.iter().filter(|reason| (life.start..=life.end).contains(&reason.time.0));
         let skips = skips.filter(|reason| pairs.iter().any(|&pair| reason.place.concerns(pair)));
         skips.map(|reason| if let Effect::Skips(by) = reason.effect { by } else { 0 }).sum()
     }

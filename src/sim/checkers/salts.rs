@@ -32,8 +32,12 @@ impl Salts {
     pub fn found(&self, request: usize, salt: Salt, prompt: &[u32], tokens: u32) -> Checked {
         let found = prompt[..tokens as usize].iter().copied();
         match beginnings(self.page_size, salt, found).last() {
-            Some(beginning) if self.beginnings.get(&beginning).is_none_or(|&requests| requests < 2) => {
-                let what = format!("request {request} was served {tokens} tokens that are not of its salt");
+            Some(beginning)
+                if self.beginnings.get(&beginning).is_none_or(|&requests| requests < 2) =>
+            {
+                let what = format!(
+                    "request {request} was served {tokens} tokens that are not of its salt"
+                );
                 Err(Finding::about(Checker::Salts, request, what))
             }
             _ => Ok(()),
@@ -42,7 +46,11 @@ impl Salts {
 }
 
 /// A hash for each page, of the salt and all tokens up to its end.
-fn beginnings(page_size: usize, salt: Salt, tokens: impl Iterator<Item = u32>) -> impl Iterator<Item = u64> {
+fn beginnings(
+    page_size: usize,
+    salt: Salt,
+    tokens: impl Iterator<Item = u32>,
+) -> impl Iterator<Item = u64> {
     let root = mix(salt.0 as u64 ^ mix((salt.0 >> 64) as u64));
     let hashes = tokens.scan(root, |hash, token| {
         *hash = mix(*hash ^ u64::from(token));

@@ -58,13 +58,20 @@ impl Grant {
 
     /// The first word of a page in which there is something else than is to come, of those bits that are looked at: a stream
     /// may bring a part of one.
-    fn other_word(&self, memory: &Memory, page: PageId, looked_at: impl Fn(usize) -> u64) -> Option<usize> {
+    fn other_word(
+        &self,
+        memory: &Memory,
+        page: PageId,
+        looked_at: impl Fn(usize) -> u64,
+    ) -> Option<usize> {
         let layout = &memory.layout;
         let place = self.pages.iter().position(|&granted| granted == page).unwrap_or(0);
         let before = (self.first + place) as u32 * layout.page_size;
         let kv = Written::of(&self.prompt);
-        let places = (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
-        let mut words = places.flat_map(|place| (0..layout.page_size).map(move |token| (token, place)));
+        let places =
+            (0..LAYERS).flat_map(|layer| [(layer, KeyValue::Key), (layer, KeyValue::Value)]);
+        let mut words =
+            places.flat_map(|place| (0..layout.page_size).map(move |token| (token, place)));
         words.find_map(|(token, (layer, which))| {
             let at = layout.offset(page, layer, which, 0, token) as usize;
             let position = before + token;
@@ -105,8 +112,9 @@ impl Shadow {
         let worker = process.edge.handoff().worker(WORKER);
         let grants = process.edge.grants().iter();
         let open = grants.filter(|(slot, grant)| worker.status.is_open(**slot, grant.generation));
-        self.granted =
-            open.flat_map(|(&slot, grant)| grant.pages.iter().map(move |&page| (page, slot))).collect();
+        self.granted = open
+            .flat_map(|(&slot, grant)| grant.pages.iter().map(move |&page| (page, slot)))
+            .collect();
         self.words.clear();
         self.words.extend(words(&process.memory));
     }
@@ -115,7 +123,8 @@ impl Shadow {
     pub fn compare(&self, index: usize, process: &Process) -> Checked {
         let page_words = (process.memory.layout.page_stride / 8) as usize;
         let changed = self.words.iter().zip(words(&process.memory)).enumerate();
-        let changed = changed.filter(|(_, (before, now))| *before != now).map(|(at, _)| at / page_words);
+        let changed =
+            changed.filter(|(_, (before, now))| *before != now).map(|(at, _)| at / page_words);
         let mut last = None;
         for page in changed {
             if last.replace(page) != Some(page) {
@@ -128,7 +137,8 @@ impl Shadow {
     /// A page in which something has changed.
     fn page(&self, index: usize, process: &Process, page: PageId) -> Checked {
         let grants = process.edge.grants();
-        let Some((slot, grant)) = self.granted.get(&page).and_then(|slot| Some((slot, grants.get(slot)?)))
+        let Some((slot, grant)) =
+            self.granted.get(&page).and_then(|slot| Some((slot, grants.get(slot)?)))
         else {
             let what = format!("process {index}: page {page} was written and not granted");
             return Err(Finding::new(Checker::Shadow, what));
@@ -138,7 +148,8 @@ impl Shadow {
             return Ok(());
         }
         let memory = &process.memory;
-        let changed = |at: usize| whole_bytes(self.words[at / 8] ^ memory.region.word(at).load(Relaxed));
+        let changed =
+            |at: usize| whole_bytes(self.words[at / 8] ^ memory.region.word(at).load(Relaxed));
         match grant.other_word(memory, page, changed) {
             Some(_) => Err(grant.other_kv(index, page)),
             None => Ok(()),
@@ -150,7 +161,8 @@ impl Shadow {
 pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Checked {
     let memory = &process.memory;
     let base = memory.region.base().as_ptr().addr() as u64;
-    let Some(from) = address.checked_sub(base).filter(|from| from + bytes <= memory.region.len() as u64)
+    let Some(from) =
+        address.checked_sub(base).filter(|from| from + bytes <= memory.region.len() as u64)
     else {
         return Ok(());
     };
@@ -158,13 +170,17 @@ pub fn written(index: usize, process: &Process, address: u64, bytes: u64) -> Che
     let stride = memory.layout.page_stride;
     for page in (from / stride..(from + bytes).div_ceil(stride)).map(|page| PageId(page as u32)) {
         let grants = process.edge.grants().values();
-        let Some(grant) =
-            grants.filter(|grant| grant.lease != Lease::Ended).find(|grant| grant.pages.contains(&page))
+        let Some(grant) = grants
+            .filter(|grant| grant.lease != Lease::Ended)
+            .find(|grant| grant.pages.contains(&page))
         else {
             let what = format!("process {index}: page {page} was written and not granted");
             return Err(Finding::new(Checker::Shadow, what));
         };
-        if grant.other_word(memory, page, |at| if range.contains(&at) { u64::MAX } else { 0 }).is_some() {
+        if grant
+            .other_word(memory, page, |at| if range.contains(&at) { u64::MAX } else { 0 })
+            .is_some()
+        {
             return Err(grant.other_kv(index, page));
         }
     }

@@ -10,7 +10,8 @@ use crate::sim::cluster::ENGINE_LOOKS;
 /// From a worker's last sign of life until its probes have told: one had just gone well, then as many fail as make it
 /// silent; ticks and what is still on its way come on top.
 pub const KNOWN: Nanos = (ROUTER_PROBE_INTERVAL.as_nanos()
-    + ROUTER_PROBE_FAILURES as u128 * ROUTER_PROBE_TIME.as_nanos()) as Nanos
+    + ROUTER_PROBE_FAILURES as u128 * ROUTER_PROBE_TIME.as_nanos())
+    as Nanos
     + SECOND;
 /// The same where workers are asked who they are: one that was down already may have just told that when it fell silent, and
 /// the next look comes at its interval, with a question that is not answered and counts only with the probe behind it.

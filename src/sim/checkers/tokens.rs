@@ -8,8 +8,9 @@ pub fn next(id: usize, process: usize, token: u32, expected: Option<u32>) -> Che
     if expected == Some(token) {
         return Ok(());
     }
-    let what =
-        format!("process {process} has the token {token} for request {id} where {expected:?} is right");
+    let what = format!(
+        "process {process} has the token {token} for request {id} where {expected:?} is right"
+    );
     Err(Finding::about(Checker::Tokens, id, what))
 }
 
@@ -18,7 +19,8 @@ pub fn begins(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     match expected.starts_with(answer) {
         true => Ok(()),
         false => {
-            let what = format!("request {id} got the tokens {answer:?} and should get {expected:?}");
+            let what =
+                format!("request {id} got the tokens {answer:?} and should get {expected:?}");
             Err(Finding::about(Checker::Tokens, id, what))
         }
     }
@@ -29,7 +31,8 @@ pub fn whole(id: usize, answer: &[u32], expected: &[u32]) -> Checked {
     match answer.len() == expected.len() {
         true => begins(id, answer, expected),
         false => {
-            let what = format!("request {id} ended well with {answer:?} and should have got {expected:?}");
+            let what =
+                format!("request {id} ended well with {answer:?} and should have got {expected:?}");
             Err(Finding::about(Checker::Tokens, id, what))
         }
     }

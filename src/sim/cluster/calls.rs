@@ -41,7 +41,17 @@ impl Call {
     pub(super) fn standing([from, host]: [usize; 2], life: u32, room: Option<Room>) -> Call {
         let (to_worker, to_router) = Default::default();
         let life = Some(life);
-        Call { from, from_life: 0, host, life, is_cut: false, room, to_worker, to_router, until: Nanos::MAX }
+        Call {
+            from,
+            from_life: 0,
+            host,
+            life,
+            is_cut: false,
+            room,
+            to_worker,
+            to_router,
+            until: Nanos::MAX,
+        }
     }
 
     /// Whether a worker's process of this life asks.
@@ -71,11 +81,19 @@ impl Cluster<'_> {
     }
 
     /// A worker dials another one, to ask it something within this time.
-    pub(super) fn question(&mut self, name: CallName, [from, to]: [usize; 2], room: Room, patience: Nanos) {
+    pub(super) fn question(
+        &mut self,
+        name: CallName,
+        [from, to]: [usize; 2],
+        room: Room,
+        patience: Nanos,
+    ) {
         let now = self.agenda.now();
         let (from_life, until) = (self.hosts[from].life, now.saturating_add(patience));
-        self.calls
-            .insert(name, Call { from_life, life: None, until, ..Call::standing([from, to], 0, Some(room)) });
+        self.calls.insert(
+            name,
+            Call { from_life, life: None, until, ..Call::standing([from, to], 0, Some(room)) },
+        );
         let at = now + self.delay();
         self.agenda.put(at, Happening::Knock(name));
     }
@@ -152,7 +170,8 @@ impl Cluster<'_> {
     /// A call's connection breaks, and what is on its way: both ends learn of it, each at its time.
     pub(super) fn cut_call(&mut self, name: CallName) {
         let now = self.agenda.now();
-        let rare = [(); 2].map(|()| if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 });
+        let rare =
+            [(); 2].map(|()| if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 });
         let at = [now + self.delay() + rare[0], now + self.delay() + rare[1]];
         let Some(call) = self.calls.get_mut(&name) else { return };
         let (CallName::Leg(leg), Some(life)) = (name, call.life) else { return };
@@ -180,7 +199,9 @@ impl Cluster<'_> {
             let what = if is_last { "is cancelled" } else { "comes" };
             self.story.tell(now, "process", host, what, room, leg.role as u64);
         }
-        match life.filter(|&life| self.hosts[host].life == life && self.hosts[host].process.is_some()) {
+        match life
+            .filter(|&life| self.hosts[host].life == life && self.hosts[host].process.is_some())
+        {
             Some(life) => self.deliver(host, life, input),
             None => self.lose(name),
         }
@@ -220,7 +241,9 @@ impl Cluster<'_> {
         if from != ROUTER {
             match (name, answer) {
                 (CallName::Leg(leg), _) => self.deliver(from, life, Input::Word(leg, answer)),
-                (CallName::Notice(_, room), Answer::Stands(_)) => self.post(name, Input::GiveUp(name, room)),
+                (CallName::Notice(_, room), Answer::Stands(_)) => {
+                    self.post(name, Input::GiveUp(name, room))
+                }
                 (CallName::Notice(..) | CallName::Introduction(_) | CallName::Probe(_), _) => {}
             }
             return Ok(());

@@ -33,7 +33,14 @@ impl Cluster<'_> {
                 host.paused_until = host.paused_until.max(over);
             }
             Fault::Stall { host, thread, .. } => {
-                self.story.tell(now, "process", host, "has a thread stand still", None, thread as u64);
+                self.story.tell(
+                    now,
+                    "process",
+                    host,
+                    "has a thread stand still",
+                    None,
+                    thread as u64,
+                );
                 let until = &mut self.hosts[host].stalled_until[thread as usize];
                 *until = over.max(*until);
             }
@@ -72,9 +79,13 @@ impl Cluster<'_> {
             Fault::Crash { host, .. } => (Effect::Breaks, Place::Host(host), over),
             Fault::Pause { host, .. }
             | Fault::Hang { host, .. }
-            | Fault::Stall { host, thread: Thread::Ctl, .. } => (Effect::Silences, Place::Host(host), over),
+            | Fault::Stall { host, thread: Thread::Ctl, .. } => {
+                (Effect::Silences, Place::Host(host), over)
+            }
             // It proves no lane, either.
-            Fault::Stall { host, thread: Thread::Move, .. } => (Effect::Holds, Place::Host(host), over),
+            Fault::Stall { host, thread: Thread::Move, .. } => {
+                (Effect::Holds, Place::Host(host), over)
+            }
             Fault::Stall { host, .. } => (Effect::Delays, Place::Host(host), over),
             // A step that has begun then goes on as slowly.
             Fault::Slow { host, factor, .. } => {
@@ -208,9 +219,8 @@ impl Cluster<'_> {
         let (host, from) = match fault {
             Fault::Pause { host, .. } | Fault::Crash { host, silent: true, .. } => (host, now),
             Fault::Hang { host, .. } => (host, now + ENGINE_STILL_MAX.as_nanos() as Nanos),
-            Fault::Part { from: ROUTER, to: host, .. } | Fault::Part { from: host, to: ROUTER, .. } => {
-                (host, now)
-            }
+            Fault::Part { from: ROUTER, to: host, .. }
+            | Fault::Part { from: host, to: ROUTER, .. } => (host, now),
             _ => return,
         };
         let known = from + if self.plan.turns() { silence::KNOWN_ANEW } else { silence::KNOWN };
@@ -277,7 +287,8 @@ impl Cluster<'_> {
             match (silent, name, self.calls.remove(&name)) {
                 // The other end's kernel finds out by itself.
                 (true, CallName::Leg(leg), Some(Call { host, life: Some(life), .. })) => {
-                    let at = over.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos) + self.delay();
+                    let at =
+                        over.min(now + NET_HOST_SILENCE_MAX.as_nanos() as Nanos) + self.delay();
                     let input = Input::Cancel(leg);
                     self.agenda.put(at, Happening::Pass { host, life, input });
                 }
@@ -291,8 +302,11 @@ impl Cluster<'_> {
     }
 
     fn find(&self, is_meant: impl Fn(&Conn, usize) -> bool) -> Vec<(ConnNumber, usize)> {
-        let ends = self.conns.iter().flat_map(|(&number, conn)| [(number, conn, 0), (number, conn, 1)]);
-        ends.filter(|&(_, conn, end)| is_meant(conn, end)).map(|(number, _, end)| (number, end)).collect()
+        let ends =
+            self.conns.iter().flat_map(|(&number, conn)| [(number, conn, 0), (number, conn, 1)]);
+        ends.filter(|&(_, conn, end)| is_meant(conn, end))
+            .map(|(number, _, end)| (number, end))
+            .collect()
     }
 
     /// Another process at the same address: it knows nothing of the connections of the one before, and says so.
@@ -328,9 +342,12 @@ impl Cluster<'_> {
         self.carry_again();
         for (&name, call) in &mut self.calls {
             let (there, back) = ((call.from, call.host), (call.host, call.from));
-            let to_worker = if self.parted.contains_key(&there) { 0 } else { call.to_worker.resend() };
-            let to_router = if self.parted.contains_key(&back) { 0 } else { call.to_router.resend() };
-            let again = [(to_worker, Happening::ToWorker as fn(_) -> _), (to_router, Happening::ToRouter)];
+            let to_worker =
+                if self.parted.contains_key(&there) { 0 } else { call.to_worker.resend() };
+            let to_router =
+                if self.parted.contains_key(&back) { 0 } else { call.to_router.resend() };
+            let again =
+                [(to_worker, Happening::ToWorker as fn(_) -> _), (to_router, Happening::ToRouter)];
             for (lost, arrives) in again {
                 for _ in 0..lost {
                     let at = now + self.dice.within(0, RESENT);

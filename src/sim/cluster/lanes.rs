@@ -75,7 +75,8 @@ impl Lane {
 
     /// Whether something may leave this end now.
     fn sends(&self, end: usize, room: usize) -> bool {
-        let Some(kernel) = self.kernels[end].as_ref().filter(|_| self.stands && !self.ended[end]) else {
+        let Some(kernel) = self.kernels[end].as_ref().filter(|_| self.stands && !self.ended[end])
+        else {
             return false;
         };
         match kernel.unsent() {
@@ -143,7 +144,8 @@ impl Lanes {
     pub(super) fn are_ready(&self, host: usize, life: u32) -> bool {
         self.lanes.values().any(|lane| {
             [0, 1].into_iter().any(|end| {
-                lane.is_end(end, host, life) && lane.kernels[end].as_ref().is_some_and(Kernel::is_ready)
+                lane.is_end(end, host, life)
+                    && lane.kernels[end].as_ref().is_some_and(Kernel::is_ready)
             })
         })
     }
@@ -322,7 +324,8 @@ impl Cluster<'_> {
     pub(super) fn cut_lane(&mut self) {
         let now = self.agenda.now();
         let Some(number) = self.pick_lane() else { return };
-        let late = [(); 2].map(|()| if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 });
+        let late =
+            [(); 2].map(|()| if self.dice.one_in(2) { self.dice.within(0, RESENT) } else { 0 });
         let Some(lane) = self.lanes.lanes.get_mut(&number) else { return };
         let [from, to] = lane.hosts;
         lane.to.iter_mut().for_each(Stream::clear);
@@ -346,9 +349,13 @@ impl Cluster<'_> {
     }
 
     fn pick_lane(&mut self) -> Option<LaneNumber> {
-        let open = |kernel: &Option<Kernel>| kernel.as_ref().is_some_and(|kernel| !kernel.is_closed());
-        let standing =
-            self.lanes.lanes.iter().filter(|(_, lane)| lane.stands && lane.kernels.iter().all(open));
+        let open =
+            |kernel: &Option<Kernel>| kernel.as_ref().is_some_and(|kernel| !kernel.is_closed());
+        let standing = self
+            .lanes
+            .lanes
+            .iter()
+            .filter(|(_, lane)| lane.stands && lane.kernels.iter().all(open));
         let standing: Vec<LaneNumber> = standing.map(|(&number, _)| number).collect();
         (!standing.is_empty()).then(|| self.lanes.dice.pick(&standing))
     }
@@ -397,7 +404,9 @@ impl Cluster<'_> {
         }
         match kernel.is_adopted() {
             false => self.wake_soon(host, Thread::Ctl),
-            true if kernel.is_ready() && self.hosts[host].process.as_ref().is_some_and(Process::sleeps) => {
+            true if kernel.is_ready()
+                && self.hosts[host].process.as_ref().is_some_and(Process::sleeps) =>
+            {
                 self.wake_soon(host, Thread::Move);
             }
             true => {}

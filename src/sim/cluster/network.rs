@@ -34,7 +34,8 @@ impl Cluster<'_> {
                 let at = self.agenda.now() + self.delay();
                 let Some(conns) = self.conns.get(&conn) else { return };
                 let (host, life) = (conns.hosts[0], conns.lives[0]);
-                self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, None) });
+                self.agenda
+                    .put(at, Happening::Pass { host, life, input: Input::Shown(conn, None) });
             }
             (_, input) => self.deliver(index, life, input),
         }
@@ -47,7 +48,8 @@ impl Cluster<'_> {
             Output::Dial { conn, to, patience } => {
                 let until = now + patience;
                 let lives = [self.hosts[from].life, self.hosts[to].life];
-                let conns = Conn { hosts: [from, to], lives, open: [true, false], to: Default::default() };
+                let conns =
+                    Conn { hosts: [from, to], lives, open: [true, false], to: Default::default() };
                 self.conns.insert(conn, conns);
                 self.story.tell(now, "process", from, "dials", None, to as u64);
                 let at = now + self.delay() + self.delay();
@@ -57,13 +59,17 @@ impl Cluster<'_> {
                 let Some(other) = self.conns.get(&conn) else { return };
                 let (host, life) = (other.hosts[1], other.lives[1]);
                 let at = now + self.delay();
-                self.agenda.put(at, Happening::Pass { host, life, input: Input::Called(conn, token, shown) });
+                self.agenda.put(
+                    at,
+                    Happening::Pass { host, life, input: Input::Called(conn, token, shown) },
+                );
             }
             Output::Show(conn, shown) => {
                 let Some(other) = self.conns.get(&conn) else { return };
                 let (host, life) = (other.hosts[0], other.lives[0]);
                 let at = now + self.delay();
-                self.agenda.put(at, Happening::Pass { host, life, input: Input::Shown(conn, shown) });
+                self.agenda
+                    .put(at, Happening::Pass { host, life, input: Input::Shown(conn, shown) });
             }
             Output::Lane { to, kernel } => self.dial_lane(from, to, kernel),
             Output::Answer(name, answer) => self.answer(name, answer),
@@ -181,8 +187,10 @@ impl Cluster<'_> {
             self.conns.remove(&number);
         }
         let life = self.hosts[from].life;
-        self.agenda
-            .put(answered, Happening::Pass { host: from, life, input: Input::Dialled(number, stands) });
+        self.agenda.put(
+            answered,
+            Happening::Pass { host: from, life, input: Input::Dialled(number, stands) },
+        );
     }
 }
 

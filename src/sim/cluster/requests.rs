@@ -45,7 +45,14 @@ impl Cluster<'_> {
             match wish {
                 Wish::Choose { flight, attempt, room, pair } => {
                     self.ends.chosen(flight, attempt, pair, now);
-                    self.story.tell(now, "request", flight, "gets a pair", Some(room), pair[1] as u64);
+                    self.story.tell(
+                        now,
+                        "request",
+                        flight,
+                        "gets a pair",
+                        Some(room),
+                        pair[1] as u64,
+                    );
                 }
                 Wish::Open { call, host, life } => self.open_call(call, host, life),
                 Wish::Send { flight, attempt, again, legs, keeps, asks, taken_for, order } => {
@@ -63,10 +70,12 @@ impl Cluster<'_> {
                     let twice = self.plan.faults.as_ref().map_or(0, |faults| faults.twice);
                     if self.phase == Phase::Working && twice > 0 && self.dice.one_in(twice) {
                         let role = self.dice.pick(&roles);
-                        let (host, copy) = (self.flights.pair(flight)[role as usize], name(role, 1));
+                        let (host, copy) =
+                            (self.flights.pair(flight)[role as usize], name(role, 1));
                         // Who keeps KV draws its room, each time another one.
                         let room = if keeps || asks { Room(self.dice.draw() >> 1) } else { room };
-                        let call = Call::standing([ROUTER, host], self.hosts[host].life, Some(room));
+                        let call =
+                            Call::standing([ROUTER, host], self.hosts[host].life, Some(room));
                         self.calls.insert(CallName::Leg(copy), call);
                         self.submit(copy, room, [keeps, asks], &taken_for, &order);
                         self.ends.doubled(flight);
@@ -75,7 +84,9 @@ impl Cluster<'_> {
                 Wish::Ask(call, taken_for) => match call {
                     CallName::Notice(_, room) => self.post(call, Input::GiveUp(call, room)),
                     CallName::Introduction(_) => self.post(call, Input::Introduce(call)),
-                    CallName::Probe(_) | CallName::Leg(_) => self.post(call, Input::Ask(call, taken_for)),
+                    CallName::Probe(_) | CallName::Leg(_) => {
+                        self.post(call, Input::Ask(call, taken_for))
+                    }
                 },
                 Wish::Close(call) => {
                     self.close(call);
@@ -91,7 +102,8 @@ impl Cluster<'_> {
                 Wish::Over(flight, how) => {
                     let leg = |attempt| LegName { flight, attempt, role: Role::Prefill, copy: 0 };
                     let tries = CallName::Leg(leg(0))..CallName::Leg(leg(u32::MAX));
-                    let is_copy = |name: &CallName| matches!(name, CallName::Leg(leg) if leg.copy > 0);
+                    let is_copy =
+                        |name: &CallName| matches!(name, CallName::Leg(leg) if leg.copy > 0);
                     let calls = self.calls.range(tries).filter(|(_, call)| call.from == ROUTER);
                     let copies = calls.map(|(&name, _)| name).filter(is_copy);
                     copies.collect::<Vec<_>>().into_iter().for_each(|copy| self.close(copy));
@@ -125,8 +137,8 @@ impl Cluster<'_> {
         order: &Order,
     ) {
         let (name, pair) = (CallName::Leg(leg), self.flights.pair(leg.flight));
-        let source =
-            Some(pair[Role::Prefill as usize]).filter(|source| *source != pair[Role::Decode as usize]);
+        let source = Some(pair[Role::Prefill as usize])
+            .filter(|source| *source != pair[Role::Decode as usize]);
         let (taken_for, order) = (taken_for[leg.role as usize].clone(), order.clone());
         let job = Job { name: leg, room, source, keeps, streams: false, asks, taken_for, order };
         self.post(name, Input::Submit(Box::new(job)));

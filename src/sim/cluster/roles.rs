@@ -41,7 +41,14 @@ impl Cluster<'_> {
             host.turns = Some(Turn { until: now + patience, still });
             let (life, to) = (host.life, host.role.other());
             self.reasons.leaves(index, true, now);
-            self.story.tell(now, "process", index, "is told to have the other role", None, to as u64);
+            self.story.tell(
+                now,
+                "process",
+                index,
+                "is told to have the other role",
+                None,
+                to as u64,
+            );
             let wanted = Wanted { role: name_of(to), patience: Duration::from_nanos(patience) };
             self.deliver(index, life, Input::Turn(wanted));
         }

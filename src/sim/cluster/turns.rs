@@ -51,7 +51,8 @@ impl Cluster<'_> {
         let what = ["ctl", "engine", "move"][thread as usize];
         self.story.tell(now, "process", index, what, None, detail);
         let process = self.hosts[index].process.as_ref();
-        let woken: Vec<Thread> = process.map(|process| process.take_woken().collect()).unwrap_or_default();
+        let woken: Vec<Thread> =
+            process.map(|process| process.take_woken().collect()).unwrap_or_default();
         // What a step has done is seen when it has taken its time.
         let from = if thread == Thread::Engine { self.hosts[index].computes_until } else { now };
         woken.into_iter().for_each(|thread| self.wake_after(index, thread, from));
@@ -90,8 +91,9 @@ impl Cluster<'_> {
             self.shadow.compare(index, process)?;
             process.note_leases();
         }
-        let is_woken =
-            || process.take_ring() || process.take_event() || self.lanes.are_ready(index, host.life);
+        let is_woken = || {
+            process.take_ring() || process.take_event() || self.lanes.are_ready(index, host.life)
+        };
         if next != Next::Park || is_woken() {
             self.wake_soon(index, Thread::Move);
         }

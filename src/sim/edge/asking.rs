@@ -51,7 +51,14 @@ fn question_of(leg: LegName) -> LegName {
 
 impl Edge {
     /// A leg has its place: prefill is asked.
-    pub(super) fn ask(&mut self, to: usize, request: Box<Request>, leg: Leg, job: Job, now: Instant) {
+    pub(super) fn ask(
+        &mut self,
+        to: usize,
+        request: Box<Request>,
+        leg: Leg,
+        job: Job,
+        now: Instant,
+    ) {
         let name = leg.name;
         let question = question_of(name);
         let until = request.deadline + ROUTER_GRACE;
@@ -92,7 +99,9 @@ impl Edge {
             Answer::Drains | Answer::Hangs => Said::Failed(Cause::Draining),
             Answer::Ended(Outcome::Failed(Cause::Refused)) if !asking.told => Said::Refused,
             // That its client has gone, as prefill may think, is not for one that is here.
-            Answer::Ended(Outcome::Failed(Cause::ClientGone)) | Answer::Lost => Said::Failed(Cause::PeerLost),
+            Answer::Ended(Outcome::Failed(Cause::ClientGone)) | Answer::Lost => {
+                Said::Failed(Cause::PeerLost)
+            }
             Answer::Ended(Outcome::Failed(cause)) => Said::Failed(cause),
             Answer::Ended(_) if asking.told => Said::Ended,
             Answer::Ended(_) => Said::Failed(Cause::Incompatible),
@@ -117,10 +126,18 @@ impl Edge {
             Next::On => {}
             Next::Hurry => self.hurried.push_back((now + ROUTER_LOST_PREFILL_TIME, name)),
             Next::Enter => self.enter(name, said, now),
-            Next::FailAsPartners(cause) => self.fail_asked(name, cause, Answer::SourceFailed(cause)),
-            Next::Fail(cause) => self.fail_asked(name, cause, Answer::Ended(Outcome::Failed(cause))),
+            Next::FailAsPartners(cause) => {
+                self.fail_asked(name, cause, Answer::SourceFailed(cause))
+            }
+            Next::Fail(cause) => {
+                self.fail_asked(name, cause, Answer::Ended(Outcome::Failed(cause)))
+            }
             Next::Refuse => {
-                self.fail_asked(name, Cause::Refused, Answer::Ended(Outcome::Failed(Cause::Refused)));
+                self.fail_asked(
+                    name,
+                    Cause::Refused,
+                    Answer::Ended(Outcome::Failed(Cause::Refused)),
+                );
             }
         }
     }
@@ -128,7 +145,8 @@ impl Edge {
     /// It is known where the KV of a leg will be.
     fn enter(&mut self, name: LegName, said: Said, now: Instant) {
         let Some(asking) = self.asking.get_mut(&name) else { return };
-        let (Some((mut request, leg)), Said::Kept(Some(room))) = (asking.waiting.take(), said) else {
+        let (Some((mut request, leg)), Said::Kept(Some(room))) = (asking.waiting.take(), said)
+        else {
             return;
         };
         request.room = room;
@@ -157,7 +175,8 @@ impl Edge {
             self.outbox.push(Output::Unask(question_of(name)));
         }
         if let Some((request, _)) = asking.waiting {
-            self.handoff.released(WORKER, Slot { id: request.slot, generation: request.generation });
+            self.handoff
+                .released(WORKER, Slot { id: request.slot, generation: request.generation });
         }
         if let Some(room) = asking.core.room() {
             self.outbox.push(Output::GiveUp { to: asking.to, room });
@@ -167,8 +186,11 @@ impl Edge {
 
     /// Somebody wants a request to end of which prefill has not said where its KV will be; who asked for it is told.
     pub(super) fn abort_asked(&mut self, flight: usize) {
-        let waits = |(name, asking): &(&LegName, &Asking)| name.flight == flight && asking.waiting.is_some();
-        let waiting: Vec<LegName> = self.asking.iter().filter(waits).map(|(&name, _)| name).collect();
+        let waits = |(name, asking): &(&LegName, &Asking)| {
+            name.flight == flight && asking.waiting.is_some()
+        };
+        let waiting: Vec<LegName> =
+            self.asking.iter().filter(waits).map(|(&name, _)| name).collect();
         for name in waiting {
             self.fail_asked(name, Cause::Aborted, Answer::Ended(Outcome::Failed(Cause::Aborted)));
         }
@@ -194,7 +216,8 @@ impl Edge {
         }
         while let Some((_, name)) = self.hurried.pop_front_if(|(until, _)| *until <= now) {
             let asking = self.asking.get(&name);
-            if let Some(Next::FailAsPartners(cause)) = asking.map(|asking| asking.core.hurried(asking.begun))
+            if let Some(Next::FailAsPartners(cause)) =
+                asking.map(|asking| asking.core.hurried(asking.begun))
             {
                 self.fail_asked(name, cause, Answer::SourceFailed(cause));
             }

@@ -4,7 +4,9 @@
 use super::{DATA_PORT, Edge, Output};
 use crate::front::handoff::{DestinationSession, Handoff, SourceSession, rank};
 use crate::ids::SessionGeneration;
-use crate::limits::{EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX};
+use crate::limits::{
+    EARLY_LANES_MAX, PEER_PROOF_TIME_MAX, SESSION_SETUP_DEADLINE, UNPROVEN_CONNECTIONS_MAX,
+};
 use crate::sim::machines::Streams;
 use crate::sim::process::WORKER;
 use crate::sys::event::WaitSet;
@@ -56,11 +58,16 @@ impl Lanes {
     /// The kernel has taken a connection at the data port.
     pub(super) fn accept(&mut self, stream: MemoryStream, now: Instant) {
         if self.callers.len() >= UNPROVEN_CONNECTIONS_MAX
-            && let Some(oldest) = (0..self.callers.len()).min_by_key(|&caller| self.callers[caller].until)
+            && let Some(oldest) =
+                (0..self.callers.len()).min_by_key(|&caller| self.callers[caller].until)
         {
             self.callers.remove(oldest);
         }
-        self.callers.push(Caller { stream, received: Vec::new(), until: now + PEER_PROOF_TIME_MAX });
+        self.callers.push(Caller {
+            stream,
+            received: Vec::new(),
+            until: now + PEER_PROOF_TIME_MAX,
+        });
     }
 
     /// Looks at what callers have sent.
@@ -79,7 +86,9 @@ impl Lanes {
         let early = caller.received.split_off(Preamble::BYTES);
         let bytes = caller.received.as_slice().try_into().expect("as many bytes");
         let preamble = Preamble::parse(bytes).expect("a worker's preamble");
-        let known = handoff.session_of(&preamble.token.0).filter(|_| preamble.lanes == handoff.offer().lanes);
+        let known = handoff
+            .session_of(&preamble.token.0)
+            .filter(|_| preamble.lanes == handoff.offer().lanes);
         let Some((_, session)) = known else { return };
         let arrival = Arrival { lane: preamble.lane, stream: caller.stream.into(), early };
         if self.open.get(&session) == Some(&preamble.session) {
@@ -91,7 +100,11 @@ impl Lanes {
     }
 
     /// The half of a destination's session, to be opened.
-    pub(super) fn expect(&self, session: &DestinationSession, handoff: &Handoff) -> Box<DestinationBinding> {
+    pub(super) fn expect(
+        &self,
+        session: &DestinationSession,
+        handoff: &Handoff,
+    ) -> Box<DestinationBinding> {
         let slots = handoff.worker(WORKER).slots();
         let lanes = usize::from(handoff.offer().lanes);
         Box::new(TcpDestination::new(session.template.clone(), lanes, slots, self.wait.clone()))
@@ -147,7 +160,8 @@ impl Edge {
         let worker = self.handoff.worker(session.worker);
         let told = rank(worker, &[Transport::Tcp], self.handoff.offer(), None);
         let proof = (grant.token, session.generation);
-        let half = TcpSource::new(streams, proof, session.template, worker.slots(), lanes.wait.clone());
+        let half =
+            TcpSource::new(streams, proof, session.template, worker.slots(), lanes.wait.clone());
         let half = half.map_err(|error| error.to_string())?.with_frames_of(frame);
         self.outbox.extend(kernels.into_iter().map(|kernel| Output::Lane { to, kernel }));
         self.handoff.open_source(session.worker, session.session, Box::new(half));

@@ -155,8 +155,16 @@ impl Edge {
         if let Some(to) = to.filter(|_| asks) {
             let order = question;
             let taken_for = Some(roles::name_of(Role::Prefill).to_string());
-            let job =
-                Job { name, room, source: None, keeps: true, streams: true, asks: false, taken_for, order };
+            let job = Job {
+                name,
+                room,
+                source: None,
+                keeps: true,
+                streams: true,
+                asks: false,
+                taken_for,
+                order,
+            };
             self.ask(to, Box::new(request), leg, job, now);
             return Ok(());
         }
@@ -183,8 +191,11 @@ impl Edge {
                 if let Some((leg, room)) = leg.and_then(|leg| leg.kept.map(|room| (leg, room)))
                     && !std::mem::replace(&mut leg.muted, true)
                 {
-                    let answer =
-                        if leg.streams { Answer::Ended(Outcome::Length) } else { Answer::Kept(room) };
+                    let answer = if leg.streams {
+                        Answer::Ended(Outcome::Length)
+                    } else {
+                        Answer::Kept(room)
+                    };
                     self.outbox.push(Output::Answer(CallName::Leg(leg.name), answer));
                 }
             }
@@ -220,12 +231,21 @@ impl Edge {
     }
 
     /// Pages are leased for what is to come.
-    fn expecting(&mut self, worker: WorkerId, slot: Slot, tokens: Range<u32>, now: Instant) -> Checked {
+    fn expecting(
+        &mut self,
+        worker: WorkerId,
+        slot: Slot,
+        tokens: Range<u32>,
+        now: Instant,
+    ) -> Checked {
         let worker_of = self.handoff.worker(worker);
         let layout = worker_of.layout();
         let same = |leg: &&Leg| (leg.slot.id, leg.slot.generation) == (slot.id, slot.generation);
         let Some(leg) = self.legs.values().find(same) else {
-            return Err(Finding::new(Checker::Events, "pages were leased for a leg that is released"));
+            return Err(Finding::new(
+                Checker::Events,
+                "pages were leased for a leg that is released",
+            ));
         };
         self.salts.found(leg.name.flight, leg.salt, &leg.prompt, tokens.start)?;
         let first = (tokens.start / layout.page_size) as usize;
@@ -244,7 +264,13 @@ impl Edge {
         Ok(())
     }
 
-    fn finished(&mut self, request: RequestId, outcome: Outcome, cached: u32, now: Instant) -> Checked {
+    fn finished(
+        &mut self,
+        request: RequestId,
+        outcome: Outcome,
+        cached: u32,
+        now: Instant,
+    ) -> Checked {
         let Some(leg) = self.legs.get_mut(&request) else { return Ok(()) };
         // Decode tells what its source found, if it had one.
         if leg.name.role == Role::Prefill || leg.alone {

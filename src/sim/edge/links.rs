@@ -20,7 +20,8 @@ impl Edge {
         peering.heard = now;
         match parcel {
             Parcel::Message(message) if peering.open => {
-                let message = Message::decode(message.parts(), None).expect("a worker's message decodes");
+                let message =
+                    Message::decode(message.parts(), None).expect("a worker's message decodes");
                 if let Some(message) = message {
                     self.handoff.receive(ConnId::outside(conn), &message, now);
                 }
@@ -111,7 +112,8 @@ impl Edge {
             lanes.expire(now);
         }
         let handoff = &self.handoff;
-        self.pending.retain(|_, (conn, session, _)| handoff.stands(ConnId::outside(*conn), session));
+        self.pending
+            .retain(|_, (conn, session, _)| handoff.stands(ConnId::outside(*conn), session));
     }
 
     pub(super) fn serve(&mut self, remote: Remote, turn: &mut Turn<'_>) {
@@ -144,22 +146,28 @@ impl Edge {
             }
             Remote::BindDestination(_, session) if session.transport == Transport::Tcp => {
                 let Some(lanes) = &mut self.lanes else { return };
-                let (worker, id, generation) = (session.worker, session.session, session.generation);
+                let (worker, id, generation) =
+                    (session.worker, session.session, session.generation);
                 let half = lanes.expect(&session, &self.handoff);
                 self.handoff.bound_destination(worker, id, generation, Ok(half), turn.now);
                 lanes.opened(id, generation, &mut self.handoff);
             }
             Remote::BindDestination(conn, session) => {
-                let (worker, id, generation) = (session.worker, session.session, session.generation);
+                let (worker, id, generation) =
+                    (session.worker, session.session, session.generation);
                 let half = match (session.transport, &self.wait) {
-                    (Transport::Rdma, Some(wait)) => Some(self.handoff.rdma_destination(&session, wait)),
+                    (Transport::Rdma, Some(wait)) => {
+                        Some(self.handoff.rdma_destination(&session, wait))
+                    }
                     _ => self.call(number(conn), session).err().map(Err),
                 };
                 if let Some(half) = half {
                     self.handoff.bound_destination(worker, id, generation, half, turn.now);
                 }
             }
-            Remote::Ask(_) | Remote::Unask(_) => unreachable!("no router here leaves prefill to decode"),
+            Remote::Ask(_) | Remote::Unask(_) => {
+                unreachable!("no router here leaves prefill to decode")
+            }
             Remote::Resolve(name) => unreachable!("no worker has a name here, nor has {name}"),
         }
     }
@@ -176,11 +184,16 @@ impl Edge {
     }
 
     /// Prepares a source's half.
-    pub(super) fn offer(&mut self, conn: ConnNumber, session: SourceSession) -> Result<Rank, String> {
+    pub(super) fn offer(
+        &mut self,
+        conn: ConnNumber,
+        session: SourceSession,
+    ) -> Result<Rank, String> {
         let ring = ShmRing::new().map_err(|error| error.to_string())?;
         self.next_token += 1;
         let token = u128::from(self.next_token).to_le_bytes();
-        let mut rank = rank(self.handoff.worker(WORKER), &[Transport::Shm], self.handoff.offer(), None);
+        let mut rank =
+            rank(self.handoff.worker(WORKER), &[Transport::Shm], self.handoff.offer(), None);
         let socket = SocketName::new(b"-").expect("one byte fits");
         rank.shm = Some(ShmGrant { host: self.handoff.offer().host, socket, token: Token(token) });
         self.pending.retain(|_, (control, ..)| *control != conn);
@@ -189,7 +202,11 @@ impl Edge {
     }
 
     /// Calls the source of a destination's session.
-    pub(super) fn call(&mut self, conn: ConnNumber, session: DestinationSession) -> Result<(), String> {
+    pub(super) fn call(
+        &mut self,
+        conn: ConnNumber,
+        session: DestinationSession,
+    ) -> Result<(), String> {
         let text = |error: std::io::Error| error.to_string();
         let grant = session.rank.shm.ok_or("the source names no socket")?;
         let cursor = ShmCursor::new().map_err(text)?;
@@ -201,7 +218,11 @@ impl Edge {
     }
 
     /// A destination has called: its token decides what it is shown.
-    pub(super) fn called(&mut self, token: Token, shown: DestinationDescriptors) -> Option<Box<Shown>> {
+    pub(super) fn called(
+        &mut self,
+        token: Token,
+        shown: DestinationDescriptors,
+    ) -> Option<Box<Shown>> {
         let number = u64::from_le_bytes(token.0[..8].try_into().expect("eight bytes"));
         let (conn, session, ring) = self.pending.remove(&number)?;
         if !self.handoff.stands(ConnId::outside(conn), &session) {
@@ -218,14 +239,16 @@ impl Edge {
 
     pub(super) fn shown(&mut self, conn: ConnNumber, shown: Option<Box<Shown>>, now: Instant) {
         let Some((session, cursor)) = self.calling.remove(&conn) else { return };
-        let DestinationSession { worker, session, generation, pages, layout, template, .. } = session;
+        let DestinationSession { worker, session, generation, pages, layout, template, .. } =
+            session;
         let half = match shown {
             None => Err("the source closed its socket".to_string()),
             Some(shown) => {
                 let Shown { descriptors, shape } = *shown;
                 let shape = PeerShape { pages, ..shape };
                 let half = cursor.connect(descriptors, &shape, layout.page_size, template);
-                half.map(|half| Box::new(half) as Box<DestinationBinding>).map_err(|error| error.to_string())
+                half.map(|half| Box::new(half) as Box<DestinationBinding>)
+                    .map_err(|error| error.to_string())
             }
         };
         self.handoff.bound_destination(worker, session, generation, half, now);

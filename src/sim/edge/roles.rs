@@ -50,7 +50,10 @@ pub(super) fn may_take(process: usize, empties: bool, role: Role, leg: LegName) 
         (true, true) => "is about to have another role".to_owned(),
         (false, _) => format!("is a {role} worker"),
     };
-    let what = format!("process {process} {what} and takes the {} leg of request {}", leg.role, leg.flight);
+    let what = format!(
+        "process {process} {what} and takes the {} leg of request {}",
+        leg.role, leg.flight
+    );
     Err(Finding::about(Checker::Roles, leg.flight, what))
 }
 
@@ -85,7 +88,9 @@ impl Edge {
         }
         match self.hangs {
             true => Some(Answer::Hangs),
-            false => (self.drain.is_begun() || self.turning.takes_nothing()).then_some(Answer::Drains),
+            false => {
+                (self.drain.is_begun() || self.turning.takes_nothing()).then_some(Answer::Drains)
+            }
         }
     }
 
@@ -98,7 +103,8 @@ impl Edge {
     /// Its worker is to have this role, unless it drains.
     pub(super) fn begin_change(&mut self, wanted: Wanted, now: Instant) {
         // Who asks for what it is, or is on its way to be, is told so.
-        let begins = !self.drain.is_begun() && self.turning.ask(wanted, now).is_ok_and(|begins| begins);
+        let begins =
+            !self.drain.is_begun() && self.turning.ask(wanted, now).is_ok_and(|begins| begins);
         if !begins && !self.turning.is_changing() {
             self.became = Some(Became::Same);
         }

@@ -136,8 +136,14 @@ mod tests {
 
     #[test]
     fn prompts_begin_alike_as_far_as_their_blocks_do() {
-        let line = |input, blocks: &[u64]| Arrival { at: 0, input, output: 1, blocks: blocks.into() };
-        let list = vec![line(1100, &[7, 8, 9]), line(1030, &[7, 8, 9]), line(1100, &[7, 9]), line(600, &[7])];
+        let line =
+            |input, blocks: &[u64]| Arrival { at: 0, input, output: 1, blocks: blocks.into() };
+        let list = vec![
+            line(1100, &[7, 8, 9]),
+            line(1030, &[7, 8, 9]),
+            line(1100, &[7, 9]),
+            line(600, &[7]),
+        ];
         let arrivals = Arrivals::new(list, &mut Dice::new(1));
         let prompts: Vec<_> = (0..4).map(|index| arrivals.prompt(index)).collect();
         let alike = |a: usize, b: usize| {

@@ -91,8 +91,9 @@ pub fn run(plan: &Plan, against: &Against) -> Result<bool, ConfigError> {
         let of = traffics.iter().find(|(traffic, _)| **traffic == row.plan.traffic);
         &of.expect("each was read").1
     };
-    let jobs: Vec<(usize, Policy)> =
-        (0..rows.len()).flat_map(|row| against.policies.iter().map(move |&policy| (row, policy))).collect();
+    let jobs: Vec<(usize, Policy)> = (0..rows.len())
+        .flat_map(|row| against.policies.iter().map(move |&policy| (row, policy)))
+        .collect();
     let (next, done, hall) = (AtomicUsize::new(0), Mutex::new(BTreeMap::new()), Hall::default());
     let work = || {
         while let Some(&(row, policy)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
@@ -100,7 +101,9 @@ pub fn run(plan: &Plan, against: &Against) -> Result<bool, ConfigError> {
             let plan = Plan { policies: Policies::from(policy), ..row.plan.clone() };
             let _seats = hall.enter(plan.prefill + plan.decode);
             let ended = Cluster::new(&plan, arrivals(row)).run();
-            done.lock().expect("nobody panics with it").insert((row.name().to_owned(), policy as u8), ended);
+            done.lock()
+                .expect("nobody panics with it")
+                .insert((row.name().to_owned(), policy as u8), ended);
         }
     };
     thread::scope(|scope| {
@@ -175,7 +178,8 @@ fn rows(plan: &Plan, against: &Against) -> Result<Vec<Row>, ConfigError> {
     for (line, text) in (1..).zip(lines) {
         let here = |reason: String| bad(format!("line {line}: {reason}"));
         let text = text.map_err(|error| here(error.to_string()))?;
-        let record: Record = serde_json::from_str(&text).map_err(|error| here(error.to_string()))?;
+        let record: Record =
+            serde_json::from_str(&text).map_err(|error| here(error.to_string()))?;
         if !against.rows.is_empty() && !against.rows.contains(&record.config.name) {
             continue;
         }
@@ -212,7 +216,9 @@ impl Config {
             "ais Qwen3-32B-FP8 h200_sxm vllm TP2" => cost::DEFAULT,
             other => return Err(format!("cost_model {other} is not known")),
         };
-        if (self.agg == 0) == (self.prefill + self.decode == 0) || (self.prefill == 0) != (self.decode == 0) {
+        if (self.agg == 0) == (self.prefill + self.decode == 0)
+            || (self.prefill == 0) != (self.decode == 0)
+        {
             return Err("a fleet is aggregated, or of prefill and decode workers".into());
         }
         let beside = against.path.parent().unwrap_or(Path::new("")).join("../mooncake").join(file);
@@ -220,7 +226,12 @@ impl Config {
             prefill: self.prefill,
             decode: self.agg + self.decode,
             local_prefill: plan.local_prefill || self.agg > 0,
-            traffic: Traffic::File(File { path: beside, most: against.most, speed: self.speed, jitter: 0 }),
+            traffic: Traffic::File(File {
+                path: beside,
+                most: against.most,
+                speed: self.speed,
+                jitter: 0,
+            }),
             cost,
             kv_tokens: KV_TOKENS,
             ..plan.clone()

@@ -180,7 +180,11 @@ impl<'a> Cluster<'a> {
     pub fn run(mut self) -> Result<Summary, Failure> {
         let begun = Instant::now();
         let ended = self.go_on();
-        ended.map_err(|finding| Failure { finding, at: self.agenda.now(), seed: self.plan.seed })?;
+        ended.map_err(|finding| Failure {
+            finding,
+            at: self.agenda.now(),
+            seed: self.plan.seed,
+        })?;
         let first = self.arrivals.list()[0].at;
         let totals = Totals {
             seed: self.plan.seed,
@@ -217,10 +221,15 @@ impl<'a> Cluster<'a> {
         }
         if self.samples.ended() != self.arrivals.list().len() {
             let (ended, came) = (self.samples.ended(), self.arrivals.list().len());
-            return Err(Finding::new(Checker::Ends, format!("{ended} of {came} requests have ended")));
+            return Err(Finding::new(
+                Checker::Ends,
+                format!("{ended} of {came} requests have ended"),
+            ));
         }
-        if let Some((worker, _, load)) = self.router.workers().find(|(_, _, load)| load.booked > 0) {
-            let what = format!("{} sequences are still charged to worker {}", load.booked, worker.0);
+        if let Some((worker, _, load)) = self.router.workers().find(|(_, _, load)| load.booked > 0)
+        {
+            let what =
+                format!("{} sequences are still charged to worker {}", load.booked, worker.0);
             return Err(Finding::new(Checker::Idle, what));
         }
         let held = self.hosts.iter().position(|host| !host.is_idle());
@@ -232,7 +241,9 @@ impl<'a> Cluster<'a> {
             ));
         }
         match self.hosts.iter().position(|host| host.stats.pages().total() != self.size.pages) {
-            Some(host) => Err(Finding::new(Checker::Pages, format!("worker {host} has lost pages"))),
+            Some(host) => {
+                Err(Finding::new(Checker::Pages, format!("worker {host} has lost pages")))
+            }
             None => Ok(()),
         }
     }
@@ -316,6 +327,8 @@ impl<'a> Cluster<'a> {
     fn named(&mut self, request: RequestId) -> Result<&mut Open, Finding> {
         let id = request.0 as usize;
         let open = self.open.get_mut(&id);
-        open.ok_or_else(|| Finding::about(Checker::Events, id, "something is told of it after its end"))
+        open.ok_or_else(|| {
+            Finding::about(Checker::Events, id, "something is told of it after its end")
+        })
     }
 }

@@ -41,7 +41,16 @@ impl CostModel {
         let mut peak = [0.0; 2 * VOCAB as usize];
         peak[VOCAB as usize] = 10.0;
         let tokens = Vec::with_capacity(rows);
-        CostModel { cost, role: Role::Prefill, told: None, told_before: 0, passes: 0, clock, tokens, peak }
+        CostModel {
+            cost,
+            role: Role::Prefill,
+            told: None,
+            told_before: 0,
+            passes: 0,
+            clock,
+            tokens,
+            peak,
+        }
     }
 }
 
@@ -54,7 +63,8 @@ impl Forward for CostModel {
     ) -> StepEnd {
         self.passes += 1;
         self.told_before = self.told.as_ref().map_or(0, Receiver::len);
-        let rows = || batch.rows().iter().map(|row| (batch.token_range(row).len() as u32, row.start));
+        let rows =
+            || batch.rows().iter().map(|row| (batch.token_range(row).len() as u32, row.start));
         let ms = match self.role {
             Role::Prefill => self.cost.prefill_ms(rows()),
             // A decode worker reads prompts, too, in passes of their own.

@@ -84,7 +84,11 @@ impl Bench {
             clock,
             progress: AtomicU64::new(0),
             base: Instant::now(),
-            kv: KvMemory { region: Arc::new(Region::new(c"baton-kv", 1)?), layout, pages: size.pages },
+            kv: KvMemory {
+                region: Arc::new(Region::new(c"baton-kv", 1)?),
+                layout,
+                pages: size.pages,
+            },
             lists: Arc::new(PageLists::new(size.slots, pages_of_context)?),
             bells: Bells { engine: silent.clone(), ctl, mover: silent },
         })
@@ -151,13 +155,15 @@ impl Host {
         // Of the rings to and from `ctl` nothing is used: there is one session, which is never set up.
         let (half, worker, stats): (_, Box<dyn Worker>, _) = match role {
             Role::Prefill => {
-                let Rings { links, handle, .. } = Rings::new(&status, &bench.lists, 1, &bench.bells);
+                let Rings { links, handle, .. } =
+                    Rings::new(&status, &bench.lists, 1, &bench.bells);
                 let worker = PrefillWorker::new(WORKER, config, kv, handle);
                 let stats = worker.stats().clone();
                 (Half::Source(SourceHalf::new(links)), Box::new(worker), stats)
             }
             Role::Decode => {
-                let Rings { links, handle, .. } = Rings::new(&status, &bench.lists, 1, &bench.bells);
+                let Rings { links, handle, .. } =
+                    Rings::new(&status, &bench.lists, 1, &bench.bells);
                 // A request reserves all that it generates, so that none is retracted; there is no KV to keep.
                 let worker = DecodeWorker::new(WORKER, config, kv, Tier::none(), handle);
                 let stats = worker.stats().clone();
@@ -231,7 +237,8 @@ impl Host {
         self.computes_until = now + took;
         self.computed += took;
         // What a pass over prompts brought is known only when it is over; then it is told with what the step behind it brings.
-        let events_before = if bench.model.passes > 1 { 0 } else { bench.heard.load(Ordering::Relaxed) };
+        let events_before =
+            if bench.model.passes > 1 { 0 } else { bench.heard.load(Ordering::Relaxed) };
         Turned { activity, took, commands_before: bench.model.told_before, events_before }
     }
 

@@ -114,11 +114,13 @@ impl Search {
     pub fn new(flags: &PlaceFlags) -> Result<Search, ConfigError> {
         let each = flags.gpus_per_worker;
         let workers = flags.workers.or(flags.gpus.map(|gpus| gpus / each)).unwrap_or(0) as usize;
-        if let Some(gpus) =
-            flags.gpus.filter(|gpus| gpus % each != 0 || workers > crate::limits::ROUTER_WORKERS_MAX)
+        if let Some(gpus) = flags
+            .gpus
+            .filter(|gpus| gpus % each != 0 || workers > crate::limits::ROUTER_WORKERS_MAX)
         {
             let most = crate::limits::ROUTER_WORKERS_MAX;
-            let limit = format!("a multiple of --gpus-per-worker {each}, for at most {most} workers");
+            let limit =
+                format!("a multiple of --gpus-per-worker {each}, for at most {most} workers");
             return Err(value("--gpus", gpus, limit));
         }
         if !(1.0..=PERCENT).contains(&flags.goodput) {
@@ -162,15 +164,20 @@ impl Search {
             // More of them may come than were drawn just now.
             let longest = 2 * (drawn.input + drawn.output) - 2;
             if longest > self.plan.kv_tokens {
-                let limit =
-                    format!("a request may have {longest} tokens, and each worker must be able to hold it");
+                let limit = format!(
+                    "a request may have {longest} tokens, and each worker must be able to hold it"
+                );
                 return Err(value("--kv-tokens", self.plan.kv_tokens, limit));
             }
         }
         Ok(self.search(&all, tell))
     }
 
-    fn search(&self, all: &Arrivals, tell: &(dyn Fn(&str) + Sync)) -> Result<Vec<Standing>, Failure> {
+    fn search(
+        &self,
+        all: &Arrivals,
+        tell: &(dyn Fn(&str) + Sync),
+    ) -> Result<Vec<Standing>, Failure> {
         let few = self.sample(all, self.count(FEW).min(self.most.unwrap_or(usize::MAX)));
         let many = self.sample(all, self.most.unwrap_or(self.count(MANY)));
         let mut coarse: BTreeMap<Fleet, Standing> = BTreeMap::new();
@@ -183,7 +190,9 @@ impl Search {
         loop {
             let near = |fleet| self.capacity(fleet, all) / few.rate();
             let asked = next.iter().map(|&fleet| (fleet, near(fleet))).collect();
-            coarse.extend(self.stand(asked, &few, COARSE, tell)?.into_iter().map(|one| (one.fleet, one)));
+            coarse.extend(
+                self.stand(asked, &few, COARSE, tell)?.into_iter().map(|one| (one.fleet, one)),
+            );
             if step == 1 {
                 break;
             }
@@ -201,13 +210,15 @@ impl Search {
         let ranked = sorted(coarse.into_values().collect());
         // The first requests of a trace find nothing cached. So whom they show to sustain nothing may yet sustain something,
         // and workers that do both, which suffer most from it, may be the best.
-        let is_finalist =
-            |(at, one): &(usize, &Standing)| *at < FINALISTS || one.fleet.prefill == 0 || one.factor == 0.0;
+        let is_finalist = |(at, one): &(usize, &Standing)| {
+            *at < FINALISTS || one.fleet.prefill == 0 || one.factor == 0.0
+        };
         let near = |one: &Standing| match one.factor {
             0.0 => self.capacity(one.fleet, all) / many.rate(),
             factor => factor,
         };
-        let asked = ranked.iter().enumerate().filter(is_finalist).map(|(_, one)| (one.fleet, near(one)));
+        let asked =
+            ranked.iter().enumerate().filter(is_finalist).map(|(_, one)| (one.fleet, near(one)));
         let mut best = sorted(self.stand(asked.collect(), &many, FINE, tell)?);
         let is_left = |one: &Standing| best.iter().all(|other| other.fleet != one.fleet);
         let left: Vec<_> = ranked.into_iter().filter(is_left).collect();
@@ -223,7 +234,11 @@ impl Search {
                 let most = (0..self.workers).map(|prefill| self.capacity(self.fleet(prefill), all));
                 let served = count as f64 / most.fold(f64::MIN_POSITIVE, f64::max);
                 let least = SPAN * self.plan.objective.ttft as f64 / SECOND as f64;
-                Sample::Span { drawn: drawn.clone(), seconds: served.max(least), seed: self.plan.seed }
+                Sample::Span {
+                    drawn: drawn.clone(),
+                    seconds: served.max(least),
+                    seed: self.plan.seed,
+                }
             }
         }
     }
@@ -250,7 +265,8 @@ impl Search {
                 let found = self.sustained(fleet, sample, near, within);
                 let mut done = done.lock().expect("nobody panics with it");
                 if let Ok(found) = &found {
-                    let (count, rate, requests) = (done.len() + 1, found.requests_per_s, found.requests);
+                    let (count, rate, requests) =
+                        (done.len() + 1, found.requests_per_s, found.requests);
                     tell(&format!(
                         "{count} of {}: {fleet}: {rate:.2} requests/s, by {requests} requests",
                         asked.len()
@@ -268,7 +284,13 @@ impl Search {
     }
 
     /// The highest rate that a fleet sustains.
-    fn sustained(&self, fleet: Fleet, sample: &Sample, near: f64, within: f64) -> Result<Standing, Failure> {
+    fn sustained(
+        &self,
+        fleet: Fleet,
+        sample: &Sample,
+        near: f64,
+        within: f64,
+    ) -> Result<Standing, Failure> {
         let (mut best, mut above, mut factor) = (None::<(f64, Summary)>, None::<f64>, near);
         let mut requests = 0;
         for _ in 0..PROBES {
@@ -290,7 +312,8 @@ impl Search {
             };
         }
         let is_bounded = above.is_some();
-        let (factor, summary) = best.map_or((0.0, None), |(factor, summary)| (factor, Some(summary)));
+        let (factor, summary) =
+            best.map_or((0.0, None), |(factor, summary)| (factor, Some(summary)));
         let rate = factor * sample.rate();
         let gpus = self.workers as f64 * f64::from(self.gpus_per_worker);
         Ok(Standing {
@@ -303,7 +326,8 @@ impl Search {
             goodput: summary.as_ref().map_or(0.0, |summary| summary.goodput),
             ttft_ms: summary.as_ref().map(|summary| summary.ttft_ms).unwrap_or_default(),
             tpot_ms: summary.as_ref().map(|summary| summary.tpot_ms).unwrap_or_default(),
-            busy: summary.map_or([0.0; 2], |summary| [summary.prefill.busy_mean, summary.decode.busy_mean]),
+            busy: summary
+                .map_or([0.0; 2], |summary| [summary.prefill.busy_mean, summary.decode.busy_mean]),
         })
     }
 
@@ -328,10 +352,12 @@ impl Search {
             list.iter().map(of).sum::<f64>() / list.len() as f64
         };
         let reading = mean(&|one| forecast.reading_ms(one.input, 0)) / 1e3;
-        let (input, output) = (mean(&|one| f64::from(one.input)), mean(&|one| f64::from(one.output)));
+        let (input, output) =
+            (mean(&|one| f64::from(one.input)), mean(&|one| f64::from(one.output)));
         let context = input + output / 2.0;
         let step = |batch: usize| self.plan.cost.decode_ms((context * batch as f64) as u64, batch);
-        let batch = (1..=self.plan.config.max_running).take_while(|&batch| step(batch) <= limit).last();
+        let batch =
+            (1..=self.plan.config.max_running).take_while(|&batch| step(batch) <= limit).last();
         let batch = batch.unwrap_or(1);
         let generating = output * step(batch) / 1e3 / batch as f64;
         let (prefill, decode) = (fleet.prefill as f64, fleet.decode as f64);

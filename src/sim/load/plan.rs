@@ -177,12 +177,23 @@ impl Plan {
             retries: RETRIES_DEFAULT,
             traffic: traffic(load, requests)?,
             cost: Cost {
-                prefill: coefficients("--prefill-ms", &load.prefill_ms, cost::DEFAULT.prefill, chunk)?,
-                decode: coefficients("--decode-ms", &load.decode_ms, cost::DEFAULT.decode, kv_tokens)?,
+                prefill: coefficients(
+                    "--prefill-ms",
+                    &load.prefill_ms,
+                    cost::DEFAULT.prefill,
+                    chunk,
+                )?,
+                decode: coefficients(
+                    "--decode-ms",
+                    &load.decode_ms,
+                    cost::DEFAULT.decode,
+                    kv_tokens,
+                )?,
             },
             fabric: Fabric {
                 bytes_per_token: load.kv_bytes_per_token.unwrap_or(128 << 10),
-                bytes_per_second: positive("--nic-gigabytes", load.nic_gigabytes.unwrap_or(25.0))? * 1e9,
+                bytes_per_second: positive("--nic-gigabytes", load.nic_gigabytes.unwrap_or(25.0))?
+                    * 1e9,
                 latency: time("--latency-us", load.latency_us.unwrap_or(20.0), MICRO)?,
             },
             objective: Objective {
@@ -224,7 +235,8 @@ impl Plan {
         let (longest, pages) = (arrivals.longest(), self.kv_tokens / self.config.page_size);
         let needed = longest.div_ceil(self.config.page_size);
         if needed > pages {
-            let limit = format!("a request has {longest} tokens, and each worker must be able to hold it");
+            let limit =
+                format!("a request has {longest} tokens, and each worker must be able to hold it");
             return Err(value("--kv-tokens", self.kv_tokens, limit));
         }
         Ok(arrivals)
@@ -287,7 +299,8 @@ fn traffic(load: &WorkloadFlags, requests: Option<u32>) -> Result<Traffic, Confi
             }))
         }
         None => {
-            let of_trace = [("--speed", load.speed.is_some()), ("--jitter-ms", load.jitter_ms.is_some())];
+            let of_trace =
+                [("--speed", load.speed.is_some()), ("--jitter-ms", load.jitter_ms.is_some())];
             if let Some((flag, _)) = of_trace.into_iter().find(|(_, given)| *given) {
                 let why = format!("{flag} is about its requests; those that are drawn have --rate");
                 return Err(ConfigError::Missing { flag: "--trace-file", why });

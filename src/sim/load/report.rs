@@ -81,8 +81,8 @@ impl Samples {
         self.tpot.extend(tpot);
         for (good, scale) in self.good.iter_mut().zip(SCALES) {
             let keeps = |time: Nanos, limit: Nanos| time as f64 <= limit as f64 * scale;
-            let is_good =
-                keeps(ttft, self.objective.ttft) && tpot.is_none_or(|tpot| keeps(tpot, self.objective.itl));
+            let is_good = keeps(ttft, self.objective.ttft)
+                && tpot.is_none_or(|tpot| keeps(tpot, self.objective.itl));
             *good += usize::from(is_good);
         }
         self.input += u64::from(input);
@@ -129,7 +129,8 @@ impl Spread {
         }
         samples.sort_unstable();
         let ms = |nanos: Nanos| nanos as f64 / MILLI as f64;
-        let at = |share: f64| ms(samples[((samples.len() as f64 * share).ceil() as usize).max(1) - 1]);
+        let at =
+            |share: f64| ms(samples[((samples.len() as f64 * share).ceil() as usize).max(1) - 1]);
         let mean = samples.iter().map(|&nanos| ms(nanos)).sum::<f64>() / samples.len() as f64;
         Spread { mean, p50: at(0.5), p90: at(0.9), p99: at(0.99), max: at(1.0) }
     }
@@ -137,7 +138,13 @@ impl Spread {
     fn of_micros(histogram: &Histogram<u64>) -> Spread {
         let at = |share| histogram.value_at_quantile(share) as f64 / 1000.0;
         let mean = histogram.mean() / 1000.0;
-        Spread { mean, p50: at(0.5), p90: at(0.9), p99: at(0.99), max: histogram.max() as f64 / 1000.0 }
+        Spread {
+            mean,
+            p50: at(0.5),
+            p90: at(0.9),
+            p99: at(0.99),
+            max: histogram.max() as f64 / 1000.0,
+        }
     }
 }
 
@@ -303,16 +310,27 @@ impl fmt::Display for Summary {
         writeln!(
             f,
             "{} requests, {} served in {:.1} s: {:.2} requests and {:.0} tokens a second",
-            self.requests, self.completed, self.makespan_s, self.requests_per_s, self.output_tokens_per_s
+            self.requests,
+            self.completed,
+            self.makespan_s,
+            self.requests_per_s,
+            self.output_tokens_per_s
         )?;
         if !self.refused.is_empty() {
             let refused = self.refused.iter().map(|(cause, count)| format!("{cause} {count}"));
             writeln!(f, "refused: {}", refused.collect::<Vec<_>>().join(", "))?;
         }
-        writeln!(f, "{:>10} {:>10} {:>10} {:>10} {:>10} {:>10}", "ms", "mean", "p50", "p90", "p99", "max")?;
-        for (name, spread) in
-            [("TTFT", self.ttft_ms), ("TPOT", self.tpot_ms), ("ITL", self.itl_ms), ("E2E", self.e2e_ms)]
-        {
+        writeln!(
+            f,
+            "{:>10} {:>10} {:>10} {:>10} {:>10} {:>10}",
+            "ms", "mean", "p50", "p90", "p99", "max"
+        )?;
+        for (name, spread) in [
+            ("TTFT", self.ttft_ms),
+            ("TPOT", self.tpot_ms),
+            ("ITL", self.itl_ms),
+            ("E2E", self.e2e_ms),
+        ] {
             let Spread { mean, p50, p90, p99, max } = spread;
             writeln!(f, "{name:>10} {mean:>10.2} {p50:>10.2} {p90:>10.2} {p99:>10.2} {max:>10.2}")?;
         }
@@ -325,7 +343,8 @@ impl fmt::Display for Summary {
             self.input_tokens,
             self.kv_bytes as f64 / 1e9
         )?;
-        let scales = self.goodput_at.map(|(scale, good)| format!("{:.1} % at {scale}", good * 100.0));
+        let scales =
+            self.goodput_at.map(|(scale, good)| format!("{:.1} % at {scale}", good * 100.0));
         writeln!(f, "goodput by scale of the limits: {}", scales.join(", "))?;
         writeln!(
             f,
@@ -345,7 +364,11 @@ impl fmt::Display for Summary {
         write!(
             f,
             "{:.2} s of wall time: {:.0} requests a minute, {:.1} s simulated in one, {} happenings, hash {}",
-            self.wall_s, self.requests_per_wall_minute, self.simulated_per_wall, self.happenings, self.hash
+            self.wall_s,
+            self.requests_per_wall_minute,
+            self.simulated_per_wall,
+            self.happenings,
+            self.hash
         )
     }
 }
@@ -366,8 +389,13 @@ mod tests {
     #[test]
     fn who_misses_one_limit_is_not_good() {
         let mut samples = Samples::new(Objective { ttft: 10 * MILLI, itl: 2 * MILLI });
-        let served =
-            |ttft, e2e, output| Served { ttft: ttft * MILLI, e2e: e2e * MILLI, input: 8, cached: 2, output };
+        let served = |ttft, e2e, output| Served {
+            ttft: ttft * MILLI,
+            e2e: e2e * MILLI,
+            input: 8,
+            cached: 2,
+            output,
+        };
         samples.served(served(10, 18, 5));
         samples.served(served(11, 12, 5));
         samples.served(served(10, 19, 5));
@@ -383,6 +411,9 @@ mod tests {
         (1..=100).for_each(|ms| samples.gap(ms * MILLI));
         let spread = Spread::of_micros(&samples.itl);
         let close = |a: f64, b: f64| (a - b).abs() / b < 2e-3;
-        assert!(close(spread.p50, 50.0) && close(spread.p99, 99.0) && close(spread.max, 100.0), "{spread:?}");
+        assert!(
+            close(spread.p50, 50.0) && close(spread.p99, 99.0) && close(spread.max, 100.0),
+            "{spread:?}"
+        );
     }
 }

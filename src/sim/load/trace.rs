@@ -64,7 +64,8 @@ impl File {
     /// # Errors
     /// It cannot be read, or a line is no request.
     pub fn read(&self, dice: &mut Dice) -> Result<Arrivals, ConfigError> {
-        let bad = |reason| ConfigError::File { flag: "--trace-file", path: self.path.clone(), reason };
+        let bad =
+            |reason| ConfigError::File { flag: "--trace-file", path: self.path.clone(), reason };
         let lines = lines(&self.path).map_err(|error| bad(error.to_string()))?;
         let most = self.most.unwrap_or(LOAD_REQUESTS_MAX);
         let (mut list, mut is_table, mut first) = (Vec::new(), false, None);
@@ -97,7 +98,8 @@ impl File {
         match self.most {
             _ if list.is_empty() => Err(bad("there is no request in it".into())),
             Some(most) if list.len() < most => {
-                let limit = format!("there are {} in --trace-file {}", list.len(), self.path.display());
+                let limit =
+                    format!("there are {} in --trace-file {}", list.len(), self.path.display());
                 Err(ConfigError::Value { flag: "--requests", value: most.to_string(), limit })
             }
             _ => Ok(Arrivals::new(list, dice)),
@@ -142,11 +144,13 @@ fn row(text: &str, first: &mut Option<i128>) -> Result<Arrival, String> {
     else {
         return Err(format!("not three cells, as of {AZURE}"));
     };
-    let number =
-        |name: &str, cell: &str| cell.parse::<u32>().map_err(|error| format!("{name} {cell}: {error}"));
+    let number = |name: &str, cell: &str| {
+        cell.parse::<u32>().map_err(|error| format!("{name} {cell}: {error}"))
+    };
     let (input, output) = (number("ContextTokens", input)?, number("GeneratedTokens", output)?);
     lengths([("ContextTokens", input), ("GeneratedTokens", output)])?;
-    let time = moment(time).ok_or_else(|| format!("TIMESTAMP {time}: as 2023-11-16 18:17:03.9799600"))?;
+    let time =
+        moment(time).ok_or_else(|| format!("TIMESTAMP {time}: as 2023-11-16 18:17:03.9799600"))?;
     let at = time - *first.get_or_insert(time);
     let at = Nanos::try_from(at).map_err(|_| "TIMESTAMP: before the first row's".to_owned())?;
     Ok(Arrival { at, input, output, blocks: Box::default() })
@@ -178,14 +182,23 @@ mod tests {
     #[test]
     fn a_line_that_is_no_request_is_refused_by_name() {
         let refused = |text| parse(text).and_then(arrival).unwrap_err();
-        assert!(refused(r#"{"timestamp":0,"input_length":0,"output_length":1}"#).contains("input_length 0"));
-        assert!(refused(r#"{"timestamp":-1,"input_length":1,"output_length":1}"#).contains("timestamp -1"));
+        assert!(
+            refused(r#"{"timestamp":0,"input_length":0,"output_length":1}"#)
+                .contains("input_length 0")
+        );
+        assert!(
+            refused(r#"{"timestamp":-1,"input_length":1,"output_length":1}"#)
+                .contains("timestamp -1")
+        );
         assert_eq!(
             refused(r#"{"timestamp":0,"input_length":1}"#),
             "missing field `output_length`, at column 32"
         );
-        assert!(refused(r#"{"timestamp":0,"input_length":1,"output_length":1,"x":1}"#).contains('x'));
-        let blocks = refused(r#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1,2]}"#);
+        assert!(
+            refused(r#"{"timestamp":0,"input_length":1,"output_length":1,"x":1}"#).contains('x')
+        );
+        let blocks =
+            refused(r#"{"timestamp":0,"input_length":512,"output_length":1,"hash_ids":[1,2]}"#);
         assert!(blocks.contains("2 hash_ids"));
     }
 

@@ -79,7 +79,8 @@ impl SourceHalf {
                     self.leaving[slot.index()] = Some((target, lease));
                 }
                 SourceCommand::Chunk { slot, generation, tokens, last } => {
-                    let (target, _) = self.leaving[slot.index()].as_ref().expect("chunks follow Begin");
+                    let (target, _) =
+                        self.leaving[slot.index()].as_ref().expect("chunks follow Begin");
                     if self.links.status.load(slot).state == State::WaitingForInput {
                         advance(&self.links.status, slot, generation, Move::Start);
                     }
@@ -94,7 +95,10 @@ impl SourceHalf {
                 }
                 // One of the two workers has refused the request.
                 SourceCommand::Cancel { slot, .. } => {
-                    assert!(self.leaving[slot.index()].is_none(), "a request is refused before it begins");
+                    assert!(
+                        self.leaving[slot.index()].is_none(),
+                        "a request is refused before it begins"
+                    );
                 }
                 other => unreachable!("nothing fails here, and yet: {other:?}"),
             }
@@ -103,7 +107,8 @@ impl SourceHalf {
 
     /// The destination has everything: the lease ends, then the state is set.
     pub fn done(&mut self, source: Use) {
-        let (_, lease) = self.leaving[source.slot.index()].take().expect("what was sent was leased");
+        let (_, lease) =
+            self.leaving[source.slot.index()].take().expect("what was sent was leased");
         let sent = self.links.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux: None });
         assert!(sent.is_ok(), "the ring of ended leases has room for all slots");
         advance(&self.links.status, source.slot, source.generation, Move::Finish);
@@ -131,12 +136,17 @@ impl DestinationHalf {
     pub fn take(&mut self) {
         for command in self.links.commands.try_iter() {
             match command {
-                DestinationCommand::Expect { slot, lease, .. } => self.expected[slot.index()] = Some(lease),
+                DestinationCommand::Expect { slot, lease, .. } => {
+                    self.expected[slot.index()] = Some(lease)
+                }
                 // Its prefill worker has refused the request, and sends nothing.
                 DestinationCommand::Cancel { slot, .. } => {
                     if let Some(lease) = self.expected[slot.index()].take() {
                         let end = LeaseEnd { ended: lease.end(&self.right), aux: None };
-                        assert!(self.links.ends.try_send(end).is_ok(), "the ring has room for all slots");
+                        assert!(
+                            self.links.ends.try_send(end).is_ok(),
+                            "the ring has room for all slots"
+                        );
                     }
                 }
                 other => unreachable!("nothing fails here, and yet: {other:?}"),
@@ -154,7 +164,10 @@ impl DestinationHalf {
         if let Some(mut aux) = last {
             aux.generation = generation.0;
             let lease = self.expected[slot.index()].take().expect("what comes was expected");
-            let sent = self.links.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux: Some(aux) });
+            let sent = self
+                .links
+                .ends
+                .try_send(LeaseEnd { ended: lease.end(&self.right), aux: Some(aux) });
             assert!(sent.is_ok(), "the ring of ended leases has room for all slots");
             advance(status, slot, generation, Move::Finish);
         }
@@ -168,7 +181,12 @@ impl DestinationHalf {
     }
 }
 
-fn advance(status: &crate::transfer::status::StatusTable, slot: SlotId, generation: Generation, step: Move) {
+fn advance(
+    status: &crate::transfer::status::StatusTable,
+    slot: SlotId,
+    generation: Generation,
+    step: Move,
+) {
     let moved = status.advance(slot, generation, step);
     assert!(moved.is_ok(), "{step:?} of slot {slot}: {moved:?}");
 }

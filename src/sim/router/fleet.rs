@@ -140,7 +140,8 @@ impl Fleet {
         let target = self.target(booking.worker());
         let (host, kept) = (target.host, target.kept.pop().map(|kept| kept.life));
         let line = kept.map_or(Line::Dialled(now + nanos(ROUTER_CONNECT_TIME)), Line::Stands);
-        self.calls.insert(name, Call { booking, since: now, until, line, begun: false, heard: true });
+        self.calls
+            .insert(name, Call { booking, since: now, until, line, begun: false, heard: true });
         self.wishes.push(Wish::Open { call: name, host, life: kept });
         kept.is_some()
     }
@@ -255,7 +256,9 @@ impl Fleet {
     pub fn tick(&mut self, now: Nanos) {
         let unconnected = |call: &Call| matches!(call.line, Line::Dialled(until) if until <= now);
         let late = self.calls.iter().filter(|(_, call)| unconnected(call) || call.until <= now);
-        for (name, connects) in late.map(|(&name, call)| (name, unconnected(call))).collect::<Vec<_>>() {
+        for (name, connects) in
+            late.map(|(&name, call)| (name, unconnected(call))).collect::<Vec<_>>()
+        {
             match connects {
                 true => self.closed(name, now),
                 false => self.lose(name, Lost::Deadline, now),
@@ -283,7 +286,13 @@ impl Fleet {
         self.ask(|number| CallName::Notice(number, room), worker, ROUTER_ABORT_TIME, now);
     }
 
-    fn ask(&mut self, name: impl Fn(u64) -> CallName, worker: WorkerNumber, patience: Duration, now: Nanos) {
+    fn ask(
+        &mut self,
+        name: impl Fn(u64) -> CallName,
+        worker: WorkerNumber,
+        patience: Duration,
+        now: Nanos,
+    ) {
         self.asked += 1;
         let (name, booking) = (name(self.asked), self.router.visit(worker));
         let stands = self.open(name, booking, now + nanos(patience), now);
@@ -351,7 +360,8 @@ impl Fleet {
         let waits = |(name, call): &(&CallName, &Call)| {
             call.booking.worker() == worker && call.heard && matches!(name, CallName::Leg(_))
         };
-        let waiting: Vec<CallName> = self.calls.iter().filter(waits).map(|(&name, _)| name).collect();
+        let waiting: Vec<CallName> =
+            self.calls.iter().filter(waits).map(|(&name, _)| name).collect();
         waiting.into_iter().for_each(|name| self.lose(name, Lost::Silent, now));
     }
 

@@ -63,10 +63,9 @@ impl Flights {
         let instant = self.instant(now);
         let flight = &mut self.flights[id];
         let (work, avoid) = (Work::of(1), flight.core.avoid());
-        let chosen = flight
-            .core
-            .worker(Role::Prefill)
-            .and_then(|prefill| self.fleet.router().choose_behind(prefill, &work, avoid, instant).ok());
+        let chosen = flight.core.worker(Role::Prefill).and_then(|prefill| {
+            self.fleet.router().choose_behind(prefill, &work, avoid, instant).ok()
+        });
         let Some(decode) = chosen else {
             return self.follow(id, News::Lost(Role::Decode, Cause::PeerLost), now);
         };
@@ -79,7 +78,8 @@ impl Flights {
     /// Decode will not claim what prefill keeps.
     pub(super) fn give_up_kept(&mut self, id: usize, now: Nanos) {
         let flight = &mut self.flights[id];
-        if let (Some(room), Some(worker)) = (flight.kept.take(), flight.core.worker(Role::Prefill)) {
+        if let (Some(room), Some(worker)) = (flight.kept.take(), flight.core.worker(Role::Prefill))
+        {
             self.fleet.give_up_kept(worker, room, now);
         }
     }

@@ -59,7 +59,11 @@ unsafe impl Send for Chain {}
 
 impl Chain {
     /// Room for `requests_max` work requests of up to `pieces_max` pieces of `registrations`.
-    pub fn new(registrations: &[Arc<Registration>], requests_max: usize, pieces_max: usize) -> Chain {
+    pub fn new(
+        registrations: &[Arc<Registration>],
+        requests_max: usize,
+        pieces_max: usize,
+    ) -> Chain {
         assert!(requests_max > 0 && pieces_max > 0, "a chain without room");
         let pieces = vec![Sge { addr: 0, length: 0, lkey: 0 }; requests_max * pieces_max];
         // SAFETY: plain numbers and pointers, for which zeros are values.
@@ -119,8 +123,13 @@ impl Chain {
             let fits = piece.offset <= local.len && piece.len as usize <= local.len - piece.offset;
             assert!(fits, "{piece:?} of {}", local.len);
             // SAFETY: below `pieces_max`, so within this request's part of the pieces.
-            let entry = unsafe { &mut *self.pieces.as_mut_ptr().add(index * self.pieces_max + place) };
-            *entry = Sge { addr: local.address + piece.offset as u64, length: piece.len, lkey: local.key };
+            let entry =
+                unsafe { &mut *self.pieces.as_mut_ptr().add(index * self.pieces_max + place) };
+            *entry = Sge {
+                addr: local.address + piece.offset as u64,
+                length: piece.len,
+                lkey: local.key,
+            };
         }
         let next = self.next(index);
         let request = self.request(index);
@@ -185,6 +194,9 @@ impl Chain {
 
 impl fmt::Debug for Chain {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chain").field("filled", &self.filled).field("room", &self.requests.len()).finish()
+        f.debug_struct("Chain")
+            .field("filled", &self.filled)
+            .field("room", &self.requests.len())
+            .finish()
     }
 }

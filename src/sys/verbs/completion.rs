@@ -76,7 +76,8 @@ impl CompletionQueue {
         let poll = unsafe { (*(*cq).context).ops.poll_cq };
         // SAFETY: this queue's function, and room for as many as are told.
         let taken = unsafe { poll(cq, room, into.entries.as_mut_ptr()) };
-        into.filled = usize::try_from(taken).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
+        into.filled =
+            usize::try_from(taken).map_err(|_| io::Error::from_raw_os_error(libc::EIO))?;
         debug_assert!(into.filled <= into.entries.len());
         Ok(into.filled)
     }
@@ -114,10 +115,13 @@ impl CompletionQueue {
 
 impl Handle {
     fn new(device: &Arc<Device>, entries: u32, channel: *mut CompChannel) -> io::Result<Handle> {
-        let entries = c_int::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let entries =
+            c_int::try_from(entries).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
         let context = std::ptr::null_mut();
         // SAFETY: an open device, and null or a channel of it; null is an error.
-        let cq = made(unsafe { (device.library.create_cq)(device.context, entries, context, channel, 0) })?;
+        let cq = made(unsafe {
+            (device.library.create_cq)(device.context, entries, context, channel, 0)
+        })?;
         Ok(Handle { cq, device: device.clone(), channel })
     }
 }
@@ -150,7 +154,10 @@ impl Completions {
     pub fn new(entries: usize) -> Completions {
         // SAFETY: plain numbers, for which zeros are values.
         let empty: Wc = unsafe { std::mem::zeroed() };
-        Completions { entries: vec![empty; entries.clamp(1, c_int::MAX as usize)].into(), filled: 0 }
+        Completions {
+            entries: vec![empty; entries.clamp(1, c_int::MAX as usize)].into(),
+            filled: 0,
+        }
     }
 
     /// What the last poll took, oldest first.

@@ -165,7 +165,8 @@ pub(super) fn describe(device: &Device) -> io::Result<DeviceInfo> {
     done(unsafe { (device.library.query_device)(device.context, &mut attr) })?;
     // SAFETY: the array is part of `attr`; the library ends it with 0.
     let firmware = unsafe { text(attr.fw_ver.as_ptr()) };
-    let ports = (1..=attr.phys_port_cnt).map(|number| port(device, number)).collect::<io::Result<_>>()?;
+    let ports =
+        (1..=attr.phys_port_cnt).map(|number| port(device, number)).collect::<io::Result<_>>()?;
     let count = |value: c_int| u32::try_from(value).unwrap_or(0);
     Ok(DeviceInfo {
         name: device.name().into(),
@@ -203,7 +204,14 @@ fn port(device: &Device, number: u8) -> io::Result<PortInfo> {
         _ => 0,
     };
     let addresses = addresses(device, number)?;
-    Ok(PortInfo { number, active: attr.state == abi::PORT_ACTIVE, link, mtu, lid: attr.lid, addresses })
+    Ok(PortInfo {
+        number,
+        active: attr.state == abi::PORT_ACTIVE,
+        link,
+        mtu,
+        lid: attr.lid,
+        addresses,
+    })
 }
 
 fn addresses(device: &Device, port: u8) -> io::Result<Vec<Address>> {
@@ -211,8 +219,13 @@ fn addresses(device: &Device, port: u8) -> io::Result<Vec<Address>> {
     /// refuses what does not fit there.
     const ENTRIES_MAX: usize = 2047;
     const _: () = assert!(ENTRIES_MAX * size_of::<GidEntry>() <= u16::MAX as usize);
-    let empty =
-        GidEntry { gid: Gid { raw: [0; 16] }, gid_index: 0, port_num: 0, gid_type: 0, ndev_ifindex: 0 };
+    let empty = GidEntry {
+        gid: Gid { raw: [0; 16] },
+        gid_index: 0,
+        port_num: 0,
+        gid_type: 0,
+        ndev_ifindex: 0,
+    };
     let mut table = vec![empty; ENTRIES_MAX];
     // SAFETY: an open device, room for as many entries as are told, each of the size that is told.
     let filled = unsafe {
@@ -226,7 +239,8 @@ fn addresses(device: &Device, port: u8) -> io::Result<Vec<Address>> {
     };
     let filled = usize::try_from(filled)
         .map_err(|_| io::Error::from_raw_os_error(i32::try_from(-filled).unwrap_or(libc::EIO)))?;
-    let own = table[..filled.min(ENTRIES_MAX)].iter().filter(|entry| entry.port_num == u32::from(port));
+    let own =
+        table[..filled.min(ENTRIES_MAX)].iter().filter(|entry| entry.port_num == u32::from(port));
     let addresses = own.map(|entry| Address {
         index: entry.gid_index,
         kind: match entry.gid_type {

@@ -7,7 +7,8 @@
 #![allow(unsafe_code)]
 
 use super::abi::{
-    CompChannel, Context, Cq, DeviceAttr, GidEntry, ListedDevice, Mr, Pd, PortAttr, Qp, QpAttr, QpInitAttr,
+    CompChannel, Context, Cq, DeviceAttr, GidEntry, ListedDevice, Mr, Pd, PortAttr, Qp, QpAttr,
+    QpInitAttr,
 };
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::fmt;

@@ -70,7 +70,11 @@ impl Registration {
         range: Range<usize>,
         access: Access,
     ) -> io::Result<Registration> {
-        assert!(range.start < range.end && range.end <= backing.len(), "{range:?} of {}", backing.len());
+        assert!(
+            range.start < range.end && range.end <= backing.len(),
+            "{range:?} of {}",
+            backing.len()
+        );
         let mut flags = 0;
         if access.remote_write {
             flags |= abi::ACCESS_LOCAL_WRITE | abi::ACCESS_REMOTE_WRITE;
@@ -82,12 +86,20 @@ impl Registration {
         let base = unsafe { backing.base().as_ptr().add(range.start) };
         let address = base.expose_provenance() as u64;
         // SAFETY: memory that stays mapped longer than the registration; remote addresses are this process's.
-        let mr = unsafe { (domain.library().reg_mr)(domain.pd, base.cast(), range.len(), address, flags) };
+        let mr = unsafe {
+            (domain.library().reg_mr)(domain.pd, base.cast(), range.len(), address, flags)
+        };
         let mr = made(mr)?;
         // SAFETY: just made; the library changes neither key.
         let (key, remote_key) = unsafe { ((*mr).lkey, (*mr).rkey) };
         let local = Local { address, len: range.len(), key };
-        Ok(Registration { mr, local, remote_key, domain: domain.clone(), _backing: backing.clone() })
+        Ok(Registration {
+            mr,
+            local,
+            remote_key,
+            domain: domain.clone(),
+            _backing: backing.clone(),
+        })
     }
 
     /// Where it begins, as peers must say.

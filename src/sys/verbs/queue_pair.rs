@@ -91,7 +91,15 @@ impl QueuePair {
         };
         let completions = [sent.handle.clone(), received.handle.clone()];
         let domain = domain.clone();
-        Ok(QueuePair { qp, number, capacity, takes_writes, opened: None, domain, _completions: completions })
+        Ok(QueuePair {
+            qp,
+            number,
+            capacity,
+            takes_writes,
+            opened: None,
+            domain,
+            _completions: completions,
+        })
     }
 
     /// Its number on the fabric, which completions name.
@@ -114,15 +122,25 @@ impl QueuePair {
         if self.takes_writes {
             attr.qp_access_flags = abi::ACCESS_LOCAL_WRITE | abi::ACCESS_REMOTE_WRITE;
         }
-        self.modify(&mut attr, abi::QP_STATE | abi::QP_PKEY_INDEX | abi::QP_PORT | abi::QP_ACCESS_FLAGS)?;
+        self.modify(
+            &mut attr,
+            abi::QP_STATE | abi::QP_PKEY_INDEX | abi::QP_PORT | abi::QP_ACCESS_FLAGS,
+        )?;
         self.opened = Some((*route, sequence));
-        Ok(Endpoint { number: self.number, sequence, gid: route.gid, lid: route.lid, mtu: route.mtu })
+        Ok(Endpoint {
+            number: self.number,
+            sequence,
+            gid: route.gid,
+            lid: route.lid,
+            mtu: route.mtu,
+        })
     }
 
     /// Connects an open one. Each end must have done so before the other's first packet comes: post once the
     /// peer says that it has.
     pub fn connect(&mut self, peer: &Endpoint) -> io::Result<()> {
-        let (route, sequence) = self.opened.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
+        let (route, sequence) =
+            self.opened.ok_or_else(|| io::Error::from_raw_os_error(libc::EINVAL))?;
         self.modify(&mut receiving(&route, peer), RECEIVING)?;
         self.modify(&mut sending(&route, sequence), SENDING)
     }
@@ -245,7 +263,10 @@ fn unset() -> QpAttr {
 
 /// The greatest that is not above `bytes`; 256 bytes, which every port carries, where there is none.
 fn mtu_code(bytes: u16) -> c_uint {
-    (abi::MTU_256..=abi::MTU_4096).rev().find(|code| 128 << code <= u32::from(bytes)).unwrap_or(abi::MTU_256)
+    (abi::MTU_256..=abi::MTU_4096)
+        .rev()
+        .find(|code| 128 << code <= u32::from(bytes))
+        .unwrap_or(abi::MTU_256)
 }
 
 impl Drop for QueuePair {
@@ -255,7 +276,10 @@ impl Drop for QueuePair {
         // One that stays may be read from and written through; reset takes it off the memory, too.
         if failed && self.reset().is_err() {
             // Whoever drops it is about to give the memory to others, and only the kernel can keep the NIC off it.
-            eprintln!("queue pair {} can neither be destroyed nor reset: the process ends", self.number);
+            eprintln!(
+                "queue pair {} can neither be destroyed nor reset: the process ends",
+                self.number
+            );
             std::process::abort();
         }
     }

@@ -96,7 +96,9 @@ impl Choice {
         let took = |way| ours.contains(&way);
         let better = Transport::ALL.into_iter().take_while(|&way| way != transport);
         let why = match transport {
-            _ if failed.iter().any(|failed| better.clone().any(|better| better == *failed)) => Why::NotSetUp,
+            _ if failed.iter().any(|failed| better.clone().any(|better| better == *failed)) => {
+                Why::NotSetUp
+            }
             _ if ours.len() == 1 => Why::Asked,
             _ if theirs.is_some_and(|theirs| theirs.len() == 1) => Why::OnlyOffered,
             Transport::Shm => Why::SameHost,
@@ -122,11 +124,12 @@ mod tests {
 
     #[test]
     fn every_choice_has_its_reason() {
-        let explain = |transport, ours: &[Transport], failed: &[Transport], theirs: Option<&[Transport]>| {
-            let choice = Choice::explain(transport, ours, failed, theirs);
-            assert_eq!(Choice::ALL[choice.index()], choice);
-            choice.why
-        };
+        let explain =
+            |transport, ours: &[Transport], failed: &[Transport], theirs: Option<&[Transport]>| {
+                let choice = Choice::explain(transport, ours, failed, theirs);
+                assert_eq!(Choice::ALL[choice.index()], choice);
+                choice.why
+            };
         let why = |transport, ours: &[Transport], theirs: Option<&[Transport]>| {
             explain(transport, ours, &[], theirs)
         };

@@ -226,7 +226,10 @@ where
             }
             // The source never heard of it, or will post nothing more.
             None if writes => {
-                effects.mover(DestinationCommand::Quiet { slot: slot.id, generation: slot.generation });
+                effects.mover(DestinationCommand::Quiet {
+                    slot: slot.id,
+                    generation: slot.generation,
+                });
             }
             None => {}
         }
@@ -289,13 +292,17 @@ where
         effects: &mut impl DestinationEffects<L, A>,
     ) {
         let Some(source) = self.sessions[session.0 as usize].clone() else { return };
-        let Some(entry) = self.sources.get_mut(&source).filter(|entry| entry.generation == generation) else {
+        let Some(entry) =
+            self.sources.get_mut(&source).filter(|entry| entry.generation == generation)
+        else {
             return;
         };
         let Stage::Binding { link, transport, late, .. } = entry.stage else { return };
         match half {
             Ok(binding) => effects.mover(DestinationCommand::Open { session, generation, binding }),
-            Err(_) => return self.announce_without(&source, transport, Cause::PeerLost, now, effects),
+            Err(_) => {
+                return self.announce_without(&source, transport, Cause::PeerLost, now, effects);
+            }
         }
         entry.stage = Stage::Ready { link, transport, late };
         for slot in self.waiting_for(&source) {
@@ -317,7 +324,12 @@ where
     }
 
     /// What the mover has to say.
-    pub fn report(&mut self, report: Report, now: Instant, effects: &mut impl DestinationEffects<L, A>) {
+    pub fn report(
+        &mut self,
+        report: Report,
+        now: Instant,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
         match report {
             Report::Arrived { slot, generation, room, session } => {
                 let source = self.sessions[session.0 as usize].as_ref();
@@ -334,8 +346,9 @@ where
             }
             Report::Lost { session, generation, cause } => {
                 let source = self.sessions[session.0 as usize].clone();
-                let is_meant =
-                    |source: &A| self.sources.get(source).is_some_and(|entry| entry.generation == generation);
+                let is_meant = |source: &A| {
+                    self.sources.get(source).is_some_and(|entry| entry.generation == generation)
+                };
                 if let Some(source) = source.filter(is_meant) {
                     self.down(&source, now, cause, effects);
                 }

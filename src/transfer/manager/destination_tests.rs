@@ -8,8 +8,8 @@ use crate::transfer::status::Move;
 use crate::transfer::transport::fake::Fake;
 use crate::wire::message as wire;
 use crate::wire::message::{
-    AbortAck, Announce, Fingerprint, HostId, Rank, Refusal, Refused, ShmGrant, SocketName, TcpGrant, Token,
-    Transport, Welcome,
+    AbortAck, Announce, Fingerprint, HostId, Rank, Refusal, Refused, ShmGrant, SocketName,
+    TcpGrant, Token, Transport, Welcome,
 };
 use bytemuck::Zeroable;
 use std::time::Duration;
@@ -82,8 +82,10 @@ impl DestinationEffects<u32, u32> for Effects {
     fn send(&mut self, link: u32, message: &Message<'_>) {
         match message {
             Message::Announce(announce) => {
-                self.offered =
-                    Transport::ALL.into_iter().filter(|&way| announce.ranks[0].offers(way)).collect();
+                self.offered = Transport::ALL
+                    .into_iter()
+                    .filter(|&way| announce.ranks[0].offers(way))
+                    .collect();
                 self.announced.push(announce.session);
             }
             Message::Destination(_) => self.destinations.push(link),
@@ -97,7 +99,9 @@ impl DestinationEffects<u32, u32> for Effects {
         match command {
             DestinationCommand::Open { session, .. } => self.opened.push(session),
             DestinationCommand::Close { session } => self.closed.push(session),
-            DestinationCommand::Quiet { slot: id, generation } => self.quiet.push(Slot { id, generation }),
+            DestinationCommand::Quiet { slot: id, generation } => {
+                self.quiet.push(Slot { id, generation })
+            }
             _ => {}
         }
     }
@@ -139,7 +143,10 @@ impl DestinationEffects<u32, u32> for Effects {
     }
 
     fn refused(&mut self, _: &u32, mismatch: &Mismatch) {
-        assert!(["transport", "processes of a worker"].contains(&&mismatch.field[..]), "{mismatch}");
+        assert!(
+            ["transport", "processes of a worker"].contains(&&mismatch.field[..]),
+            "{mismatch}"
+        );
         self.refused += 1;
     }
 }
@@ -217,7 +224,8 @@ impl Worker {
         self.set_up_by(Transport::Rdma, 1);
         self.manager.expecting(slot, REST, self.now, &mut self.effects);
         let id = TransferId { room: Room(7), slot: slot.id, generation: slot.generation };
-        let status = Message::Status(wire::Status { id, state: State::Failed as u8, cause: Some(cause) });
+        let status =
+            Message::Status(wire::Status { id, state: State::Failed as u8, cause: Some(cause) });
         self.manager.receive(1, &status, self.now, &mut self.effects);
         assert_eq!(self.status.load(slot.id).cause, Some(cause), "the true one");
         self.die(1);
@@ -266,7 +274,8 @@ fn prefill_workers_may_come_and_go_forever() {
 #[test]
 fn the_one_down_for_the_longest_gives_way_and_one_that_stands_never() {
     let mut worker = Worker::new();
-    let sessions: Vec<SessionId> = (0..SESSIONS as u32).map(|source| worker.hand_off(source)).collect();
+    let sessions: Vec<SessionId> =
+        (0..SESSIONS as u32).map(|source| worker.hand_off(source)).collect();
     assert_eq!(worker.enter(0, 90), Err(Cause::Overloaded), "all stand");
     worker.die(2);
     worker.die(1);
@@ -287,7 +296,11 @@ fn a_source_with_an_open_slot_keeps_its_session() {
     }
     let held = worker.enter(1, 0).unwrap();
     worker.die(0);
-    assert_eq!(worker.enter(0, 90), Err(Cause::Overloaded), "the scheduler has not let go of its slot");
+    assert_eq!(
+        worker.enter(0, 90),
+        Err(Cause::Overloaded),
+        "the scheduler has not let go of its slot"
+    );
     worker.leave(held);
     worker.hand_off(90);
 }
@@ -422,8 +435,11 @@ fn a_way_lost_late_ends_no_later_session() {
     let Worker { manager, effects, now, .. } = &mut worker;
     effects.failed.clear();
     for (generation, failed) in [(1, &[][..]), (2, &[slot][..])] {
-        let lost =
-            Report::Lost { session, generation: SessionGeneration(generation), cause: Cause::PeerLost };
+        let lost = Report::Lost {
+            session,
+            generation: SessionGeneration(generation),
+            cause: Cause::PeerLost,
+        };
         manager.report(lost, *now, effects);
         assert_eq!(effects.failed, failed);
     }
@@ -570,8 +586,13 @@ fn a_late_source_is_asked_to_compute_before_pages_are_leased() {
     manager.link_up(&1, 1, *now, effects);
     let generation = effects.announced.pop().unwrap();
     let kv = identity().kv_claim();
-    let welcome =
-        Welcome { session: generation, transport: Transport::Tcp, late: true, kv, ranks: vec![rank()] };
+    let welcome = Welcome {
+        session: generation,
+        transport: Transport::Tcp,
+        late: true,
+        kv,
+        ranks: vec![rank()],
+    };
     manager.receive(1, &Message::Welcome(Box::new(welcome)), *now, effects);
     let session = effects.bound.pop().unwrap();
     manager.bound(session, generation, Ok(Box::new(Fake)), *now, effects);

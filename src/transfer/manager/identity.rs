@@ -4,7 +4,8 @@ use crate::kv::layout::{KvDtype, KvLayout};
 use crate::transfer::aux::{AUX_VERSION, AuxRecord};
 use crate::transfer::plan::Template;
 use crate::wire::message::{
-    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, Rank, Refusal, RegionLengths, Welcome,
+    Announce, AuxLayoutClaim, Fingerprint, HostId, KvLayoutClaim, Rank, Refusal, RegionLengths,
+    Welcome,
 };
 
 /// Told where a worker has several.
@@ -94,7 +95,12 @@ impl Identity {
             ("aux record bytes", ours.record_bytes, theirs.record_bytes),
         ] {
             if ours != theirs {
-                return Err(differ(Refusal::AuxLayout, field, &ours.to_string(), &theirs.to_string()));
+                return Err(differ(
+                    Refusal::AuxLayout,
+                    field,
+                    &ours.to_string(),
+                    &theirs.to_string(),
+                ));
             }
         }
         let one = "1".to_string();
@@ -130,8 +136,9 @@ impl Identity {
     }
 
     fn plan(&self, source: &KvLayout, destination: &KvLayout) -> Result<Template, Mismatch> {
-        Template::new(source, destination)
-            .map_err(|error| differ(Refusal::KvLayout, error.field, &error.source, &error.destination))
+        Template::new(source, destination).map_err(|error| {
+            differ(Refusal::KvLayout, error.field, &error.source, &error.destination)
+        })
     }
 }
 
@@ -147,8 +154,9 @@ fn only(processes: &[Rank]) -> Result<u64, usize> {
 /// A claimed layout, once its last byte is seen to lie inside the claimed region, and its heads to be those that
 /// its ranks hold.
 fn layout_of(claim: &KvLayoutClaim, pool_bytes: u64) -> Option<KvLayout> {
-    let dtype =
-        [KvDtype::F32, KvDtype::F16, KvDtype::Bf16].into_iter().find(|&dtype| dtype as u32 == claim.dtype)?;
+    let dtype = [KvDtype::F32, KvDtype::F16, KvDtype::Bf16]
+        .into_iter()
+        .find(|&dtype| dtype as u32 == claim.dtype)?;
     if claim.extent(dtype.bytes())? > pool_bytes {
         return None;
     }

@@ -14,7 +14,9 @@
 
 use crate::cause::Cause;
 use crate::ids::{Generation, PageId, Room, SlotId};
-use crate::limits::{EARLY_DESTINATION_LIFE, EARLY_DESTINATIONS_MAX, TOMBSTONE_LIFE, TOMBSTONES_MAX};
+use crate::limits::{
+    EARLY_DESTINATION_LIFE, EARLY_DESTINATIONS_MAX, TOMBSTONE_LIFE, TOMBSTONES_MAX,
+};
 use crate::stdx::planted::is_planted;
 use crate::transfer::command::Target;
 use std::collections::{HashMap, VecDeque};
@@ -299,7 +301,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
     /// The slot that computes for the Interest to which this would be the Destination.
     pub fn interested(&self, wanted: &Wanted<L>) -> Option<Slot> {
         match self.entries.get(&wanted.target.room) {
-            Some(Entry::Open { slot, wanted: interest, .. }) if wanted.follows(interest) => Some(*slot),
+            Some(Entry::Open { slot, wanted: interest, .. }) if wanted.follows(interest) => {
+                Some(*slot)
+            }
             _ => None,
         }
     }
@@ -308,7 +312,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
     pub fn partner(&self, slot: Slot) -> Option<(Room, Wanted<L>)> {
         let room = *self.by_slot.get(&slot)?;
         match self.entries.get(&room) {
-            Some(Entry::Open { slot: open, wanted, .. }) if *open == slot => Some((room, wanted.clone())),
+            Some(Entry::Open { slot: open, wanted, .. }) if *open == slot => {
+                Some((room, wanted.clone()))
+            }
             _ => None,
         }
     }
@@ -326,7 +332,9 @@ impl<L: Copy + PartialEq> Rooms<L> {
     pub fn withdrawn(&mut self, slot: Slot, now: Instant) -> Option<(Room, Wanted<L>)> {
         let room = *self.by_slot.get(&slot)?;
         match self.entries.get_mut(&room) {
-            Some(Entry::Open { slot: open, wanted, ack_wanted, withdrawn, .. }) if *open == slot => {
+            Some(Entry::Open { slot: open, wanted, ack_wanted, withdrawn, .. })
+                if *open == slot =>
+            {
                 *withdrawn = true;
                 std::mem::take(ack_wanted).then(|| (room, wanted.clone()))
             }
@@ -386,9 +394,12 @@ impl<L: Copy + PartialEq> Rooms<L> {
                 *entry = Entry::Waiting { slot: *slot, prompt: wanted.prompt };
                 true
             }
-            Entry::Waiting { .. } | Entry::Open { .. } | Entry::Draining { .. } | Entry::Over => true,
+            Entry::Waiting { .. } | Entry::Open { .. } | Entry::Draining { .. } | Entry::Over => {
+                true
+            }
         });
-        self.early = self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
+        self.early =
+            self.entries.values().filter(|entry| matches!(entry, Entry::Early { .. })).count();
     }
 
     /// The Destinations whose requests have not come, in the order of their rooms, which are over by that.

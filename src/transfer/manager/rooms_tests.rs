@@ -126,7 +126,8 @@ fn whoever_has_time_left_is_told_that_the_other_leg_is_missing() {
     assert_eq!(rooms.arrive(ROOM, hasty, now), Arrived::Kept);
     assert_eq!(rooms.arrive(Room(1), wanted(5), now), Arrived::Kept);
     let mut told = Vec::new();
-    rooms.expire(now + EARLY_DESTINATION_LIFE, |room, wanted| told.push((room, wanted.unclaimed())));
+    rooms
+        .expire(now + EARLY_DESTINATION_LIFE, |room, wanted| told.push((room, wanted.unclaimed())));
     assert_eq!(told, [(ROOM, Cause::Deadline), (Room(1), Cause::OtherLeg)]);
 }
 
@@ -267,9 +268,17 @@ fn an_interest_meets_its_request_and_its_destination_takes_its_place() {
             assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Meets(met));
         }
         assert_eq!(rooms.arrive(ROOM, interest(5), now), Arrived::Refused(Cause::Refused), "again");
-        assert_eq!(rooms.arrive(ROOM, wanted(6), now), Arrived::Refused(Cause::Refused), "another slot");
+        assert_eq!(
+            rooms.arrive(ROOM, wanted(6), now),
+            Arrived::Refused(Cause::Refused),
+            "another slot"
+        );
         let other = Wanted { link: 8, ..wanted(5) };
-        assert_eq!(rooms.arrive(ROOM, other, now), Arrived::Refused(Cause::Refused), "another link");
+        assert_eq!(
+            rooms.arrive(ROOM, other, now),
+            Arrived::Refused(Cause::Refused),
+            "another link"
+        );
         let met = Met { slot: OURS, wanted: written(5) };
         assert_eq!(rooms.arrive(ROOM, written(5), now), Arrived::Meets(met.clone()));
         assert_eq!(rooms.partner(OURS), Some((ROOM, met.wanted)));
@@ -299,7 +308,11 @@ fn an_interest_ends_like_a_destination() {
     let mut rooms = Rooms::default();
     let _ = rooms.arrive(ROOM, interest(5), now);
     let _ = rooms.enter(ROOM, OURS, PROMPT, now);
-    assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Stop(OURS), "answered whatever is told first");
+    assert_eq!(
+        rooms.abort(ROOM, 9, theirs, now),
+        Aborted::Stop(OURS),
+        "answered whatever is told first"
+    );
     rooms.leave(OURS, false, now);
     assert_eq!(rooms.abort(ROOM, 9, theirs, now), Aborted::Answer, "asked again");
     assert_eq!(rooms.open(), 0, "nothing was ever written: nothing drains");

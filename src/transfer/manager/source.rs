@@ -10,12 +10,15 @@ use crate::stdx::planted::is_planted;
 use crate::transfer::command::{SessionId, SourceCommand, Target};
 use crate::transfer::manager::choice::Choice;
 use crate::transfer::manager::identity::{Identity, Mismatch};
-use crate::transfer::manager::rooms::{Aborted, Arrived, Entered, Met, Place, Prompt, Rooms, Slot, Wanted};
+use crate::transfer::manager::rooms::{
+    Aborted, Arrived, Entered, Met, Place, Prompt, Rooms, Slot, Wanted,
+};
 use crate::transfer::mover::Report;
 use crate::transfer::plan::Template;
 use crate::transfer::status::{Move, State, StatusTable};
 use crate::wire::message::{
-    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Ready, Status, TransferId, Transport,
+    Abort, AbortAck, Announce, Destination, Done, Interest, Message, Ready, Status, TransferId,
+    Transport,
 };
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -182,7 +185,9 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     pub fn report(&mut self, report: Report, now: Instant, effects: &mut impl SourceEffects<L>) {
         match report {
             Report::Withdrawn { slot, generation } => {
-                if let Some((room, wanted)) = self.rooms.withdrawn(Slot { id: slot, generation }, now) {
+                if let Some((room, wanted)) =
+                    self.rooms.withdrawn(Slot { id: slot, generation }, now)
+                {
                     let cause = self.status.load(slot).cause.unwrap_or(Cause::Internal);
                     let ack = AbortAck { id: transfer_id(room, &wanted), quiet: true, cause };
                     effects.send(wanted.link, &Message::AbortAck(ack));
@@ -198,7 +203,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     if transport.writes() && !is_planted("link outlives its queue pairs") {
                         self.tell_causes(link, effects);
                         effects.hang_up(link);
-                    } else if transport == Transport::Tcp && !is_planted("link outlives its lanes") {
+                    } else if transport == Transport::Tcp && !is_planted("link outlives its lanes")
+                    {
                         effects.hang_up(link);
                     }
                     self.fail_rooms(link, Cause::Flushed, effects);
@@ -218,7 +224,12 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
     }
 
     /// No further request will come here: Destinations that wait for theirs are turned down.
-    pub fn refuse_early(&mut self, cause: Cause, now: Instant, effects: &mut impl SourceEffects<L>) {
+    pub fn refuse_early(
+        &mut self,
+        cause: Cause,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
         for wanted in self.rooms.take_early(now) {
             self.turn_down(&wanted, cause, effects);
         }
@@ -246,7 +257,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         let TransferId { room, slot, generation } = asked.id;
         let target = Target { session: id, slot, generation, room, prefix: asked.prefix_tokens };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
-        let pages = if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
+        let pages =
+            if session.transport.writes() { asked.pages.iter().collect() } else { Arc::default() };
         let first = (asked.prefix_tokens / session.page_size) as usize;
         let left = Duration::from_millis(asked.deadline_ms.into());
         let wanted = Wanted { link, target, prompt, place: Some(Place { pages, first }), left };
@@ -261,12 +273,19 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         self.arrive(wanted, now, effects);
     }
 
-    fn interest(&mut self, link: L, asked: &Interest, now: Instant, effects: &mut impl SourceEffects<L>) {
+    fn interest(
+        &mut self,
+        link: L,
+        asked: &Interest,
+        now: Instant,
+        effects: &mut impl SourceEffects<L>,
+    ) {
         let Some((id, session)) = self.session_of(link, asked.session) else { return };
         let TransferId { room, slot, generation } = asked.id;
         let target = Target { session: id, slot, generation, room, prefix: 0 };
         let prompt = Prompt { tokens: asked.tokens, hash: asked.ids_hash };
-        let is_offered = self.allocation == DecodeAllocation::Late && asked.id.slot.0 < session.slots;
+        let is_offered =
+            self.allocation == DecodeAllocation::Late && asked.id.slot.0 < session.slots;
         let left = Duration::from_millis(asked.deadline_ms.into());
         let wanted = Wanted { link, target, prompt, place: None, left };
         match is_offered {
@@ -333,8 +352,11 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
                     if state == State::Success
                         && let Some((room, wanted)) = self.rooms.withdrawn(slot, now)
                     {
-                        let ack =
-                            AbortAck { id: transfer_id(room, &wanted), quiet: true, cause: abort.cause };
+                        let ack = AbortAck {
+                            id: transfer_id(room, &wanted),
+                            quiet: true,
+                            cause: abort.cause,
+                        };
                         effects.send(link, &Message::AbortAck(ack));
                     }
                 }
@@ -402,7 +424,11 @@ mod tests {
         };
         let pages: Vec<PageId> = pages.iter().copied().map(PageId).collect();
         let asked = Destination {
-            id: TransferId { room: Room(1), slot: SlotId(slot), generation: crate::ids::Generation(1) },
+            id: TransferId {
+                room: Room(1),
+                slot: SlotId(slot),
+                generation: crate::ids::Generation(1),
+            },
             session: SessionGeneration(1),
             tokens,
             prefix_tokens,

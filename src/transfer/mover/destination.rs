@@ -62,7 +62,12 @@ impl DestinationMover {
             memory,
             sessions: (0..sessions).map(|_| None).collect(),
             generations: vec![SessionGeneration(0); sessions],
-            live: Live { links, slots: (0..slots).map(|_| None).collect(), right, current: SessionId(0) },
+            live: Live {
+                links,
+                slots: (0..slots).map(|_| None).collect(),
+                right,
+                current: SessionId(0),
+            },
         }
     }
 
@@ -197,7 +202,9 @@ impl DestinationMover {
             false => drop(half),
         }
         for index in 0..self.live.slots.len() {
-            if let Some(expected) = self.live.slots[index].as_mut().filter(|held| held.session == session) {
+            if let Some(expected) =
+                self.live.slots[index].as_mut().filter(|held| held.session == session)
+            {
                 expected.landing = Landing::Moved;
                 let slot = SlotId(index as u32);
                 self.live.fail(slot, lost.cause_for(slot));
@@ -208,7 +215,11 @@ impl DestinationMover {
 
 impl Live {
     /// Ends the slot's lease; nothing lands in its pages any more.
-    fn end(&mut self, slot: SlotId, aux: Option<AuxRecord>) -> Option<(Generation, Room, SessionId)> {
+    fn end(
+        &mut self,
+        slot: SlotId,
+        aux: Option<AuxRecord>,
+    ) -> Option<(Generation, Room, SessionId)> {
         let Expected { generation, session, room, lease, .. } = self.slots[slot.index()].take()?;
         let sent = self.links.ends.try_send(LeaseEnd { ended: lease.end(&self.right), aux });
         debug_assert!(sent.is_ok(), "one lease end per slot fits");
@@ -249,7 +260,8 @@ impl Landings for Live {
             return None;
         }
         let started = self.links.status.advance(notice.slot, expected.generation, Move::Start);
-        let open = started.is_ok() || self.links.status.load(notice.slot).state == State::Transferring;
+        let open =
+            started.is_ok() || self.links.status.load(notice.slot).state == State::Transferring;
         open.then_some(expected.received..expected.tokens)
     }
 

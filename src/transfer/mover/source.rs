@@ -120,7 +120,8 @@ impl SourceMover {
             SourceCommand::Close { session } => self.close(session, Lost::GONE),
             SourceCommand::Begin { slot, generation, target, lease } => {
                 let (pending, cancelled, complete, told) = (None, false, false, false);
-                let transfer = Transfer { generation, target, lease, pending, cancelled, complete, told };
+                let transfer =
+                    Transfer { generation, target, lease, pending, cancelled, complete, told };
                 self.begin(slot, transfer);
             }
             SourceCommand::Chunk { slot, generation, tokens, last } => {

@@ -26,8 +26,13 @@ pub(super) enum Order {
 
 impl Order {
     pub(super) fn of(fragments: &[Fragment]) -> Order {
-        let touches = |pair: &[Fragment]| pair[0].destination + pair[0].bytes == pair[1].destination;
-        if fragments.windows(2).any(touches) { Order::TileByTile } else { Order::FragmentByFragment }
+        let touches =
+            |pair: &[Fragment]| pair[0].destination + pair[0].bytes == pair[1].destination;
+        if fragments.windows(2).any(touches) {
+            Order::TileByTile
+        } else {
+            Order::FragmentByFragment
+        }
     }
 }
 
@@ -63,7 +68,8 @@ pub(super) fn of_tile(
     for (destination, source) in pieces {
         match fragments.last_mut() {
             Some(last)
-                if last.source + last.bytes == source && last.destination + last.bytes == destination =>
+                if last.source + last.bytes == source
+                    && last.destination + last.bytes == destination =>
             {
                 last.bytes += bytes;
             }

@@ -117,7 +117,9 @@ impl Template {
                 ("kv_dtype", layout.dtype.name().to_string()),
             ]
         };
-        for ((field, source), (_, destination)) in compared(source).into_iter().zip(compared(destination)) {
+        for ((field, source), (_, destination)) in
+            compared(source).into_iter().zip(compared(destination))
+        {
             if source != destination {
                 return Err(LayoutMismatch { field, source, destination });
             }
@@ -125,7 +127,8 @@ impl Template {
         assert!(layers.start <= layers.end && layers.end <= source.layers, "layers that there are");
         let tile = gcd(source.page_size, destination.page_size);
         let heads = u64::from(destination.ranks) * u64::from(destination.kv_heads);
-        let pieces = heads.saturating_mul(2 * u64::from(layers.end - layers.start) * u64::from(tile));
+        let pieces =
+            heads.saturating_mul(2 * u64::from(layers.end - layers.start) * u64::from(tile));
         if pieces > PLAN_PIECES_MAX {
             return Err(LayoutMismatch {
                 field: "pieces of a plan",
@@ -185,7 +188,12 @@ impl Template {
     }
 
     /// What moves all of `tokens`, run by run.
-    pub fn all_runs<S, D>(&self, tokens: Range<u32>, source_page: S, destination_page: D) -> Runs<'_, S, D>
+    pub fn all_runs<S, D>(
+        &self,
+        tokens: Range<u32>,
+        source_page: S,
+        destination_page: D,
+    ) -> Runs<'_, S, D>
     where
         S: Fn(usize) -> PageId,
         D: Fn(usize) -> PageId,

@@ -45,7 +45,8 @@ fn shuffled(seed: u64) -> Vec<PageId> {
     let mut pages: Vec<PageId> = (0..PAGES).map(PageId).collect();
     let mut state = seed | 1;
     for i in (1..pages.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state =
+            state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         pages.swap(i, (state >> 33) as usize % (i + 1));
     }
     pages
@@ -53,7 +54,8 @@ fn shuffled(seed: u64) -> Vec<PageId> {
 
 /// Ranks over which so many heads spread evenly.
 fn ranks(kv_heads: u32) -> impl Strategy<Value = u32> {
-    let even: Vec<u32> = (1..=8).filter(|&n| KvLayout::heads_per_rank(kv_heads, n).is_some()).collect();
+    let even: Vec<u32> =
+        (1..=8).filter(|&n| KvLayout::heads_per_rank(kv_heads, n).is_some()).collect();
     prop::sample::select(even)
 }
 
@@ -113,11 +115,18 @@ impl Pair {
                     for to_rank in 0..self.to.ranks {
                         for head in self.to.heads_of(to_rank) {
                             let holds = |rank: &u32| self.from.heads_of(*rank).contains(&head);
-                            let from_rank = (0..self.from.ranks).find(holds).expect("somebody holds it");
+                            let from_rank =
+                                (0..self.from.ranks).find(holds).expect("somebody holds it");
                             let at = |layout: &KvLayout, rank: u32, pages: &[PageId]| {
                                 let page = pages[(token / layout.page_size) as usize];
                                 let own = head - layout.heads_of(rank).start;
-                                let inside = layout.offset(page, layer, which, own, token % layout.page_size);
+                                let inside = layout.offset(
+                                    page,
+                                    layer,
+                                    which,
+                                    own,
+                                    token % layout.page_size,
+                                );
                                 (u64::from(rank) * layout.rank_stride + inside) as usize
                             };
                             let a = at(&self.from, from_rank, &self.from_pages);
@@ -236,7 +245,8 @@ impl StatePool {
         let by_slot = KvLayout::state_slots(layers, self.held(), elements, dtype).expect("halves");
         let page_stride = u64::from(self.held()) * self.head_bytes();
         let layer_stride = u64::from(PAGES) * page_stride;
-        let rank = if self.by_layer { KvLayout { page_stride, layer_stride, ..by_slot } } else { by_slot };
+        let rank =
+            if self.by_layer { KvLayout { page_stride, layer_stride, ..by_slot } } else { by_slot };
         rank.on_ranks(self.ranks, self.rank_bytes() + GAP, heads).expect("even")
     }
 
@@ -246,7 +256,8 @@ impl StatePool {
         // With more ranks than heads neighbours hold the same one.
         let first = if self.ranks <= heads { rank * held } else { rank / (self.ranks / heads) };
         let own = head.checked_sub(first).filter(|&own| own < held)?;
-        let record = if self.by_layer { layer * PAGES + slot.0 } else { slot.0 * self.shape.layers + layer };
+        let record =
+            if self.by_layer { layer * PAGES + slot.0 } else { slot.0 * self.shape.layers + layer };
         let inside = u64::from(record * held + own) * self.head_bytes();
         Some((u64::from(rank) * (self.rank_bytes() + GAP) + inside) as usize)
     }

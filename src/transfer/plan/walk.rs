@@ -109,8 +109,9 @@ impl<'a, P: Fn(usize) -> PageId> Pieces<'a, P> {
 
     fn step(&mut self) -> Option<Piece> {
         let (fragment, bytes) = self.place.stretch(self.template)?;
-        let at =
-            self.paging.address(self.place.tile, &self.page) + (self.offset)(fragment) + self.place.within;
+        let at = self.paging.address(self.place.tile, &self.page)
+            + (self.offset)(fragment)
+            + self.place.within;
         self.place.advance(self.template, fragment, bytes);
         Some(Piece { at, bytes })
     }
@@ -169,7 +170,9 @@ impl<'a, S: Fn(usize) -> PageId, D: Fn(usize) -> PageId> Runs<'a, S, D> {
         let (tile, within) = (self.place.tile, self.place.within);
         let run = Run {
             source: source.address(tile, &self.source_page) + fragment.source + within,
-            destination: destination.address(tile, &self.destination_page) + fragment.destination + within,
+            destination: destination.address(tile, &self.destination_page)
+                + fragment.destination
+                + within,
             bytes,
         };
         self.place.advance(self.template, fragment, bytes);
@@ -188,7 +191,8 @@ impl<S: Fn(usize) -> PageId, D: Fn(usize) -> PageId> Iterator for Runs<'_, S, D>
         }
         loop {
             let next = self.step();
-            let is_neighbour = next.source == source + bytes && next.destination == destination + bytes;
+            let is_neighbour =
+                next.source == source + bytes && next.destination == destination + bytes;
             if next.bytes == 0 || !is_neighbour {
                 self.ahead = next;
                 return Some(Run { source, destination, bytes });

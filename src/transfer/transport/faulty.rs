@@ -6,7 +6,8 @@
 
 use crate::ids::SlotId;
 use crate::transfer::transport::{
-    Arrival, Completion, DestinationHalf, Full, Landing, Landings, Lost, Memory, Notice, Post, SourceHalf,
+    Arrival, Completion, DestinationHalf, Full, Landing, Landings, Lost, Memory, Notice, Post,
+    SourceHalf,
 };
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -71,7 +72,13 @@ impl<T: SourceHalf> Faulty<T> {
     /// A source's half.
     pub fn source(inner: T, script: Script) -> Faulty<T> {
         let completion = inner.completion();
-        Faulty { inner: Some(inner), script, completion, waiting: VecDeque::with_capacity(WAITING), steps: 0 }
+        Faulty {
+            inner: Some(inner),
+            script,
+            completion,
+            waiting: VecDeque::with_capacity(WAITING),
+            steps: 0,
+        }
     }
 }
 
@@ -79,7 +86,13 @@ impl<T: DestinationHalf> Faulty<T> {
     /// A destination's half.
     pub fn destination(inner: T, script: Script) -> Faulty<T> {
         let completion = Completion::Immediate;
-        Faulty { inner: Some(inner), script, completion, waiting: VecDeque::with_capacity(WAITING), steps: 0 }
+        Faulty {
+            inner: Some(inner),
+            script,
+            completion,
+            waiting: VecDeque::with_capacity(WAITING),
+            steps: 0,
+        }
     }
 }
 
@@ -108,7 +121,11 @@ impl<T> Faulty<T> {
             *from <= self.steps && first
         };
         let mut indices = 0..self.waiting.len();
-        if faults.reorder { indices.rfind(|&index| due(index)) } else { indices.find(|&index| due(index)) }
+        if faults.reorder {
+            indices.rfind(|&index| due(index))
+        } else {
+            indices.find(|&index| due(index))
+        }
     }
 }
 

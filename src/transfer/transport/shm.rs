@@ -18,7 +18,8 @@ use crate::transfer::copy::{Pull, store_fence};
 use crate::transfer::pages::PeerPageLists;
 use crate::transfer::plan::Template;
 use crate::transfer::transport::{
-    Completion, DestinationHalf, Full, Landings, Lost, Memory, Notice, Post, SourceHalf, page_within, share,
+    Completion, DestinationHalf, Full, Landings, Lost, Memory, Notice, Post, SourceHalf,
+    page_within, share,
 };
 use bytemuck::{Pod, Zeroable};
 use ring::{CURSOR_BYTES, Reader, Writer, ring_bytes};
@@ -281,7 +282,13 @@ impl ShmDestination {
     }
 
     /// Copies and proves: after the copy the lease word must still be the offer's.
-    fn copy(&self, offer: &Offer, tokens: &Range<u32>, memory: &Memory, slot: SlotId) -> Result<(), Cause> {
+    fn copy(
+        &self,
+        offer: &Offer,
+        tokens: &Range<u32>,
+        memory: &Memory,
+        slot: SlotId,
+    ) -> Result<(), Cause> {
         let source_slot = SlotId(offer.source_slot);
         let pages = tokens.end.div_ceil(self.page_size) as usize;
         if !self.lists.holds(source_slot, pages) {
@@ -293,7 +300,8 @@ impl ShmDestination {
             return Err(self.stale_or_corrupt(offer, source_slot));
         }
         let bytes = self.template.bytes(tokens.clone());
-        let tasks = if memory.copiers.are_several() { (bytes / TASK_BYTES).max(1) as usize } else { 1 };
+        let tasks =
+            if memory.copiers.are_several() { (bytes / TASK_BYTES).max(1) as usize } else { 1 };
         // Shares of one stream, so that no two tasks write the same bytes.
         memory.copiers.share(tasks, |task| {
             let (mut pull, mut copies) = (Pull::new(&self.pool, &memory.region), 0);
@@ -302,7 +310,9 @@ impl ShmDestination {
                 share(bytes, task, tasks),
                 // Looked at a second time, so checked a second time: the peer may have written in between.
                 |index| page(index).unwrap_or_default(),
-                |index| memory.lists.page(slot, index ^ usize::from(is_planted("pages change places"))),
+                |index| {
+                    memory.lists.page(slot, index ^ usize::from(is_planted("pages change places")))
+                },
             );
             for run in runs {
                 copies += 1;
@@ -317,7 +327,11 @@ impl ShmDestination {
     }
 
     fn stale_or_corrupt(&self, offer: &Offer, source_slot: SlotId) -> Cause {
-        if self.lists.still_leased(source_slot, offer.word) { Cause::Corrupt } else { Cause::OtherLeg }
+        if self.lists.still_leased(source_slot, offer.word) {
+            Cause::Corrupt
+        } else {
+            Cause::OtherLeg
+        }
     }
 }
 
@@ -371,7 +385,14 @@ mod tests {
         let lists = Arc::new(PageLists::new(2, 4).unwrap());
         lists.store(SlotId(0), &[PageId(0)]);
         let region = Arc::new(Region::new(c"kv", layout.page_stride as usize).unwrap());
-        Memory { region, layout, pages: 1, lists, tally: Arc::default(), copiers: Copiers::default() }
+        Memory {
+            region,
+            layout,
+            pages: 1,
+            lists,
+            tally: Arc::default(),
+            copiers: Copiers::default(),
+        }
     }
 
     fn pair(source: &Memory, destination: &Memory) -> (ShmSource, ShmDestination) {
@@ -393,7 +414,13 @@ mod tests {
         top.iter().for_each(|&(token, logprob)| tops.push(token, logprob));
         let first = Sampled { token: 42, logprob: -0.5, top: tops };
         let slot = SlotId(0);
-        let target = Target { session: SessionId(0), slot, generation: Generation(1), room: ROOM, prefix: 0 };
+        let target = Target {
+            session: SessionId(0),
+            slot,
+            generation: Generation(1),
+            room: ROOM,
+            prefix: 0,
+        };
         Post { slot, target, tokens: 0..TOKENS, last: Some(AuxRecord::new(ROOM, &first, 3)) }
     }
 

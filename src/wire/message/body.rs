@@ -15,7 +15,11 @@ pub fn read_body<T: Pod>(bytes: &[u8], what: &'static str) -> Result<T, MessageE
 
 /// Reads a body that has grown: of an earlier minor version it has at least `least` bytes, and what that did not
 /// have is zero.
-pub fn read_grown<T: Pod>(bytes: &[u8], least: usize, what: &'static str) -> Result<T, MessageError> {
+pub fn read_grown<T: Pod>(
+    bytes: &[u8],
+    least: usize,
+    what: &'static str,
+) -> Result<T, MessageError> {
     if bytes.len() < least {
         return Err(MessageError::Short { what, len: bytes.len(), needed: least });
     }
@@ -26,7 +30,11 @@ pub fn read_grown<T: Pod>(bytes: &[u8], least: usize, what: &'static str) -> Res
 }
 
 /// Reads a body that is part `index` of a message.
-pub fn read_part<T: Pod>(parts: Parts<'_>, index: usize, what: &'static str) -> Result<T, MessageError> {
+pub fn read_part<T: Pod>(
+    parts: Parts<'_>,
+    index: usize,
+    what: &'static str,
+) -> Result<T, MessageError> {
     read_body(parts.get(index).unwrap_or_default(), what)
 }
 
@@ -37,7 +45,11 @@ pub fn write_body<T: Pod>(body: &T, out: &mut Multipart) {
 
 /// Refuses a message that has another number of parts.
 pub fn exactly(parts: Parts<'_>, count: usize) -> Result<(), MessageError> {
-    if parts.len() == count { Ok(()) } else { Err(MessageError::Parts { said: count, found: parts.len() }) }
+    if parts.len() == count {
+        Ok(())
+    } else {
+        Err(MessageError::Parts { said: count, found: parts.len() })
+    }
 }
 
 /// Refuses a value outside `range`.

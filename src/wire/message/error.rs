@@ -53,9 +53,15 @@ impl fmt::Display for MessageError {
         match self {
             MessageError::Magic(magic) => write!(f, "not a message of ours (magic {magic:#06x})"),
             MessageError::Version { theirs } => {
-                write!(f, "peer's messages are of version {theirs}, ours of version {}", super::VERSION)
+                write!(
+                    f,
+                    "peer's messages are of version {theirs}, ours of version {}",
+                    super::VERSION
+                )
             }
-            MessageError::Kind(kind) => write!(f, "message of unknown kind {kind} must be understood"),
+            MessageError::Kind(kind) => {
+                write!(f, "message of unknown kind {kind} must be understood")
+            }
             MessageError::Parts { said, found } => {
                 write!(f, "message of {found} parts, {said} expected")
             }
@@ -63,7 +69,9 @@ impl fmt::Display for MessageError {
                 write!(f, "{what} has {len} bytes, at least {needed} are needed")
             }
             MessageError::Value { what, value } => write!(f, "{what} cannot be {value}"),
-            MessageError::Content { what, len } => write!(f, "{what} of {len} bytes cannot be read"),
+            MessageError::Content { what, len } => {
+                write!(f, "{what} of {len} bytes cannot be read")
+            }
             MessageError::Seal => write!(f, "seal is missing or wrong"),
         }
     }

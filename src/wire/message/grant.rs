@@ -131,7 +131,10 @@ impl RailGrant {
         within("rdma slabs", self.slabs, 1..=RailGrant::SLABS_MAX as u64)?;
         let opened = u128::from(self.slab_bytes) * u128::from(self.slabs);
         if !self.slab_bytes.is_power_of_two() || opened < pool.into() {
-            return Err(MessageError::Value { what: "bytes of an rdma slab", value: self.slab_bytes });
+            return Err(MessageError::Value {
+                what: "bytes of an rdma slab",
+                value: self.slab_bytes,
+            });
         }
         Ok(())
     }
@@ -188,7 +191,11 @@ impl RdmaGrant {
 
     pub(super) fn check(&self, pool: u64) -> Result<(), MessageError> {
         within("rdma NICs", self.rails, 1..=RdmaGrant::RAILS_MAX as u64)?;
-        within("rdma lanes", self.lanes, 1..=(RdmaGrant::LANES_MAX / usize::from(self.rails)) as u64)?;
+        within(
+            "rdma lanes",
+            self.lanes,
+            1..=(RdmaGrant::LANES_MAX / usize::from(self.rails)) as u64,
+        )?;
         for (place, (nic, _)) in self.rails().enumerate() {
             nic.check(pool)?;
             if self.rails().take(place).any(|(before, _)| before.number == nic.number) {

@@ -101,10 +101,21 @@ impl Hello {
     }
 
     pub(super) fn write(&self, out: &mut Multipart) {
-        let Hello { peer, connection, capabilities, software, ranks, role, nonce, minor, keys } = *self;
+        let Hello { peer, connection, capabilities, software, ranks, role, nonce, minor, keys } =
+            *self;
         let (role, pad) = (role as u8, [0; 6]);
-        let body =
-            HelloBody { peer, connection, capabilities, software, ranks, role, minor, pad, nonce, keys };
+        let body = HelloBody {
+            peer,
+            connection,
+            capabilities,
+            software,
+            ranks,
+            role,
+            minor,
+            pad,
+            nonce,
+            keys,
+        };
         let len = if minor == 0 { LEAST } else { size_of::<HelloBody>() };
         out.extend(&bytemuck::bytes_of(&body)[..len]);
         out.end_part();

@@ -16,14 +16,17 @@ mod text;
 mod transfer;
 
 pub use error::MessageError;
-pub use grant::{HostId, QueuePairName, RailGrant, RdmaGrant, ShmGrant, SocketName, TcpGrant, Token};
+pub use grant::{
+    HostId, QueuePairName, RailGrant, RdmaGrant, ShmGrant, SocketName, TcpGrant, Token,
+};
 pub use hello::{Bye, Hello, Proof, Role};
 pub use session::{
-    Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Rank, Refusal, Refused, RegionLengths, Transport,
-    Welcome,
+    Announce, AuxLayoutClaim, Fingerprint, KvLayoutClaim, Rank, Refusal, Refused, RegionLengths,
+    Transport, Welcome,
 };
 pub use transfer::{
-    Abort, AbortAck, Destination, Done, IdsHash, Interest, PageList, Ready, Status, TransferId, ids_hash,
+    Abort, AbortAck, Destination, Done, IdsHash, Interest, PageList, Ready, Status, TransferId,
+    ids_hash,
 };
 
 use crate::limits;
@@ -107,7 +110,10 @@ const BYE: u8 = 13;
 impl<'a> Message<'a> {
     /// Reads a message; `seal` is the peer's, where the connection has one. `None` is a kind of a
     /// later version that may be skipped.
-    pub fn decode(parts: Parts<'a>, seal: Option<&mut Seal>) -> Result<Option<Message<'a>>, MessageError> {
+    pub fn decode(
+        parts: Parts<'a>,
+        seal: Option<&mut Seal>,
+    ) -> Result<Option<Message<'a>>, MessageError> {
         let first = parts.get(0).unwrap_or_default();
         let header: Header = read_body(first, "header")?;
         if header.magic != MAGIC {
@@ -117,7 +123,10 @@ impl<'a> Message<'a> {
             return Err(MessageError::Version { theirs: header.version });
         }
         if usize::from(header.parts) + 1 != parts.len() {
-            return Err(MessageError::Parts { said: usize::from(header.parts) + 1, found: parts.len() });
+            return Err(MessageError::Parts {
+                said: usize::from(header.parts) + 1,
+                found: parts.len(),
+            });
         }
         let parts = match seal {
             Some(seal) => seal.open(parts).ok_or(MessageError::Seal)?,
@@ -146,7 +155,8 @@ impl<'a> Message<'a> {
     /// Writes the message over what `out` held; `seal` is ours, where the connection has one.
     pub fn encode(&self, seal: Option<&mut Seal>, out: &mut Multipart) {
         out.clear(limits::ZMTP_BUFFER_KEPT);
-        let mut header = Header { magic: MAGIC, version: VERSION, kind: self.kind(), flags: 0, parts: 0 };
+        let mut header =
+            Header { magic: MAGIC, version: VERSION, kind: self.kind(), flags: 0, parts: 0 };
         write_body(&header, out);
         match self {
             Message::Hello(hello) => hello.write(out),

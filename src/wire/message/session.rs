@@ -28,7 +28,8 @@ pub enum Transport {
 
 impl Transport {
     /// The best first.
-    pub const ALL: [Transport; 4] = [Transport::Shm, Transport::Rdma, Transport::Tcp, Transport::Fake];
+    pub const ALL: [Transport; 4] =
+        [Transport::Shm, Transport::Rdma, Transport::Tcp, Transport::Fake];
 
     /// Several, for people.
     pub fn list(transports: impl Iterator<Item = Transport>) -> String {
@@ -277,7 +278,8 @@ impl Rank {
                 IpAddr::V4(ip) => ip.to_ipv6_mapped(),
                 IpAddr::V6(ip) => ip,
             };
-            (body.tcp_ip, body.tcp_port, body.tcp_token) = (ip.octets(), tcp.address.port(), tcp.token);
+            (body.tcp_ip, body.tcp_port, body.tcp_token) =
+                (ip.octets(), tcp.address.port(), tcp.token);
         }
         body
     }
@@ -381,7 +383,10 @@ impl Welcome {
 
     pub(super) fn write(&self, out: &mut Multipart) {
         let (ranks, transport) = (self.ranks.len() as u16, self.transport as u8);
-        write_body(&SessionBody { session: self.session, ranks, transport, late: self.late.into() }, out);
+        write_body(
+            &SessionBody { session: self.session, ranks, transport, late: self.late.into() },
+            out,
+        );
         out.end_part();
         out.push(bytemuck::bytes_of(&self.kv));
         write_ranks(&self.ranks, out);
@@ -471,9 +476,14 @@ impl<'a> Refused<'a> {
     }
 
     pub(super) fn write(&self, out: &mut Multipart) {
-        write_body(&RefusedBody { session: self.session, reason: self.reason.number(), pad: 0 }, out);
+        write_body(
+            &RefusedBody { session: self.session, reason: self.reason.number(), pad: 0 },
+            out,
+        );
         out.end_part();
-        [self.field, self.source, self.destination].into_iter().for_each(|text| write_text(text, out));
+        [self.field, self.source, self.destination]
+            .into_iter()
+            .for_each(|text| write_text(text, out));
     }
 }
 

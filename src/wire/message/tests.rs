@@ -26,8 +26,14 @@ fn layout() -> KvLayoutClaim {
 fn rdma() -> RdmaGrant {
     let mut grant = RdmaGrant::empty(1 << 40, 1 << 41);
     for number in [0, 2] {
-        let rail =
-            RailGrant { gid: [5; 16], records_key: 7, lid: 8, mtu: 1024, number, ..Zeroable::zeroed() };
+        let rail = RailGrant {
+            gid: [5; 16],
+            records_key: 7,
+            lid: 8,
+            mtu: 1024,
+            number,
+            ..Zeroable::zeroed()
+        };
         grant.push(
             rail.with_keys(1 << 29, [6, 12].into_iter()),
             &[9, 10].map(|number| QueuePairName { number, sequence: 11 }),
@@ -137,7 +143,9 @@ fn with_part(message: &Multipart, index: usize, part: &[u8]) -> Multipart {
 }
 
 fn seals() -> (Seal, Seal) {
-    let seal = ClusterKey::new(&[1; 32]).unwrap().seal(Side::Dialer, &Hellos { dialer: b"", acceptor: b"" });
+    let seal = ClusterKey::new(&[1; 32])
+        .unwrap()
+        .seal(Side::Dialer, &Hellos { dialer: b"", acceptor: b"" });
     (seal.clone(), seal)
 }
 
@@ -171,7 +179,11 @@ fn the_fuzz_corpus_holds_every_kind() {
         if std::env::var_os("BATON_WRITE_CORPUS").is_some() {
             std::fs::write(&path, &seed).unwrap();
         }
-        assert!(std::fs::read(&path).is_ok_and(|stored| stored == seed), "{} is stale", path.display());
+        assert!(
+            std::fs::read(&path).is_ok_and(|stored| stored == seed),
+            "{} is stale",
+            path.display()
+        );
     }
 }
 
@@ -200,7 +212,8 @@ fn keys_open_all_of_a_pool_or_are_refused() {
         for rail in [rail, RailGrant { number: 1, slabs: said, ..rail }] {
             grant.push(rail, &[QueuePairName { number: 1, sequence: 2 }]);
         }
-        let own = Rank { regions: RegionLengths { kv, ..rank().regions }, rdma: Some(grant), ..rank() };
+        let own =
+            Rank { regions: RegionLengths { kv, ..rank().regions }, rdma: Some(grant), ..rank() };
         let announce = Announce {
             session: SessionGeneration(4),
             fingerprint: Zeroable::zeroed(),
@@ -222,7 +235,11 @@ fn keys_open_all_of_a_pool_or_are_refused() {
     assert_eq!(announced(4 << 20, 1 << 20, 4, 4), Ok(vec![4, 4]));
     assert_eq!(announced((4 << 20) + 1, 1 << 20, 4, 4), refused(bytes, 1 << 20));
     assert_eq!(announced(4 << 20, 1 << 20, 4, 3), refused(bytes, 1 << 20), "the second NIC's");
-    assert_eq!(announced(u64::MAX, 1 << 58, 100, 64), Ok(vec![64, 64]), "what does not fit is left out");
+    assert_eq!(
+        announced(u64::MAX, 1 << 58, 100, 64),
+        Ok(vec![64, 64]),
+        "what does not fit is left out"
+    );
     assert_eq!(announced(1, 1 << 20, 4, 0), refused(slabs, 0));
     assert_eq!(announced(1, 1 << 20, 4, 65), refused(slabs, 65));
     assert_eq!(announced(1, 1 << 20, 4, u16::MAX), refused(slabs, u16::MAX.into()));
@@ -281,7 +298,8 @@ fn headers_are_checked() {
         first[at] = value;
         with_part(&done, 0, &first)
     };
-    let decode = |message: Multipart| Message::decode(message.parts(), None).map(|found| found.is_some());
+    let decode =
+        |message: Multipart| Message::decode(message.parts(), None).map(|found| found.is_some());
     assert_eq!(decode(change(0, 0)), Err(MessageError::Magic(0x5400)));
     assert_eq!(decode(change(2, 9)), Err(MessageError::Version { theirs: 9 }));
     assert_eq!(decode(change(6, 1)), Err(MessageError::Parts { said: 2, found: 1 }));
@@ -306,7 +324,10 @@ fn values_out_of_range_are_refused_by_name() {
     for message in every_kind() {
         match message {
             Message::Destination(good) => {
-                assert_eq!(refused(Message::Destination(Destination { tokens: 0, ..good })), "tokens");
+                assert_eq!(
+                    refused(Message::Destination(Destination { tokens: 0, ..good })),
+                    "tokens"
+                );
                 for prefix_tokens in [good.tokens, good.tokens + 1] {
                     let long = Destination { prefix_tokens, ..good };
                     assert_eq!(refused(Message::Destination(long)), "prefix");

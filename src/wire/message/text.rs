@@ -5,9 +5,14 @@ use crate::limits;
 use crate::wire::{Multipart, Parts};
 
 /// Reads part `index` as text.
-pub fn read_text<'a>(parts: Parts<'a>, index: usize, what: &'static str) -> Result<&'a str, MessageError> {
+pub fn read_text<'a>(
+    parts: Parts<'a>,
+    index: usize,
+    what: &'static str,
+) -> Result<&'a str, MessageError> {
     let bytes = parts.get(index).unwrap_or_default();
-    let text = std::str::from_utf8(bytes).ok().filter(|text| text.len() <= limits::MESSAGE_TEXT_MAX);
+    let text =
+        std::str::from_utf8(bytes).ok().filter(|text| text.len() <= limits::MESSAGE_TEXT_MAX);
     text.ok_or(MessageError::Content { what, len: bytes.len() })
 }
 

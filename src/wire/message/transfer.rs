@@ -113,8 +113,16 @@ impl<'a> Destination<'a> {
         within("session", body.session.0, 1..=u32::MAX.into())?;
         within("tokens", body.tokens, 1..=u32::MAX.into())?;
         within("prefix", body.prefix_tokens, 0..=u64::from(body.tokens) - 1)?;
-        let DestinationBody { id, ids_hash, session, tokens, prefix_tokens, aux_index, deadline_ms, .. } =
-            body;
+        let DestinationBody {
+            id,
+            ids_hash,
+            session,
+            tokens,
+            prefix_tokens,
+            aux_index,
+            deadline_ms,
+            ..
+        } = body;
         Ok(Destination {
             id: id.checked()?,
             session,
@@ -128,11 +136,28 @@ impl<'a> Destination<'a> {
     }
 
     pub(super) fn write(&self, out: &mut Multipart) {
-        let Destination { id, session, tokens, prefix_tokens, ids_hash, aux_index, deadline_ms, pages } =
-            *self;
+        let Destination {
+            id,
+            session,
+            tokens,
+            prefix_tokens,
+            ids_hash,
+            aux_index,
+            deadline_ms,
+            pages,
+        } = *self;
         let pad = 0;
         write_body(
-            &DestinationBody { id, ids_hash, session, tokens, prefix_tokens, aux_index, deadline_ms, pad },
+            &DestinationBody {
+                id,
+                ids_hash,
+                session,
+                tokens,
+                prefix_tokens,
+                aux_index,
+                deadline_ms,
+                pad,
+            },
             out,
         );
         out.end_part();

@@ -76,7 +76,8 @@ fn ready(mut rest: &[u8]) -> Result<Command<'_>, ZmtpError> {
     while !rest.is_empty() {
         let (name, tail) = split_short(rest).ok_or(MALFORMED)?;
         let (len, tail) = tail.split_first_chunk().ok_or(MALFORMED)?;
-        let (value, tail) = tail.split_at_checked(u32::from_be_bytes(*len) as usize).ok_or(MALFORMED)?;
+        let (value, tail) =
+            tail.split_at_checked(u32::from_be_bytes(*len) as usize).ok_or(MALFORMED)?;
         if name.eq_ignore_ascii_case(b"Socket-Type") {
             socket = Some(Socket::from_name(value).ok_or(ZmtpError::SocketType)?);
         } else if name.eq_ignore_ascii_case(b"Identity") {
@@ -144,7 +145,10 @@ mod tests {
         assert_eq!(Command::parse(b""), Err(ZmtpError::Command("without a name")));
         assert_eq!(Command::parse(b"\x09PING"), Err(ZmtpError::Command("without a name")));
         assert_eq!(Command::parse(b"\x04PING\0"), Err(ZmtpError::Command("PING")));
-        assert_eq!(Command::parse(b"\x04PING\0\x000123456789abcdefg"), Err(ZmtpError::Command("PING")));
+        assert_eq!(
+            Command::parse(b"\x04PING\0\x000123456789abcdefg"),
+            Err(ZmtpError::Command("PING"))
+        );
         assert_eq!(Command::parse(b"\x05READY"), Err(ZmtpError::SocketType));
         let mut body = b"\x05READY".to_vec();
         property(b"Socket-Type", b"PUB", &mut body);

@@ -171,9 +171,11 @@ impl Connection {
     /// The event that stopped `handle_input`, once.
     pub fn poll_event(&mut self) -> Option<Event<'_>> {
         Some(match self.event.take()? {
-            Pending::Ready(socket) => {
-                Event::Ready(Ready { socket, identity: &self.identity, heartbeats: self.peer_knows_ping })
-            }
+            Pending::Ready(socket) => Event::Ready(Ready {
+                socket,
+                identity: &self.identity,
+                heartbeats: self.peer_knows_ping,
+            }),
             Pending::Message => Event::Message(self.message.parts()),
             Pending::Pong(context) => Event::Pong { context },
         })
@@ -283,7 +285,10 @@ impl Connection {
             self.command.clear();
             return match usize::try_from(header.len) {
                 Ok(len) if len <= limits::ZMTP_COMMAND_MAX => Ok(len),
-                _ => Err(ZmtpError::CommandTooLong { len: header.len, limit: limits::ZMTP_COMMAND_MAX }),
+                _ => Err(ZmtpError::CommandTooLong {
+                    len: header.len,
+                    limit: limits::ZMTP_COMMAND_MAX,
+                }),
             };
         }
         if self.state != State::Open {
@@ -304,7 +309,12 @@ impl Connection {
         Ok(header.len as usize)
     }
 
-    fn take_body(&mut self, header: FrameHeader, missing: usize, input: &[u8]) -> Result<usize, ZmtpError> {
+    fn take_body(
+        &mut self,
+        header: FrameHeader,
+        missing: usize,
+        input: &[u8],
+    ) -> Result<usize, ZmtpError> {
         let taken = missing.min(input.len());
         if header.command {
             self.command.extend_from_slice(&input[..taken]);
@@ -401,7 +411,11 @@ mod tests {
         Pong(u64),
     }
 
-    fn feed(connection: &mut Connection, mut input: &[u8], step: usize) -> Result<Vec<Seen>, ZmtpError> {
+    fn feed(
+        connection: &mut Connection,
+        mut input: &[u8],
+        step: usize,
+    ) -> Result<Vec<Seen>, ZmtpError> {
         let mut seen = Vec::new();
         while !input.is_empty() {
             let taken = connection.handle_input(&input[..step.min(input.len())])?;
@@ -472,8 +486,9 @@ mod tests {
             sent.iter().for_each(|parts| dealer.send(message(parts).parts()).unwrap());
             let bytes = drain(&mut dealer);
             let seen = feed(&mut router, &bytes, step).unwrap();
-            let expected: Vec<_> =
-                sent.map(|parts| Seen::Message(parts.iter().map(|part| part.to_vec()).collect())).into();
+            let expected: Vec<_> = sent
+                .map(|parts| Seen::Message(parts.iter().map(|part| part.to_vec()).collect()))
+                .into();
             assert_eq!(seen, expected);
         }
     }
@@ -513,10 +528,16 @@ mod tests {
         assert_eq!(feed(&mut open(), &long(11), 9), too_long(11));
         assert_eq!(feed(&mut open(), &long(u64::MAX), 9), too_long(u64::MAX));
         assert_eq!(feed(&mut open(), b"\x01\x0312\x33\x01\x08", 9), too_long(11));
-        assert_eq!(feed(&mut open(), &[1, 0, 1, 0, 1, 0], 9), Err(ZmtpError::TooManyParts { limit: 2 }));
+        assert_eq!(
+            feed(&mut open(), &[1, 0, 1, 0, 1, 0], 9),
+            Err(ZmtpError::TooManyParts { limit: 2 })
+        );
         let command = [&[6][..], &(1u64 << 40).to_be_bytes()].concat();
         let limit = limits::ZMTP_COMMAND_MAX;
-        assert_eq!(feed(&mut open(), &command, 9), Err(ZmtpError::CommandTooLong { len: 1 << 40, limit }));
+        assert_eq!(
+            feed(&mut open(), &command, 9),
+            Err(ZmtpError::CommandTooLong { len: 1 << 40, limit })
+        );
         // An error is final.
         let mut failed = open();
         feed(&mut failed, &[8, 0], 1).unwrap_err();
@@ -550,7 +571,10 @@ mod tests {
         let error = drain(&mut router);
         let mut dealer = Connection::new(Socket::Dealer, b"", Limits::PEER);
         feed(&mut dealer, &greeting(), 64).unwrap();
-        assert_eq!(feed(&mut dealer, &error, 1), Err(ZmtpError::Refused("Invalid socket type".into())));
+        assert_eq!(
+            feed(&mut dealer, &error, 1),
+            Err(ZmtpError::Refused("Invalid socket type".into()))
+        );
     }
 
     #[test]

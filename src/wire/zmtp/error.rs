@@ -56,7 +56,9 @@ impl fmt::Display for ZmtpError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             ZmtpError::Signature => write!(f, "peer does not speak ZMTP"),
-            ZmtpError::Version { major } => write!(f, "peer speaks ZMTP {major}, at least 3 is needed"),
+            ZmtpError::Version { major } => {
+                write!(f, "peer speaks ZMTP {major}, at least 3 is needed")
+            }
             ZmtpError::Mechanism => write!(f, "peer asks for a ZMTP mechanism other than NULL"),
             ZmtpError::AsServer => write!(f, "peer's greeting sets as-server, which NULL forbids"),
             ZmtpError::Flags(flags) => write!(f, "frame has invalid flags {flags:#04x}"),
@@ -96,7 +98,9 @@ impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             SendError::NotOpen => write!(f, "connection is not open"),
-            SendError::Full { limit } => write!(f, "more than {limit} bytes would wait for the peer"),
+            SendError::Full { limit } => {
+                write!(f, "more than {limit} bytes would wait for the peer")
+            }
         }
     }
 }

@@ -22,7 +22,9 @@ pub fn greeting() -> [u8; GREETING_LEN] {
 /// Checks the first bytes of a peer's greeting. The eight bytes inside the signature and the filler
 /// carry nothing; a higher version steps down to ours.
 pub fn check_greeting(bytes: &[u8]) -> Result<(), ZmtpError> {
-    if bytes.first().is_some_and(|&first| first != 0xff) || bytes.get(9).is_some_and(|&last| last != 0x7f) {
+    if bytes.first().is_some_and(|&first| first != 0xff)
+        || bytes.get(9).is_some_and(|&last| last != 0x7f)
+    {
         return Err(ZmtpError::Signature);
     }
     if let Some(&major) = bytes.get(10)

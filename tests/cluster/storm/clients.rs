@@ -23,8 +23,9 @@ pub struct Case {
 
 /// Requests of many kinds, changed so, with what one worker alone answers.
 pub fn cases(model: &Model, change: impl Fn(&mut Value)) -> Vec<Case> {
-    let ids =
-        |seed: usize| (0..20 + 17 * seed).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>();
+    let ids = |seed: usize| {
+        (0..20 + 17 * seed).map(|i| 3 + (seed * 7919 + i * 104_729) % 380).collect::<Vec<_>>()
+    };
     let bodies = (0..12).map(|seed| {
         let temperature = [0.0, 40.0][seed % 2];
         let mut body = json!({"prompt": ids(seed), "max_tokens": 20 + 12 * seed, "temperature": temperature,
@@ -34,7 +35,8 @@ pub fn cases(model: &Model, change: impl Fn(&mut Value)) -> Vec<Case> {
     });
     let alone = model.start(0, "serve", &["--mixed"]);
     let case = |body: Value| {
-        let expected = text(&post(alone.address, "/v1/completions", &body.to_string())).expect("an answer");
+        let expected =
+            text(&post(alone.address, "/v1/completions", &body.to_string())).expect("an answer");
         Case { body, expected }
     };
     bodies.map(case).collect()
@@ -113,7 +115,12 @@ impl Clients {
     }
 
     /// So many, each a thread on the client's host, that ask one case after the other until told to stop.
-    pub fn spawn<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, count: usize, tag: &'scope str) {
+    pub fn spawn<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        count: usize,
+        tag: &'scope str,
+    ) {
         for _ in 0..count {
             scope.spawn(move || {
                 network::enter(tag, "client");

@@ -75,24 +75,42 @@ pub struct Cluster {
 
 impl Cluster {
     /// Once both routers have all workers; `None` where there is no etcd to be had.
-    pub fn start(network: Network, model: Model, registry: Registry, flags: &[&str]) -> Option<Cluster> {
+    pub fn start(
+        network: Network,
+        model: Model,
+        registry: Registry,
+        flags: &[&str],
+    ) -> Option<Cluster> {
         let etcd = match registry {
             Registry::Routers => Vec::new(),
             Registry::Etcd => EtcdServer::several(&network, &KEEPERS)?,
         };
         let registry = match registry {
-            Registry::Routers => ROUTERS.map(|host| format!("http://{}", router_address(host))).join(","),
-            Registry::Etcd => {
-                etcd.iter().map(|server| format!("etcd://{}", server.address)).collect::<Vec<_>>().join(",")
+            Registry::Routers => {
+                ROUTERS.map(|host| format!("http://{}", router_address(host))).join(",")
             }
+            Registry::Etcd => etcd
+                .iter()
+                .map(|server| format!("etcd://{}", server.address))
+                .collect::<Vec<_>>()
+                .join(","),
         };
         // etcd's scheme is said once, for all its members.
         let registry = registry.replace(",etcd://", ",");
         let flags = flags.iter().map(|flag| String::from(*flag)).collect();
         let (workers, routers) = (Vec::new(), Vec::new());
         let (routers_killed, before) = (0, (0, 0));
-        let mut cluster =
-            Cluster { network, model, workers, routers, etcd, registry, flags, routers_killed, before };
+        let mut cluster = Cluster {
+            network,
+            model,
+            workers,
+            routers,
+            etcd,
+            registry,
+            flags,
+            routers_killed,
+            before,
+        };
         cluster.routers = (0..ROUTERS.len()).map(|which| cluster.start_router(which)).collect();
         cluster.workers = (0..WORKERS.len()).map(|which| cluster.start_worker(which)).collect();
         cluster.await_whole();
@@ -147,7 +165,11 @@ impl Cluster {
                 if lines.filter(|line| line.ends_with(" 1")).count() == WORKERS.len() {
                     break;
                 }
-                assert!(begun.elapsed() < PATIENCE, "{} never sees all workers again", router.address);
+                assert!(
+                    begun.elapsed() < PATIENCE,
+                    "{} never sees all workers again",
+                    router.address
+                );
                 thread::sleep(Duration::from_millis(50));
             }
         }
@@ -179,8 +201,8 @@ impl Cluster {
     /// Memory that each holds, in MiB.
     pub fn memory(&self) -> String {
         let of = |process: &Process| mib(process.resident());
-        let [routers, workers] =
-            [&self.routers, &self.workers].map(|all| all.iter().map(of).collect::<Vec<_>>().join(", "));
+        let [routers, workers] = [&self.routers, &self.workers]
+            .map(|all| all.iter().map(of).collect::<Vec<_>>().join(", "));
         format!("routers {routers} MiB; workers {workers} MiB")
     }
 

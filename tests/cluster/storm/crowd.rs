@@ -53,7 +53,8 @@ fn hundreds_of_streams_at_once_end_well_though_a_worker_dies() {
     // For the largest model that this is run with, 22.5 KiB a token, and 359 tokens at most.
     let (slots, memory) = (streams.to_string(), format!("{}MiB", 8 * streams));
     let common = ["--transfer", "tcp", "--max-running-requests", &slots, "--kv-memory", &memory];
-    let worker = |command: &str, more: &[&str]| model.start(0, command, &[&common[..], more].concat());
+    let worker =
+        |command: &str, more: &[&str]| model.start(0, command, &[&common[..], more].concat());
     let prefill = (0..2).map(|_| worker("prefill", &["--bootstrap-port", "0"])).collect();
     let decode = (0..2).map(|_| worker("decode", &[])).collect();
     let mut fleet = Fleet::with(prefill, decode, &["--policy", "least_loaded"]);
@@ -70,7 +71,8 @@ fn hundreds_of_streams_at_once_end_well_though_a_worker_dies() {
     let seen: Vec<Seen> = thread::scope(|scope| {
         let clients: Vec<_> = (0..streams)
             .map(|number| {
-                let (case, open, begun, over) = (&cases[number % cases.len()], &open, &begun, &over);
+                let (case, open, begun, over) =
+                    (&cases[number % cases.len()], &open, &begun, &over);
                 scope.spawn(move || {
                     let seen = stream(router, case, open, begun);
                     over.fetch_add(1, Ordering::Relaxed);
@@ -111,7 +113,8 @@ fn hundreds_of_streams_at_once_end_well_though_a_worker_dies() {
     };
     let (first, whole) = (sorted(|seen| seen.first), sorted(|seen| seen.whole));
     let metric = |name: &str| fleet.router.metric(name, "");
-    let (tried, resumed) = (metric("baton_router_retries_total{"), metric("baton_router_resumed_total"));
+    let (tried, resumed) =
+        (metric("baton_router_retries_total{"), metric("baton_router_resumed_total"));
     eprintln!("STORM most: {most}");
     eprintln!("STORM after: {}", memory(&fleet));
     eprintln!(

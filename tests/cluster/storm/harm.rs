@@ -36,7 +36,8 @@ pub enum Harm {
 }
 
 use Harm::{
-    Deafen, Delay, Forget, Kill, KillKeeper, KillRouter, Lose, Pause, PauseKeeper, Unplug, UnplugKeeper,
+    Deafen, Delay, Forget, Kill, KillKeeper, KillRouter, Lose, Pause, PauseKeeper, Unplug,
+    UnplugKeeper,
 };
 
 const TO_WORKERS: [Harm; 6] = [Kill, Pause, Unplug, Deafen, Lose, Delay];

@@ -31,7 +31,8 @@ const GROWTH_MAX: u64 = 16 << 20;
 
 /// The number that a variable of the environment says, if it is there.
 fn number(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}: a number")))
+    std::env::var(name)
+        .map_or(default, |value| value.parse().unwrap_or_else(|_| panic!("{name}: a number")))
 }
 
 #[test]
@@ -88,7 +89,11 @@ fn storm(registry: Registry) {
     cluster.check_idle();
     eprintln!("STORM no page is held, no request is left");
     assert_eq!(tally.wrong, [""; 0]);
-    assert!(tally.failed() * 100 <= tally.well, "more than one in a hundred failed: {:?}", tally.failures);
+    assert!(
+        tally.failed() * 100 <= tally.well,
+        "more than one in a hundred failed: {:?}",
+        tally.failures
+    );
     assert!(tally.longest < LONGEST, "a client waited {:?}", tally.longest);
     assert!(tally.broken() <= CLIENTS * killed, "a router that lives broke an answer off");
     assert!(killed > 0 || tally.elsewhere.is_empty(), "{:?}", tally.elsewhere);

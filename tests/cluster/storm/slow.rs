@@ -110,7 +110,10 @@ fn who_reads_slowly_holds_up_nobody_and_gets_all_of_it() {
     assert_eq!(events(&answer), expected);
     assert!(within[0] < before[0] + ROUTER_MAX, "the router holds what its client does not read");
     // The queue doubles as it grows.
-    assert!(within[1] < before[1] + 3 * NET_QUEUED_MAX as u64, "the worker holds what nobody reads");
+    assert!(
+        within[1] < before[1] + 3 * NET_QUEUED_MAX as u64,
+        "the worker holds what nobody reads"
+    );
     fleet.check_idle();
 }
 

@@ -88,7 +88,8 @@ pub mod region {
         #[allow(unsafe_code)]
         pub fn load<T: Pod>(&self, offset: usize, bytes: usize) -> T {
             let mut record = T::zeroed();
-            for (index, bytes) in bytemuck::bytes_of_mut(&mut record)[..bytes].chunks_exact_mut(8).enumerate()
+            for (index, bytes) in
+                bytemuck::bytes_of_mut(&mut record)[..bytes].chunks_exact_mut(8).enumerate()
             {
                 // SAFETY: as for `Region::store`.
                 let word = self.0.records[offset / 8 + index].with(|cell| unsafe { *cell });

@@ -59,7 +59,10 @@ impl Answer {
         };
         self.status = head.code.unwrap_or(0);
         let field = |name: &str| {
-            head.headers.iter().find(|field| field.name.eq_ignore_ascii_case(name)).map(|field| field.value)
+            head.headers
+                .iter()
+                .find(|field| field.name.eq_ignore_ascii_case(name))
+                .map(|field| field.value)
         };
         self.body = Some(match field("content-length") {
             Some(length) => {
@@ -85,7 +88,8 @@ impl Answer {
                     let got = left.min(bytes.len());
                     self.count(&bytes[..got]);
                     bytes = &bytes[got..];
-                    self.body = Some(if got == left { Body::ChunkEnd } else { Body::Chunk(left - got) });
+                    self.body =
+                        Some(if got == left { Body::ChunkEnd } else { Body::Chunk(left - got) });
                 }
                 Body::ChunkEnd | Body::ChunkSize => {
                     let Some(end) = bytes.iter().position(|&byte| byte == b'\n') else {
@@ -100,8 +104,8 @@ impl Answer {
                         continue;
                     }
                     let text = std::str::from_utf8(&line).unwrap_or_default().trim_end();
-                    let size =
-                        usize::from_str_radix(text, 16).map_err(|_| invalid(format!("chunk {text:?}")))?;
+                    let size = usize::from_str_radix(text, 16)
+                        .map_err(|_| invalid(format!("chunk {text:?}")))?;
                     // Nobody here sends trailers: an empty line ends the answer.
                     if size == 0 {
                         return Ok(true);

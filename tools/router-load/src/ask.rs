@@ -55,9 +55,19 @@ pub fn run(load: &Load) -> io::Result<()> {
         stream.set_nodelay(true)?;
         stream.set_nonblocking(true)?;
         let mut stream = TcpStream::from_std(stream);
-        poll.registry().register(&mut stream, Token(token), Interest::READABLE | Interest::WRITABLE)?;
+        poll.registry().register(
+            &mut stream,
+            Token(token),
+            Interest::READABLE | Interest::WRITABLE,
+        )?;
         let now = Instant::now();
-        clients.push(Client { stream, written: 0, asked: now, first: None, answer: Answer::default() });
+        clients.push(Client {
+            stream,
+            written: 0,
+            asked: now,
+            first: None,
+            answer: Answer::default(),
+        });
     }
     let mut events = Events::with_capacity(load.connections.max(16));
     let mut buffer = vec![0; 256 << 10];
@@ -121,11 +131,22 @@ impl Client {
         Ok(())
     }
 
-    fn turn(&mut self, request: &[u8], case: Case, buffer: &mut [u8], found: &mut Found) -> io::Result<()> {
+    fn turn(
+        &mut self,
+        request: &[u8],
+        case: Case,
+        buffer: &mut [u8],
+        found: &mut Found,
+    ) -> io::Result<()> {
         self.write(request)?;
         loop {
             let got = match self.stream.read(buffer) {
-                Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the router")),
+                Ok(0) => {
+                    return Err(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        "closed by the router",
+                    ));
+                }
                 Ok(got) => got,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),

@@ -45,7 +45,9 @@ fn run(words: &[String]) -> Result<(), String> {
     let (command, rest) = words.split_first().ok_or("workers, ask or hold?")?;
     let options = Options::read(rest)?;
     let told = match command.as_str() {
-        "workers" => workers::run(options.get("prefill")?, options.get("decode")?, options.has("hold")),
+        "workers" => {
+            workers::run(options.get("prefill")?, options.get("decode")?, options.has("hold"))
+        }
         "ask" => ask::run(&ask::Load {
             target: options.get("target")?,
             case: options.get("case")?,

@@ -53,8 +53,15 @@ pub fn run(prefill: u16, decode: u16, hold: bool) -> io::Result<()> {
                 stream.set_nodelay(true)?;
                 let token = Token(next);
                 next += 1;
-                poll.registry().register(&mut stream, token, Interest::READABLE | Interest::WRITABLE)?;
-                callers.insert(token, Caller { role: *role, stream, input: Vec::new(), output: Vec::new() });
+                poll.registry().register(
+                    &mut stream,
+                    token,
+                    Interest::READABLE | Interest::WRITABLE,
+                )?;
+                callers.insert(
+                    token,
+                    Caller { role: *role, stream, input: Vec::new(), output: Vec::new() },
+                );
             }
         }
     }
@@ -95,7 +102,8 @@ impl Caller {
         if self.input.len() < head_len + length {
             return Ok(false);
         }
-        let (path, posted) = (head.path.unwrap_or_default().to_owned(), head.method == Some("POST"));
+        let (path, posted) =
+            (head.path.unwrap_or_default().to_owned(), head.method == Some("POST"));
         let rest = self.input.split_off(head_len + length);
         let request = std::mem::replace(&mut self.input, rest);
         if posted {

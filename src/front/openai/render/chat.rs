@@ -113,7 +113,12 @@ pub(super) fn opening(renderer: &Renderer, out: &mut Vec<u8>, index: usize) {
     write(out, &renderer.envelope(CHUNK, vec![form], renderer.no_usage(), None));
 }
 
-pub(super) fn chunk(renderer: &Renderer, out: &mut Vec<u8>, choice: &Choice<'_>, timings: Option<&Timings>) {
+pub(super) fn chunk(
+    renderer: &Renderer,
+    out: &mut Vec<u8>,
+    choice: &Choice<'_>,
+    timings: Option<&Timings>,
+) {
     let content = Some(choice.text).filter(|text| !text.is_empty());
     let form = Form { delta: Some(Delta { role: None, content }), ..form(renderer, choice) };
     let mut envelope = renderer.envelope(CHUNK, vec![form], renderer.no_usage(), timings);

@@ -45,8 +45,12 @@ impl Serialize for Top<'_> {
 }
 
 fn logprobs<'a>(positions: &'a [Position], alternatives: usize, mut offset: usize) -> Logprobs<'a> {
-    let mut form =
-        Logprobs { tokens: vec![], token_logprobs: vec![], top_logprobs: vec![], text_offset: vec![] };
+    let mut form = Logprobs {
+        tokens: vec![],
+        token_logprobs: vec![],
+        top_logprobs: vec![],
+        text_offset: vec![],
+    };
     for Position { chosen, top } in positions {
         let text = chosen.text();
         form.text_offset.push(offset);
@@ -63,7 +67,9 @@ fn form<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Form<'a> {
     Form {
         index: choice.index,
         text: choice.text,
-        logprobs: renderer.logprobs.map(|count| logprobs(choice.positions, count, choice.text_offset)),
+        logprobs: renderer
+            .logprobs
+            .map(|count| logprobs(choice.positions, count, choice.text_offset)),
         finish_reason: choice.finish.map(|finish| finish.reason()),
         stop_reason: choice.finish.and_then(Matched::of),
         token_ids: renderer.token_ids(choice),
@@ -82,7 +88,12 @@ pub(super) fn body(
     write(out, &renderer.envelope(OBJECT, forms, Some(Some(usage)), timings));
 }
 
-pub(super) fn chunk(renderer: &Renderer, out: &mut Vec<u8>, choice: &Choice<'_>, timings: Option<&Timings>) {
+pub(super) fn chunk(
+    renderer: &Renderer,
+    out: &mut Vec<u8>,
+    choice: &Choice<'_>,
+    timings: Option<&Timings>,
+) {
     let forms = vec![form(renderer, choice)];
     write(out, &renderer.envelope(OBJECT, forms, renderer.no_usage(), timings));
 }

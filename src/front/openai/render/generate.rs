@@ -42,8 +42,12 @@ struct Reason<'a> {
 
 impl<'a> Reason<'a> {
     fn of(finish: &'a Finish) -> Self {
-        let mut reason =
-            Self { r#type: finish.reason(), matched: Matched::of(finish), length: None, message: None };
+        let mut reason = Self {
+            r#type: finish.reason(),
+            matched: Matched::of(finish),
+            length: None,
+            message: None,
+        };
         match finish {
             Finish::Length(count) => reason.length = Some(*count),
             Finish::EndOfSequence(id) => reason.matched = Some(Matched::Id(*id)),
@@ -68,10 +72,13 @@ type Triple<'a> = (f32, u32, Option<Cow<'a, str>>);
 
 fn logprobs<'a>(renderer: &Renderer, choice: &Choice<'a>) -> Option<Logprobs<'a>> {
     let alternatives = renderer.logprobs?;
-    let triple =
-        |token: &'a TokenLogprob| (token.logprob, token.id, renderer.logprob_text.then(|| token.text()));
+    let triple = |token: &'a TokenLogprob| {
+        (token.logprob, token.id, renderer.logprob_text.then(|| token.text()))
+    };
     let positions = choice.positions;
-    let top = || positions.iter().map(|at| at.top.iter().take(alternatives).map(triple).collect()).collect();
+    let top = || {
+        positions.iter().map(|at| at.top.iter().take(alternatives).map(triple).collect()).collect()
+    };
     Some(Logprobs {
         input_token_logprobs: [],
         output_token_logprobs: positions.iter().map(|at| triple(&at.chosen)).collect(),
@@ -110,7 +117,12 @@ pub(super) fn body(
     }
 }
 
-pub(super) fn chunk(renderer: &Renderer, out: &mut Vec<u8>, choice: &Choice<'_>, timings: Option<&Timings>) {
+pub(super) fn chunk(
+    renderer: &Renderer,
+    out: &mut Vec<u8>,
+    choice: &Choice<'_>,
+    timings: Option<&Timings>,
+) {
     let index = renderer.batch.then_some(choice.index);
     write(out, &Form { index, ..form(renderer, choice, timings) });
 }

@@ -14,7 +14,13 @@ use crate::obs::log::event;
 use std::time::Instant;
 
 impl Fleet {
-    pub(super) fn closed(&mut self, reactor: &mut Reactor, conn: ConnId, reason: CloseReason, now: Instant) {
+    pub(super) fn closed(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        reason: CloseReason,
+        now: Instant,
+    ) {
         let Some(call) = self.calls.get(&conn) else { return };
         let (owner, worker) = (call.owner, call.booking.worker());
         let (connected, begun) = (call.connected, call.is_begun());
@@ -35,7 +41,10 @@ impl Fleet {
             self.is_gone(worker);
             self.look_up_again(worker, now);
             let is_shown = matches!(reason, CloseReason::Tls(why) if why.is_of_certificate());
-            if matches!(owner, Owner::Introduction | Owner::Probe) && is_shown && self.serves(worker) {
+            if matches!(owner, Owner::Introduction | Owner::Probe)
+                && is_shown
+                && self.serves(worker)
+            {
                 return self.distrusted(reactor, conn, now);
             }
         }
@@ -47,9 +56,16 @@ impl Fleet {
     }
 
     /// The answer of a call is whole.
-    pub(super) fn end(&mut self, reactor: &mut Reactor, conn: ConnId, keep_alive: bool, now: Instant) {
+    pub(super) fn end(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+        keep_alive: bool,
+        now: Instant,
+    ) {
         let Some(mut call) = self.calls.remove(&conn) else { return };
-        let is_reusable = keep_alive && call.is_sent() && !call.eof && reactor.received(conn).is_empty();
+        let is_reusable =
+            keep_alive && call.is_sent() && !call.eof && reactor.received(conn).is_empty();
         let (owner, worker, answer) = (call.owner, call.booking.worker(), call.answer.take());
         let is_outdated = call.is_outdated;
         self.settle(reactor, conn, call, is_reusable, now);
@@ -83,7 +99,8 @@ impl Fleet {
     pub(super) fn lose(&mut self, reactor: &mut Reactor, conn: ConnId, lost: Lost, now: Instant) {
         let Some(call) = self.calls.remove(&conn) else { return };
         let (owner, worker, connected) = (call.owner, call.booking.worker(), call.connected);
-        let (begun, held_back, is_greeting) = (call.is_begun(), call.held_back, reactor.is_greeting(conn));
+        let (begun, held_back, is_greeting) =
+            (call.is_begun(), call.held_back, reactor.is_greeting(conn));
         self.settle(reactor, conn, call, false, now);
         match owner {
             Owner::Introduction if connected => {
@@ -105,7 +122,8 @@ impl Fleet {
                 // Its end comes behind what it had sent by then. A worker that is gone was found to be meanwhile.
                 let is_up = self.router.load(worker).is_some_and(|load| load.usable);
                 let is_behind = held_back.is_some_and(|at| now < at + ROUTER_CATCH_UP_TIME);
-                let lost = if lost == Lost::Closed && is_behind && is_up { Lost::Behind } else { lost };
+                let lost =
+                    if lost == Lost::Closed && is_behind && is_up { Lost::Behind } else { lost };
                 let what = if begun { What::Lost(lost) } else { What::Refused };
                 self.news.push_back(News { owner, conn, what });
             }
@@ -213,7 +231,11 @@ impl Fleet {
         }
     }
 
-    pub(super) fn drop_idle(&mut self, reactor: &mut Reactor, conn: ConnId) -> Option<WorkerNumber> {
+    pub(super) fn drop_idle(
+        &mut self,
+        reactor: &mut Reactor,
+        conn: ConnId,
+    ) -> Option<WorkerNumber> {
         let worker = self.kept.remove(&conn)?;
         if let Some(target) = self.targets.get_mut(&worker) {
             target.idle.retain(|idle| idle.conn != conn);

@@ -28,11 +28,17 @@ impl Fleet {
     }
 
     /// A worker leaves: it gets nothing new, and what runs on it runs on.
-    pub fn part_with(&mut self, reactor: &mut Reactor, worker: WorkerNumber, why: &dyn fmt::Display) {
+    pub fn part_with(
+        &mut self,
+        reactor: &mut Reactor,
+        worker: WorkerNumber,
+        why: &dyn fmt::Display,
+    ) {
         if !self.router.has(worker) {
             return;
         }
-        if let (Some(role), Some(target)) = (self.role_name(worker), self.targets.get_mut(&worker)) {
+        if let (Some(role), Some(target)) = (self.role_name(worker), self.targets.get_mut(&worker))
+        {
             event!(Info, "router", "worker leaves", role = role, worker = target.url, why = why);
             for idle in target.idle.drain(..) {
                 self.kept.remove(&idle.conn);
@@ -60,7 +66,8 @@ impl Fleet {
         while let Some((name, found)) = self.names.expire(now).or_else(|| self.names.poll(now)) {
             // Workers of one name, on several ports, are lost and found one by one.
             let is_meant = |target: &Target| target.lost && target.url.host == name;
-            for (&worker, target) in self.targets.iter_mut().filter(|(_, target)| is_meant(target)) {
+            for (&worker, target) in self.targets.iter_mut().filter(|(_, target)| is_meant(target))
+            {
                 target.lost = false;
                 // What was not found is asked for again when it leads nowhere again.
                 if let Ok(addresses) = &found {

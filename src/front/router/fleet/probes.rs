@@ -24,7 +24,12 @@ impl Fleet {
         }
         while let Some(worker) = self.router.give_up(now) {
             let url = self.url(worker);
-            event!(Error, "router", "worker was not up in time, and is no longer looked for", worker = url);
+            event!(
+                Error,
+                "router",
+                "worker was not up in time, and is no longer looked for",
+                worker = url
+            );
         }
     }
 
@@ -53,7 +58,9 @@ impl Fleet {
                 };
                 let mut order = Order::get(path);
                 if owner == Owner::Introduction {
-                    order.headers.push((introduction::ASKED_BY_ROUTER, String::from("introduction")));
+                    order
+                        .headers
+                        .push((introduction::ASKED_BY_ROUTER, String::from("introduction")));
                 }
                 // Nobody asks for a key at /health.
                 order.headers.extend(self.bearer().filter(|_| path != "/health"));
@@ -102,7 +109,13 @@ impl Fleet {
             if of_role && target.withholds {
                 target.drains = false;
                 if target.fault.as_deref() != Some(WITHHELD) {
-                    event!(Warn, "router", "worker cannot be used", worker = target.url, why = WITHHELD);
+                    event!(
+                        Warn,
+                        "router",
+                        "worker cannot be used",
+                        worker = target.url,
+                        why = WITHHELD
+                    );
                     target.fault = Some(WITHHELD.into());
                     target.tell_fault();
                 }
@@ -117,7 +130,14 @@ impl Fleet {
         let here = self.targets.get_mut(&worker).filter(|target| target.drains);
         if let (Some(role), Some(target)) = (role, here) {
             (target.drains, target.told_down) = (false, true);
-            event!(Info, "router", "worker is down", role = role, worker = target.url, by = "drain");
+            event!(
+                Info,
+                "router",
+                "worker is down",
+                role = role,
+                worker = target.url,
+                by = "drain"
+            );
         }
     }
 
@@ -135,13 +155,21 @@ impl Fleet {
             self.router.set_reads_alone(worker, words.reads_alone);
         }
         // Who does not tell now is what it told before.
-        let misfit = words.as_ref().and_then(|words| self.router.introduced(worker, words.kind.clone()));
+        let misfit =
+            words.as_ref().and_then(|words| self.router.introduced(worker, words.kind.clone()));
         let is_mixed = words.as_ref().is_some_and(Words::is_mixed);
         // Who has not read its new keys yet says something else soon.
         let is_settled = self.keys_change.is_none_or(|until| until <= now);
         if let Some((other, why)) = misfit.filter(|_| !is_mixed && is_settled) {
             let (worker, other) = (self.url(worker), self.url(other));
-            event!(Warn, "router", "two workers are never paired", one = worker, other = other, why = why);
+            event!(
+                Warn,
+                "router",
+                "two workers are never paired",
+                one = worker,
+                other = other,
+                why = why
+            );
         }
         // It may have left while it was asked; what it runs goes on as long as it does.
         if !self.router.has(worker) && self.targets.contains_key(&worker) {
@@ -184,7 +212,8 @@ impl Fleet {
         target.verdict = verdict;
         match target.verdict {
             Verdict::Turned(to) => {
-                (target.introduced, target.fault) = (false, Some(format!("it is a {to} worker now")));
+                (target.introduced, target.fault) =
+                    (false, Some(format!("it is a {to} worker now")));
                 self.turned.push_back(Turned { worker, role: to, is_news });
                 let change = self.router.refused(worker);
                 self.tell(worker, change, &"its role");
@@ -206,7 +235,9 @@ impl Fleet {
         let change = self.router.probed(worker, is_well, now);
         self.tell(worker, change, &"probe");
         let is_usable = self.router.load(worker).is_some_and(|load| load.usable);
-        let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
+        let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else {
+            return;
+        };
         if is_well {
             target.is_well();
         }
@@ -219,18 +250,32 @@ impl Fleet {
 
     /// Tells why a worker is not used: once, and again where the reason is another one by now.
     pub(super) fn tell_why_not(&mut self, worker: WorkerNumber) {
-        let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else { return };
+        let Some(target) = self.targets.get_mut(&worker).filter(|_| self.router.has(worker)) else {
+            return;
+        };
         if target.told_down && !target.has_another_fault() {
             return;
         }
         let address = target.address.map_or("unknown".into(), |address| address.to_string());
         let why = target.fault.as_deref().unwrap_or("it is not known why");
-        event!(Warn, "router", "worker is not up", worker = target.url, address = address, why = why);
+        event!(
+            Warn,
+            "router",
+            "worker is not up",
+            worker = target.url,
+            address = address,
+            why = why
+        );
         target.tell_fault();
     }
 
     /// Tells that a worker is up or down by now, and why, by this unless more is known.
-    pub(super) fn tell(&mut self, worker: WorkerNumber, change: Option<Change>, by: &dyn std::fmt::Display) {
+    pub(super) fn tell(
+        &mut self,
+        worker: WorkerNumber,
+        change: Option<Change>,
+        by: &dyn std::fmt::Display,
+    ) {
         let (role, has_left) = (self.role_name(worker), !self.router.has(worker));
         let (Some(role), Some(target)) = (role, self.targets.get_mut(&worker)) else { return };
         let url = &target.url;
@@ -294,7 +339,8 @@ mod tests {
             let mut fleet = Fleet::new(Router::new(Policy::RoundRobin), names.unwrap());
             let leaves = fleet.join(Role::Decode, Target::new(url, None, None), begun);
             fleet.router().probed(leaves, true, begun);
-            let waits = fleet.router().choose_one(Role::Decode, 1, &Avoid::default(), begun).unwrap();
+            let waits =
+                fleet.router().choose_one(Role::Decode, 1, &Avoid::default(), begun).unwrap();
             if leaves_while_it_is_asked {
                 fleet.probe(&mut reactor, begun + Duration::from_secs(10));
             }

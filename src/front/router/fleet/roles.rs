@@ -64,7 +64,8 @@ impl Fleet {
     /// What those who generate have room for, of those that may be chosen; `None` where one does not tell.
     pub fn room(&self) -> Option<Room> {
         let mut all: Option<Room> = None;
-        let usable = self.router.workers().filter(|(_, role, load)| *role == Role::Decode && load.usable);
+        let usable =
+            self.router.workers().filter(|(_, role, load)| *role == Role::Decode && load.usable);
         for (worker, ..) in usable {
             let Room { sequences, tokens } = self.targets.get(&worker)?.room?;
             let before = all.unwrap_or(Room { sequences: 0, tokens: 0 });
@@ -78,7 +79,8 @@ impl Fleet {
 
     /// Tokens of KV that are in use at those, by what they said last; `None` where one does not tell, or nobody asks for that.
     pub fn used(&self) -> Option<u64> {
-        let usable = self.router.workers().filter(|(_, role, load)| *role == Role::Decode && load.usable);
+        let usable =
+            self.router.workers().filter(|(_, role, load)| *role == Role::Decode && load.usable);
         let used = usable.map(|(worker, ..)| self.targets.get(&worker)?.used);
         used.reduce(|all, one| Some(all?.saturating_add(one?)))?
     }

@@ -120,10 +120,22 @@ impl Flights {
                 flight.prefill = None;
                 if !flight.has_begun(way) {
                     // What comes of it is told when it is known.
-                    event!(Debug, "router", "prefill leg lost", request = flight.request.id, why = lost);
+                    event!(
+                        Debug,
+                        "router",
+                        "prefill leg lost",
+                        request = flight.request.id,
+                        why = lost
+                    );
                     let why = "the prefill worker was lost before there was an answer";
-                    flight.last = Some(WorkerAnswer::error(&failure::error(Cause::PeerLost, why.into())));
-                    return self.take(client, flight, News::Lost(Role::Prefill, Cause::PeerLost), way);
+                    flight.last =
+                        Some(WorkerAnswer::error(&failure::error(Cause::PeerLost, why.into())));
+                    return self.take(
+                        client,
+                        flight,
+                        News::Lost(Role::Prefill, Cause::PeerLost),
+                        way,
+                    );
                 }
             }
         }
@@ -150,7 +162,9 @@ impl Flights {
         };
         let (bytes, news) = match passed {
             Passed::Bytes(bytes) => (bytes, None),
-            Passed::Failed { bytes, cause, error } => (bytes, Some(flight.told(Role::Decode, cause, error))),
+            Passed::Failed { bytes, cause, error } => {
+                (bytes, Some(flight.told(Role::Decode, cause, error)))
+            }
             Passed::Broken => {
                 let why = "the worker's answer is no stream of events".to_owned();
                 flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Internal, why)));
@@ -177,7 +191,8 @@ impl Flights {
         way.connections.stream(way.reactor, client, &bytes);
         let passes = News::Passes { resumable: is_stream && flight.relay.is_resumable() };
         // Nothing is drawn or looked up for what goes well, piece by piece.
-        let terms = &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
+        let terms =
+            &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
         let next = flight.core.take(passes, terms);
         if let (Next::Calm, Some(lead)) = (next, flight.lead) {
             way.fleet.set_deadline(lead, flight.until());
@@ -208,7 +223,8 @@ impl Flights {
                 self.open_body(client, flight, sse::CONTENT_TYPE, true, way);
             }
             way.connections.stream(way.reactor, client, &bytes);
-            let terms = &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
+            let terms =
+                &mut Terms { now: way.now, chance: 0, deadline: None, retries: &mut self.retries };
             let _ = flight.core.take(News::Told, terms);
         }
         let (cause, error) = failed.filter(|_| !flight.has_begun(way))?;

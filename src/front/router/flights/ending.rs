@@ -30,12 +30,19 @@ impl Flights {
     }
 
     /// Ends a flight that got no whole answer.
-    pub(super) fn fail(&mut self, client: ConnId, mut flight: Flight, cause: Cause, way: &mut Way<'_>) {
+    pub(super) fn fail(
+        &mut self,
+        client: ConnId,
+        mut flight: Flight,
+        cause: Cause,
+        way: &mut Way<'_>,
+    ) {
         flight.tell("request failed", Role::Decode, cause, way);
         self.failed(&flight, cause);
         // That it has gone, as a worker may think, is not for a client that is here.
-        let is_true =
-            |told: &WorkerAnswer| told.own.is_some() || Failure::of(told).cause != Cause::ClientGone;
+        let is_true = |told: &WorkerAnswer| {
+            told.own.is_some() || Failure::of(told).cause != Cause::ClientGone
+        };
         let told = flight.last.take().filter(is_true);
         let told = told.unwrap_or_else(|| {
             WorkerAnswer::error(&failure::error(cause, "the request could not be served".into()))

@@ -92,8 +92,11 @@ impl Flight {
             match way.fleet.open(way.reactor, owner, booking, until, way.now) {
                 Ok((conn, stands)) => {
                     *awaited += u32::from(!stands);
-                    let leg =
-                        if matches!(owner, Owner::Lead(_)) { &mut self.lead } else { &mut self.prefill };
+                    let leg = if matches!(owner, Owner::Lead(_)) {
+                        &mut self.lead
+                    } else {
+                        &mut self.prefill
+                    };
                     *leg = Some(conn);
                 }
                 Err(reason) => result = Err(reason),
@@ -116,22 +119,28 @@ impl Flight {
         };
         if log::is_logged(level) {
             let accused: Vec<_> = self.core.accused().map(|worker| way.fleet.url(worker)).collect();
-            let chosen = || self.core.worker(role).map_or("none".into(), |worker| way.fleet.url(worker));
+            let chosen =
+                || self.core.worker(role).map_or("none".into(), |worker| way.fleet.url(worker));
             let worker = if accused.is_empty() { chosen() } else { accused.join(", ") };
             let why = self.last.as_ref().map(Failure::of);
             let why: &dyn fmt::Display = match &why {
                 Some(failure) => failure,
                 None => &"unknown",
             };
-            let fields: [log::Field; 4] =
-                [("request", &self.request.id), ("worker", &worker), ("cause", &cause), ("why", why)];
+            let fields: [log::Field; 4] = [
+                ("request", &self.request.id),
+                ("worker", &worker),
+                ("cause", &cause),
+                ("why", why),
+            ];
             log::write(level, "router", what, &fields);
         }
     }
 
     /// Both workers have done their part.
     pub(super) fn acquit(&self, way: &mut Way<'_>) {
-        let workers = [Role::Prefill, Role::Decode].into_iter().filter_map(|role| self.core.worker(role));
+        let workers =
+            [Role::Prefill, Role::Decode].into_iter().filter_map(|role| self.core.worker(role));
         workers.for_each(|worker| way.fleet.router().acquit(worker));
     }
 

@@ -41,7 +41,8 @@ impl Flights {
                 }
                 None => {
                     let why = "the prefill worker does not say where it keeps the KV".to_owned();
-                    flight.last = Some(WorkerAnswer::error(&failure::error(Cause::Incompatible, why)));
+                    flight.last =
+                        Some(WorkerAnswer::error(&failure::error(Cause::Incompatible, why)));
                     News::Failed(Role::Prefill, Cause::Incompatible)
                 }
             },
@@ -121,7 +122,8 @@ impl Flight {
         let room = self.kept.take().and_then(|kept| kept.room);
         if let (Some(room), Some(worker)) = (room, self.core.worker(Role::Prefill)) {
             let asked = self.request.order.headers.iter();
-            let is_same = |(name, _): &&(&str, String)| *name == "authorization" || *name == "x-request-id";
+            let is_same =
+                |(name, _): &&(&str, String)| *name == "authorization" || *name == "x-request-id";
             let mut headers: Vec<(&'static str, String)> = asked.filter(is_same).cloned().collect();
             headers.push(("content-type", JSON.to_owned()));
             let order = Order { method: Method::Post, target: "/abort_request".into(), headers };

@@ -25,9 +25,9 @@ impl Flights {
         flight.due = None;
         let (router, avoid) = (way.fleet.router(), flight.core.avoid());
         let booked = match &flight.request.load {
-            Load::Routed(body) => {
-                router.choose_serving(body.work(), avoid, way.now).map(|(prefill, decode)| (decode, prefill))
-            }
+            Load::Routed(body) => router
+                .choose_serving(body.work(), avoid, way.now)
+                .map(|(prefill, decode)| (decode, prefill)),
             Load::Decode(_) => {
                 router.choose_one(Role::Decode, 0, avoid, way.now).map(|decode| (decode, None))
             }
@@ -42,9 +42,12 @@ impl Flights {
                 return self.carry_out(client, flight, next, way);
             }
             Err(none) => {
-                flight.last.get_or_insert_with(|| WorkerAnswer::error(&unavailable(none.to_string())));
+                flight
+                    .last
+                    .get_or_insert_with(|| WorkerAnswer::error(&unavailable(none.to_string())));
                 let deadline = flight.deadline();
-                let next = flight.core.nobody(none.may_come(), &terms(&mut self.retries, deadline, way));
+                let next =
+                    flight.core.nobody(none.may_come(), &terms(&mut self.retries, deadline, way));
                 return self.carry_out(client, flight, next, way);
             }
         };
@@ -73,9 +76,17 @@ impl Flights {
         }
     }
 
-    pub(super) fn refused(&mut self, client: ConnId, mut flight: Flight, role: Role, way: &mut Way<'_>) {
+    pub(super) fn refused(
+        &mut self,
+        client: ConnId,
+        mut flight: Flight,
+        role: Role,
+        way: &mut Way<'_>,
+    ) {
         let why = "no worker that was asked took a connection";
-        flight.last.get_or_insert_with(|| WorkerAnswer::error(&failure::error(Cause::PeerLost, why.into())));
+        flight.last.get_or_insert_with(|| {
+            WorkerAnswer::error(&failure::error(Cause::PeerLost, why.into()))
+        });
         self.take(client, flight, News::Refused(role), way);
     }
 
@@ -94,7 +105,14 @@ impl Flights {
             Load::Any => Vec::new(),
         };
         let body = Arc::new(body);
-        event!(Debug, "router", "sent", request = flight.request.id, room = room, target = order.target);
+        event!(
+            Debug,
+            "router",
+            "sent",
+            request = flight.request.id,
+            room = room,
+            target = order.target
+        );
         for conn in [flight.prefill, flight.lead].into_iter().flatten() {
             way.fleet.begin(way.reactor, conn, &order, &body, way.now);
         }
@@ -125,7 +143,11 @@ impl Flights {
                 return body.keep(&keep, resume.filter(Resume::has_begun).as_ref(), false);
             }
             (Flow::DecodeFirst, Some(source), None) => {
-                return body.address(Some(Place::Asked(&address(source))), resume.as_ref(), is_ahead);
+                return body.address(
+                    Some(Place::Asked(&address(source))),
+                    resume.as_ref(),
+                    is_ahead,
+                );
             }
             (Flow::Dual, Some(source), None) => {
                 let (host, port) = (&source.url.host, source.registry_port());

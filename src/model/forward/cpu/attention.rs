@@ -224,9 +224,15 @@ impl Attend<'_> {
     }
 
     #[inline(always)]
-    fn score_tiles<S: Simd, const R: usize, const T: usize>(&mut self, s: S, query: usize, tile: usize) {
+    fn score_tiles<S: Simd, const R: usize, const T: usize>(
+        &mut self,
+        s: S,
+        query: usize,
+        tile: usize,
+    ) {
         let Scratch { queries, keys, scores, padded, .. } = &mut *self.scratch;
-        let q: [&[f32]; R] = std::array::from_fn(|r| &queries[(query + r) * *padded..][..self.head_dim]);
+        let q: [&[f32]; R] =
+            std::array::from_fn(|r| &queries[(query + r) * *padded..][..self.head_dim]);
         for lane_tile in (0..TILE / LANES).step_by(T) {
             let k: [&[Lanes]; T] =
                 std::array::from_fn(|t| &keys[(lane_tile + t) * *padded..][..self.head_dim]);
@@ -276,7 +282,9 @@ impl Attend<'_> {
         let mut chunk = 0;
         while chunk < chunks {
             chunk += match chunks - chunk {
-                4.. if S::TILE >= 16 => self.gather_chunks::<S, R, 4>(s, query, tile, tokens, chunk),
+                4.. if S::TILE >= 16 => {
+                    self.gather_chunks::<S, R, 4>(s, query, tile, tokens, chunk)
+                }
                 2.. => self.gather_chunks::<S, R, 2>(s, query, tile, tokens, chunk),
                 _ => self.gather_chunks::<S, R, 1>(s, query, tile, tokens, chunk),
             };
@@ -294,7 +302,8 @@ impl Attend<'_> {
         chunk: usize,
     ) -> usize {
         let Scratch { rows, scores, sums, padded, .. } = &mut *self.scratch;
-        let weights: [&[f32]; R] = std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
+        let weights: [&[f32]; R] =
+            std::array::from_fn(|r| &scores[(query + r) * SEGMENT + tile..][..tokens]);
         let mut acc = [[s.splat(0.0); C]; R];
         for r in 0..R {
             for c in 0..C {

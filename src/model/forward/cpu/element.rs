@@ -69,7 +69,11 @@ impl<'a> Rows for Normed<'a> {
     fn row<S: Simd>(&self, s: S, row: usize) -> NormedRow<'a> {
         let row = self.picked.get(row).map_or(row, |picked| *picked as usize);
         let row = self.raw.row(s, row);
-        NormedRow { row, weight: self.weight, factor: norm_factor(s, row, self.columns, self.epsilon) }
+        NormedRow {
+            row,
+            weight: self.weight,
+            factor: norm_factor(s, row, self.columns, self.epsilon),
+        }
     }
 }
 
@@ -161,7 +165,13 @@ impl<R: Rows> Kernel for Pack<'_, R> {
 
 /// Norms (Qwen3) and rotates the heads of one token in place.
 #[inline(always)]
-pub fn turn_heads<S: Simd>(s: S, heads: &mut [f32], norm: Option<(&[f32], f32)>, angles: &[f32], scale: f32) {
+pub fn turn_heads<S: Simd>(
+    s: S,
+    heads: &mut [f32],
+    norm: Option<(&[f32], f32)>,
+    angles: &[f32],
+    scale: f32,
+) {
     for head in heads.chunks_exact_mut(angles.len()) {
         if let Some((weight, epsilon)) = norm {
             let factor = norm_factor(s, head, head.len(), epsilon);

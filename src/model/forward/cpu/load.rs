@@ -104,8 +104,11 @@ impl<'a> Loader<'a> {
             ]),
             Architecture::Llama | Architecture::Qwen2 => None,
         };
-        let parts =
-            [(name("self_attn.q_proj"), q), (name("self_attn.k_proj"), kv), (name("self_attn.v_proj"), kv)];
+        let parts = [
+            (name("self_attn.q_proj"), q),
+            (name("self_attn.k_proj"), kv),
+            (name("self_attn.v_proj"), kv),
+        ];
         Ok(Layer {
             input_norm: self.vector(&name("input_layernorm.weight"), hidden)?,
             qkv: self.linear(&parts, hidden, config.attention_bias)?,
@@ -121,7 +124,12 @@ impl<'a> Loader<'a> {
         })
     }
 
-    fn linear(&mut self, parts: &[(String, usize)], columns: usize, bias: bool) -> Result<Linear, LoadError> {
+    fn linear(
+        &mut self,
+        parts: &[(String, usize)],
+        columns: usize,
+        bias: bool,
+    ) -> Result<Linear, LoadError> {
         let mut matrices = Vec::with_capacity(parts.len());
         let mut biases = Vec::with_capacity(parts.len());
         for (name, rows) in parts {

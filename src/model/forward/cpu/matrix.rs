@@ -142,7 +142,8 @@ fn plain<N: Numbers + super::arena::Zeroed>(
     team.run(Chunks::new(&mut slab, view.cols), |group, packed| {
         let rows = group_rows(view, group);
         for (column, numbers) in packed.iter_mut().enumerate() {
-            let lanes = rows.map(|row| row.map_or(0.0, |row| plain_number(view.dtype, row, column)));
+            let lanes =
+                rows.map(|row| row.map_or(0.0, |row| plain_number(view.dtype, row, column)));
             *numbers = N::pack(&lanes);
         }
     });
@@ -164,10 +165,15 @@ fn quantised<L: Levels, D: Scales, M: Minimum>(
             for (lane, row) in rows.iter().enumerate() {
                 if let Some(row) = row {
                     let from = row_block(view.dtype, row, index);
-                    (levels[lane], scales[lane], minimum[lane]) = (from.levels, from.scales, from.minimum);
+                    (levels[lane], scales[lane], minimum[lane]) =
+                        (from.levels, from.scales, from.minimum);
                 }
             }
-            *block = Block { levels: L::pack(&levels), scales: D::pack(&scales), minimum: M::pack(&minimum) };
+            *block = Block {
+                levels: L::pack(&levels),
+                scales: D::pack(&scales),
+                minimum: M::pack(&minimum),
+            };
         }
     });
     Ok(slab)

@@ -34,7 +34,11 @@ pub struct Strip<'a> {
 impl<'a> Paged<'a> {
     /// The pool's memory.
     pub fn new(pool: KvPool<'a>) -> Paged<'a> {
-        Paged { base: pool.region.base().as_ptr(), len: pool.region.len() as u64, layout: pool.layout }
+        Paged {
+            base: pool.region.base().as_ptr(),
+            len: pool.region.len() as u64,
+            layout: pool.layout,
+        }
     }
 
     /// One head of a sequence that has `pages`.
@@ -47,8 +51,12 @@ impl<'a> Paged<'a> {
     #[inline(always)]
     fn at(&self, offset: u64, tokens: u64) -> *mut u8 {
         let layout = self.layout;
-        let last = (tokens - 1) * layout.token_stride + layout.head_dim as u64 * layout.dtype.bytes();
-        assert!(offset.checked_add(last).is_some_and(|end| end <= self.len), "page outside the region");
+        let last =
+            (tokens - 1) * layout.token_stride + layout.head_dim as u64 * layout.dtype.bytes();
+        assert!(
+            offset.checked_add(last).is_some_and(|end| end <= self.len),
+            "page outside the region"
+        );
         // SAFETY: inside the mapping.
         unsafe { self.base.add(offset as usize) }
     }
@@ -181,7 +189,12 @@ fn read_as<S: Simd, E: Copy + Default>(
 
 /// `to` has room for as many elements `E` as `from`.
 #[inline(always)]
-fn write_as<S: Simd, E: Copy>(from: &[f32], to: *mut u8, convert: impl Fn(S::F) -> [E; LANES], s: S) {
+fn write_as<S: Simd, E: Copy>(
+    from: &[f32],
+    to: *mut u8,
+    convert: impl Fn(S::F) -> [E; LANES],
+    s: S,
+) {
     let to: *mut E = to.cast();
     let mut at = 0;
     let mut chunks = from.chunks_exact(LANES);

@@ -69,7 +69,10 @@ impl Panels {
     pub fn new(rows: usize, columns: usize, wanted: Wanted) -> Panels {
         let panels = rows.div_ceil(PANEL);
         Panels {
-            integers: vec![EMPTY; if wanted.integers { panels * columns.div_ceil(BLOCK) } else { 0 }],
+            integers: vec![
+                EMPTY;
+                if wanted.integers { panels * columns.div_ceil(BLOCK) } else { 0 }
+            ],
             floats: vec![[0.0; PANEL]; if wanted.floats { panels * columns } else { 0 }],
         }
     }
@@ -81,7 +84,12 @@ impl Panels {
 
     /// Blocks and float columns for `rows` × `columns`, each to be cut into one piece per panel by
     /// [`blocks_per_panel`] and `columns`. A form that is not wanted is empty.
-    pub fn parts(&mut self, rows: usize, columns: usize, wanted: Wanted) -> (&mut [Quantised], &mut [Lanes]) {
+    pub fn parts(
+        &mut self,
+        rows: usize,
+        columns: usize,
+        wanted: Wanted,
+    ) -> (&mut [Quantised], &mut [Lanes]) {
         let panels = rows.div_ceil(PANEL);
         let integers = if wanted.integers { panels * blocks_per_panel(columns) } else { 0 };
         let floats = if wanted.floats { panels * columns } else { 0 };

@@ -16,7 +16,8 @@ impl Rope {
     pub fn new(config: &ModelConfig) -> Rope {
         let (dim, base) = (config.head_dim, config.rope_theta as f64);
         // Rounded where transformers rounds: the power, then its inverse, in single precision.
-        let powers: Vec<f32> = (0..dim / 2).map(|i| base.powf((2 * i) as f64 / dim as f64) as f32).collect();
+        let powers: Vec<f32> =
+            (0..dim / 2).map(|i| base.powf((2 * i) as f64 / dim as f64) as f32).collect();
         let plain: Vec<f32> = powers.iter().map(|power| 1.0 / power).collect();
         match config.rope_scaling {
             RopeScaling::None => Rope { frequencies: plain, factor: 1.0 },
@@ -28,8 +29,15 @@ impl Rope {
                 let scale = |f: f32| llama3(f, factor, low_freq_factor, high_freq_factor, old);
                 Rope { frequencies: plain.into_iter().map(scale).collect(), factor: 1.0 }
             }
-            RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, attention_factor } => {
-                let ramp = yarn_ramp(dim, base, original_context, beta_fast as f64, beta_slow as f64);
+            RopeScaling::Yarn {
+                factor,
+                original_context,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+            } => {
+                let ramp =
+                    yarn_ramp(dim, base, original_context, beta_fast as f64, beta_slow as f64);
                 let frequencies = powers
                     .iter()
                     .zip(ramp)
@@ -69,9 +77,16 @@ fn llama3(frequency: f32, factor: f32, low: f32, high: f32, old_context: f32) ->
 }
 
 /// For each pair, how far it is interpolated: 0 for fast rotations, 1 for slow ones.
-fn yarn_ramp(dim: usize, base: f64, context: u32, fast: f64, slow: f64) -> impl Iterator<Item = f32> {
-    let dimension =
-        |rotations: f64| dim as f64 * (context as f64 / (rotations * 2.0 * PI)).ln() / (2.0 * base.ln());
+fn yarn_ramp(
+    dim: usize,
+    base: f64,
+    context: u32,
+    fast: f64,
+    slow: f64,
+) -> impl Iterator<Item = f32> {
+    let dimension = |rotations: f64| {
+        dim as f64 * (context as f64 / (rotations * 2.0 * PI)).ln() / (2.0 * base.ln())
+    };
     let low = dimension(fast).floor().max(0.0) as f32;
     let high = dimension(slow).ceil().min(dim as f64 - 1.0) as f32;
     let high = if low == high { high + 0.001 } else { high };

@@ -61,7 +61,12 @@ fn stride(columns: usize) -> usize {
 
 impl Scratch {
     /// For the largest batch.
-    pub fn new(config: &ModelConfig, weights: &Weights, limits: &BatchLimits, threads: usize) -> Scratch {
+    pub fn new(
+        config: &ModelConfig,
+        weights: &Weights,
+        limits: &BatchLimits,
+        threads: usize,
+    ) -> Scratch {
         let pad = |n: usize| n.next_multiple_of(LANES);
         let (q, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let widths = Widths {
@@ -90,14 +95,17 @@ impl Scratch {
             gate_up: vec![0.0; block * widths.gate_up],
             panels: Panels::new(block, columns, wanted),
             logits: vec![0.0; limits.logits * widths.vocab],
-            attention: (0..threads).map(|_| attention::Scratch::new(config.head_dim, group)).collect(),
+            attention: (0..threads)
+                .map(|_| attention::Scratch::new(config.head_dim, group))
+                .collect(),
             widths,
         }
     }
 
     /// Bytes held.
     pub fn memory(&self) -> usize {
-        let floats = [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
+        let floats =
+            [&self.stream, &self.angles, &self.qkv, &self.attended, &self.gate_up, &self.logits];
         floats.iter().map(|v| size_of_val(&***v)).sum::<usize>()
             + self.panels.memory()
             + self.attention.iter().map(attention::Scratch::memory).sum::<usize>()
@@ -117,7 +125,14 @@ struct Crew<'a> {
 
 impl Crew<'_> {
     /// Packs `count` rows for the products that follow.
-    fn pack<R: Rows>(&mut self, panels: &mut Panels, rows: R, count: usize, columns: usize, wanted: Wanted) {
+    fn pack<R: Rows>(
+        &mut self,
+        panels: &mut Panels,
+        rows: R,
+        count: usize,
+        columns: usize,
+        wanted: Wanted,
+    ) {
         let (integers, floats) = panels.parts(count, columns, wanted);
         let integers = wanted.integers.then(|| Chunks::new(integers, blocks_per_panel(columns)));
         let floats = wanted.floats.then(|| Chunks::new(floats, columns));
@@ -225,7 +240,8 @@ impl CpuModel {
 
         let angles = &scratch.angles[tokens.start * config.head_dim..tokens.end * config.head_dim];
         let places = &plan.places[tokens];
-        let store = Store { config, batch, paged, layer: layer as u32, head_norms, places, angles, widths };
+        let store =
+            Store { config, batch, paged, layer: layer as u32, head_norms, places, angles, widths };
         let rows = Chunks::new(&mut scratch.qkv[..count * widths.qkv], STORE_TOKENS * widths.qkv);
         crew.team.run(rows, |task, rows| {
             let first = task * STORE_TOKENS;
@@ -236,7 +252,8 @@ impl CpuModel {
         let group = config.heads / config.kv_heads;
         let width = group * config.head_dim;
         let queries = &scratch.qkv[..count * widths.qkv];
-        let grid = Grid::new(&mut scratch.attended, widths.heads, spans, config.kv_heads * width, width);
+        let grid =
+            Grid::new(&mut scratch.attended, widths.heads, spans, config.kv_heads * width, width);
         crew.team.run_with(&mut scratch.attention, grid, |own, index, to| {
             let (span, head) = (&spans[index / config.kv_heads], index % config.kv_heads);
             let Place { row, position } = places[span.start];
@@ -274,7 +291,13 @@ impl CpuModel {
             epsilon: config.norm_eps,
         };
         crew.pack(&mut scratch.panels, normed, count, config.hidden, gate_up.wants());
-        crew.multiply(gate_up, &scratch.panels, count, (&mut scratch.gate_up, widths.gate_up), false);
+        crew.multiply(
+            gate_up,
+            &scratch.panels,
+            count,
+            (&mut scratch.gate_up, widths.gate_up),
+            false,
+        );
         let raw = Raw { rows: &scratch.gate_up, stride: widths.gate_up };
         let gated = Gated { raw, up_at: widths.up_at };
         crew.pack(&mut scratch.panels, gated, count, down.columns(), down.wants());
@@ -287,8 +310,10 @@ impl CpuModel {
         let mut crew = Crew { team, dispatch: *dispatch };
         let widths = scratch.widths;
         let head = &weights.head;
-        for (picked, logits) in
-            plan.picked.chunks(BLOCK_TOKENS).zip(scratch.logits.chunks_mut(BLOCK_TOKENS * widths.vocab))
+        for (picked, logits) in plan
+            .picked
+            .chunks(BLOCK_TOKENS)
+            .zip(scratch.logits.chunks_mut(BLOCK_TOKENS * widths.vocab))
         {
             let normed = Normed {
                 raw: Raw { rows: &scratch.stream, stride: widths.hidden },
@@ -330,7 +355,8 @@ impl Kernel for StoreTask<'_> {
         let Store { config, batch, paged, layer, head_norms, places, angles, widths } = self.store;
         let dim = config.head_dim;
         let (q_len, kv_len) = (config.heads * dim, config.kv_heads * dim);
-        let norms = head_norms.as_ref().map(|norms| norms.each_ref().map(|n| (&n[..], config.norm_eps)));
+        let norms =
+            head_norms.as_ref().map(|norms| norms.each_ref().map(|n| (&n[..], config.norm_eps)));
         // Attention's exponentials are powers of two.
         let scale = std::f32::consts::LOG2_E / (dim as f32).sqrt();
         for (index, row) in self.rows.chunks_exact_mut(widths.qkv).enumerate() {

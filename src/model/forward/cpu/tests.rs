@@ -51,7 +51,8 @@ fn check_dots<L: Levels>(below: u64, extreme: bool) {
     let mut random = random(below);
     for round in 0..50 {
         let mut draw = |n: u64| if extreme && round % 2 == 0 { n - 1 } else { random() % n };
-        let rows: [RowLevels; LANES] = std::array::from_fn(|_| std::array::from_fn(|_| draw(below) as u8));
+        let rows: [RowLevels; LANES] =
+            std::array::from_fn(|_| std::array::from_fn(|_| draw(below) as u8));
         let x: [i16; BLOCK] = std::array::from_fn(|i| match round % 5 {
             0 => i16::MAX,
             1 => -i16::MAX,
@@ -181,7 +182,8 @@ impl Kernel for Transpose<'_> {
 
 #[test]
 fn a_transposition_moves_every_element() {
-    let from: [Lanes; LANES] = std::array::from_fn(|i| std::array::from_fn(|j| (16 * i + j) as f32));
+    let from: [Lanes; LANES] =
+        std::array::from_fn(|i| std::array::from_fn(|j| (16 * i + j) as f32));
     for dispatch in dispatches() {
         let to = dispatch.run(Transpose(&from));
         for (i, row) in from.iter().enumerate() {

@@ -39,7 +39,9 @@ pub fn row_block(dtype: TensorType, row: &[u8], index: usize) -> RowBlock {
             with_six_bit_scales(bytes, part, levels)
         }
         TensorType::Q6_K => six_k(bytes, part),
-        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => unreachable!("plain types have no blocks"),
+        TensorType::F32 | TensorType::F16 | TensorType::Bf16 => {
+            unreachable!("plain types have no blocks")
+        }
     }
 }
 
@@ -86,8 +88,9 @@ fn six_k(bytes: &[u8], part: usize) -> RowBlock {
     let (half, quarter) = (part / 4, part % 4);
     let low = &bytes[64 * half + 32 * (quarter % 2)..];
     let high = &bytes[128 + 32 * half..];
-    let levels =
-        std::array::from_fn(|i| low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (2 * quarter) & 3) << 4);
+    let levels = std::array::from_fn(|i| {
+        low[i] >> (quarter / 2 * 4) & 15 | (high[i] >> (2 * quarter) & 3) << 4
+    });
     let d = number(bytes, 208);
     let scales = std::array::from_fn(|i| d * bytes[192 + 8 * half + 2 * quarter + i] as i8 as f32);
     RowBlock { levels, scales, minimum: 0.0 }

@@ -59,11 +59,14 @@ impl Cluster<'_> {
                 open.core.choose(workers[0], workers[1]);
                 open.booked = [prefill, Some(decode)];
                 let is_full = |&role: &Role| {
-                    workers[role as usize].is_some_and(|WorkerNumber(host)| !self.hosts[host].has_room())
+                    workers[role as usize]
+                        .is_some_and(|WorkerNumber(host)| !self.hosts[host].has_room())
                 };
                 let full = [Role::Prefill, Role::Decode].into_iter().find(is_full);
                 match (open.core.take(News::Opened(0), &mut terms), full) {
-                    (_, Some(role)) => open.core.take(News::Failed(role, Cause::Overloaded), &mut terms),
+                    (_, Some(role)) => {
+                        open.core.take(News::Failed(role, Cause::Overloaded), &mut terms)
+                    }
                     (next, None) => next,
                 }
             }
@@ -93,7 +96,10 @@ impl Cluster<'_> {
     fn release(&mut self, id: usize) {
         let open = self.open.get_mut(&id).expect("it is open");
         let now = self.bench.instant(self.agenda.now());
-        open.booked.iter_mut().filter_map(Option::take).for_each(|booking| self.router.release(booking, now));
+        open.booked
+            .iter_mut()
+            .filter_map(Option::take)
+            .for_each(|booking| self.router.release(booking, now));
     }
 
     /// Both legs leave; each has its slot from now on.
@@ -101,10 +107,12 @@ impl Cluster<'_> {
         let open = self.open.get_mut(&id).expect("it is open");
         for role in [Role::Prefill, Role::Decode] {
             let leg = open.booked[role as usize].as_ref().map(Booking::worker);
-            open.legs[role as usize] = leg.map(|WorkerNumber(host)| (host, self.hosts[host].open()));
+            open.legs[role as usize] =
+                leg.map(|WorkerNumber(host)| (host, self.hosts[host].open()));
             open.held += u32::from(leg.is_some());
         }
-        let [prefill, decode] = open.legs.map(|leg| leg.map_or(u32::MAX as usize, |(host, _)| host));
+        let [prefill, decode] =
+            open.legs.map(|leg| leg.map_or(u32::MAX as usize, |(host, _)| host));
         self.note([self.agenda.now(), id as u64, (prefill as u64) << 32 | decode as u64]);
         let at = self.agenda.now() + self.plan.fabric.latency;
         self.agenda.put(at, Happening::Submit(id));
@@ -137,8 +145,14 @@ impl Cluster<'_> {
 
     /// That the decode leg may take pages.
     pub(super) fn session_ready(&self, id: usize, source: usize) -> Command {
-        let (_, Use { slot, generation }) = self.open[&id].legs[Role::Decode as usize].expect("it was sent");
-        Command::SessionReady { worker: WORKER, slot, generation, session: SessionId(source as u32) }
+        let (_, Use { slot, generation }) =
+            self.open[&id].legs[Role::Decode as usize].expect("it was sent");
+        Command::SessionReady {
+            worker: WORKER,
+            slot,
+            generation,
+            session: SessionId(source as u32),
+        }
     }
 
     fn request(&self, id: usize, used: Use, prompt: Vec<u32>, now: Nanos) -> Request {
@@ -169,7 +183,12 @@ impl Cluster<'_> {
     }
 
     /// A worker lets nobody more wait, or hears that the other one does not.
-    pub(super) fn refused(&mut self, role: Role, request: RequestId, cause: Cause) -> Result<(), Finding> {
+    pub(super) fn refused(
+        &mut self,
+        role: Role,
+        request: RequestId,
+        cause: Cause,
+    ) -> Result<(), Finding> {
         let (now, latency) = (self.agenda.now(), self.plan.fabric.latency);
         let open = self.named(request)?;
         open.ended[role as usize] = true;

@@ -134,7 +134,11 @@ impl Cluster<'_> {
             Role::Decode => Outcome::Length,
         };
         if outcome != expected {
-            return Err(Finding::about(Checker::Ends, id, format!("its {role} leg ends with {outcome:?}")));
+            return Err(Finding::about(
+                Checker::Ends,
+                id,
+                format!("its {role} leg ends with {outcome:?}"),
+            ));
         }
         let booking = open.booked[role as usize].take();
         let is_alone = open.legs[Role::Prefill as usize].is_none();

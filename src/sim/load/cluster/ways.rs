@@ -49,7 +49,8 @@ impl Cluster<'_> {
         let at = self.agenda.now().max(self.open[&id].computed + takes);
         let token = Sampled { token: 0, logprob: 0.0, top: TopLogprobs::EMPTY };
         let record = AuxRecord::new(room, &token, self.open[&id].cached);
-        self.agenda.put(at, Happening::LandAlone { host: to, destination, record: Box::new(record) });
+        self.agenda
+            .put(at, Happening::LandAlone { host: to, destination, record: Box::new(record) });
     }
 
     pub(super) fn land(&mut self, flow: Flow) {

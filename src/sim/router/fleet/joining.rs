@@ -69,7 +69,8 @@ impl Fleet {
             fleet.router.introduced(worker, Kind::default());
             let target = fleet.target(worker);
             (target.introduced, target.changes) = (true, Some(0));
-            let reads_alone = target.seat.role == Role::Decode && fleet.read_alone[fleet.host(worker)];
+            let reads_alone =
+                target.seat.role == Role::Decode && fleet.read_alone[fleet.host(worker)];
             fleet.router.set_reads_alone(worker, reads_alone);
         }
         fleet
@@ -110,7 +111,12 @@ impl Fleet {
     }
 
     /// An introduction has ended: the worker has told its role, and how often that has changed, or nothing.
-    pub(super) fn introduced(&mut self, worker: WorkerNumber, told: Option<(Role, u64)>, now: Nanos) {
+    pub(super) fn introduced(
+        &mut self,
+        worker: WorkerNumber,
+        told: Option<(Role, u64)>,
+        now: Nanos,
+    ) {
         let alone = self.read_alone[self.host(worker)];
         let words = told.map(|(role, changes)| Words {
             role: Some(name_of(role)),
@@ -126,7 +132,9 @@ impl Fleet {
         if !self.router.has(worker) && self.router.knows(worker) {
             return self.probe(worker, now);
         }
-        let Some(role) = self.router.role(worker).filter(|_| self.router.has(worker)) else { return };
+        let Some(role) = self.router.role(worker).filter(|_| self.router.has(worker)) else {
+            return;
+        };
         let target = self.target(worker);
         let verdict = words.map(|words| {
             target.changes = words.role_changes;
@@ -175,7 +183,8 @@ impl Fleet {
                     let host = (0..self.read_alone.len()).find(|&host| url_of(host) == seat.url);
                     let host = host.expect("nobody else is named");
                     let (changes, introduced, drains, kept) = (None, false, false, Vec::new());
-                    let target = Target { host, seat, has_turned, changes, introduced, drains, kept };
+                    let target =
+                        Target { host, seat, has_turned, changes, introduced, drains, kept };
                     self.targets.insert(worker, target);
                 }
                 Action::Leave { seat, .. } => {

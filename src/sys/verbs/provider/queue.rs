@@ -66,7 +66,8 @@ pub(super) struct Request {
 
 impl WorkQueue {
     pub(super) fn new(room: Room) -> WorkQueue {
-        let words = HEAD_WORDS + (room.pieces as usize * PIECE_WORDS).max((room.inline as usize).div_ceil(8));
+        let words = HEAD_WORDS
+            + (room.pieces as usize * PIECE_WORDS).max((room.inline as usize).div_ceil(8));
         let entries = (room.requests as usize * words.div_ceil(WORDS)).next_power_of_two();
         let zero = || AtomicU64::new(0);
         WorkQueue {
@@ -129,8 +130,9 @@ impl WorkQueue {
     #[inline]
     unsafe fn write(&self, first: u64, request: &SendWr) -> Option<u64> {
         let known = matches!(request.opcode, abi::WR_RDMA_WRITE | abi::WR_RDMA_WRITE_WITH_IMM);
-        let count =
-            u32::try_from(request.num_sge).ok().filter(|&count| known && count <= self.room.pieces)?;
+        let count = u32::try_from(request.num_sge)
+            .ok()
+            .filter(|&count| known && count <= self.room.pieces)?;
         // SAFETY: by the caller.
         let pieces = unsafe { std::slice::from_raw_parts(request.sg_list, count as usize) };
         let is_inline = request.send_flags & abi::SEND_INLINE != 0;
@@ -138,7 +140,8 @@ impl WorkQueue {
         if inline > self.room.inline {
             return None;
         }
-        let kind = u64::from(request.opcode) | u64::from(request.send_flags) << 8 | u64::from(count) << 16;
+        let kind =
+            u64::from(request.opcode) | u64::from(request.send_flags) << 8 | u64::from(count) << 16;
         let head = [
             request.wr_id,
             kind | u64::from(request.imm_data) << 32,
@@ -148,7 +151,16 @@ impl WorkQueue {
         if let ([piece], false) = (pieces, is_inline) {
             // What nearly all are: one whole entry.
             let [a, b, c, d] = head;
-            let words = [a, b, c, d, piece.addr, u64::from(piece.length) | u64::from(piece.lkey) << 32, 0, 0];
+            let words = [
+                a,
+                b,
+                c,
+                d,
+                piece.addr,
+                u64::from(piece.length) | u64::from(piece.lkey) << 32,
+                0,
+                0,
+            ];
             // SAFETY: above the doorbell, where the one thread that posts alone writes.
             unsafe { *self.entry(first) = Entry(words) };
             return Some(1);
@@ -192,7 +204,12 @@ impl WorkQueue {
     }
 
     /// Its bytes: given directly, or as pieces that are still to be checked.
-    pub(super) fn bytes(&self, request: &Request, mut inline: impl FnMut(u8), mut piece: impl FnMut(Sge)) {
+    pub(super) fn bytes(
+        &self,
+        request: &Request,
+        mut inline: impl FnMut(u8),
+        mut piece: impl FnMut(Sge),
+    ) {
         match request.inline {
             Some(len) => (0..len as usize).for_each(|at| {
                 let word = self.word(request.first, HEAD_WORDS + at / 8);

@@ -8,8 +8,8 @@ use super::Shared;
 use super::queue::{Room, WorkQueue};
 use super::wire::{Entries, Pair, Registered};
 use crate::sys::verbs::abi::{
-    self, CompChannel, Context, ContextOps, Cq, DeviceAttr, Gid, GidEntry, ListedDevice, Mr, Pd, PortAttr,
-    Qp, QpAttr, QpInitAttr, RecvWr, SendWr, Wc,
+    self, CompChannel, Context, ContextOps, Cq, DeviceAttr, Gid, GidEntry, ListedDevice, Mr, Pd,
+    PortAttr, Qp, QpAttr, QpInitAttr, RecvWr, SendWr, Wc,
 };
 use crate::sys::verbs::library::Library;
 use std::collections::VecDeque;
@@ -180,8 +180,13 @@ unsafe extern "C" fn query_gid_table(
     _flags: u32,
     _size: usize,
 ) -> isize {
-    let entry =
-        GidEntry { gid: GID, gid_index: 0, port_num: 1, gid_type: abi::GID_TYPE_ROCE_V2, ndev_ifindex: 0 };
+    let entry = GidEntry {
+        gid: GID,
+        gid_index: 0,
+        port_num: 1,
+        gid_type: abi::GID_TYPE_ROCE_V2,
+        ndev_ifindex: 0,
+    };
     if room == 0 {
         return 0;
     }
@@ -216,7 +221,8 @@ unsafe extern "C" fn reg_mr(
     }
     let mut wire = device.shared.wire();
     let remote_write = access & abi::ACCESS_REMOTE_WRITE != 0;
-    let registered = Registered { domain: pd.addr(), address: iova, len: length as u64, remote_write };
+    let registered =
+        Registered { domain: pd.addr(), address: iova, len: length as u64, remote_write };
     wire.last_number += 1;
     // As with NICs: an index and a byte of its own, so that neighbours are no good guess.
     let key = wire.last_number << 8 | wire.last_number.wrapping_mul(0x9d) & 0xff;
@@ -308,7 +314,8 @@ unsafe extern "C" fn create_qp(pd: *mut Pd, attr: *mut QpInitAttr) -> *mut Qp {
     if !fits || cap.max_send_sge > PIECES_MAX || cap.max_inline_data > INLINE_MAX {
         return refused(libc::EINVAL);
     }
-    let room = Room { requests: cap.max_send_wr, pieces: cap.max_send_sge, inline: cap.max_inline_data };
+    let room =
+        Room { requests: cap.max_send_wr, pieces: cap.max_send_sge, inline: cap.max_inline_data };
     let queue = Arc::new(WorkQueue::new(room));
     // SAFETY: an open device.
     let place = unsafe { device(context) }.place;
@@ -374,7 +381,9 @@ unsafe extern "C" fn modify_qp(qp: *mut Qp, attr: *mut QpAttr, _mask: c_int) -> 
         (abi::QPS_RESET, abi::QPS_INIT) => {
             pair.takes_writes = attr.qp_access_flags & abi::ACCESS_REMOTE_WRITE != 0;
         }
-        (abi::QPS_INIT, abi::QPS_RTR) => (pair.peer, pair.expected) = (attr.dest_qp_num, attr.rq_psn),
+        (abi::QPS_INIT, abi::QPS_RTR) => {
+            (pair.peer, pair.expected) = (attr.dest_qp_num, attr.rq_psn)
+        }
         (abi::QPS_RTR, abi::QPS_RTS) => {
             (pair.sequence, pair.receive_retries) = (attr.sq_psn, attr.rnr_retry);
         }
@@ -412,7 +421,11 @@ unsafe extern "C" fn post_send(qp: *mut Qp, request: *mut SendWr, bad: *mut *mut
     }
 }
 
-unsafe extern "C" fn post_recv(qp: *mut Qp, mut receive: *mut RecvWr, bad: *mut *mut RecvWr) -> c_int {
+unsafe extern "C" fn post_recv(
+    qp: *mut Qp,
+    mut receive: *mut RecvWr,
+    bad: *mut *mut RecvWr,
+) -> c_int {
     // SAFETY: a queue pair that lives.
     let own = unsafe { &*qp.cast::<QueuePair>() };
     let mut wire = own.shared.wire();

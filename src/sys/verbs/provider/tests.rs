@@ -4,8 +4,8 @@ use super::{Counts, Fabric, Landed, Pace};
 use crate::kv::region::Region;
 use crate::sys::event::{Interest, WaitSet};
 use crate::sys::verbs::{
-    Access, Capacity, Chain, Completion, CompletionQueue, Completions, Device, Domain, Ended, Endpoint,
-    Fault, Marks, Piece, QueuePair, Refused, Registration, Remote,
+    Access, Capacity, Chain, Completion, CompletionQueue, Completions, Device, Domain, Ended,
+    Endpoint, Fault, Marks, Piece, QueuePair, Refused, Registration, Remote,
 };
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,19 +41,23 @@ impl End {
     }
 
     fn at(&self, offset: usize) -> Remote {
-        Remote { address: self.registration.address() + offset as u64, key: self.registration.remote_key() }
+        Remote {
+            address: self.registration.address() + offset as u64,
+            key: self.registration.remote_key(),
+        }
     }
 
     fn fill(&self, byte: u8) {
-        (0..BYTES / 8).for_each(|word| self.region.store(8 * word, &u64::from_ne_bytes([byte; 8]), 8));
+        (0..BYTES / 8)
+            .for_each(|word| self.region.store(8 * word, &u64::from_ne_bytes([byte; 8]), 8));
     }
 
     /// The bytes of eight words from `offset` on are all this.
     fn holds(&self, offset: usize, byte: u8) -> bool {
         let words = (0..8).map(|word| self.region.word(offset + 8 * word));
-        words
-            .into_iter()
-            .all(|word| word.load(std::sync::atomic::Ordering::Relaxed) == u64::from_ne_bytes([byte; 8]))
+        words.into_iter().all(|word| {
+            word.load(std::sync::atomic::Ordering::Relaxed) == u64::from_ne_bytes([byte; 8])
+        })
     }
 
     fn ended(&mut self) -> Vec<Completion> {
@@ -65,7 +69,12 @@ impl End {
     }
 }
 
-fn pair(domain: &Arc<Domain>, sent: &CompletionQueue, received: &CompletionQueue, takes: bool) -> QueuePair {
+fn pair(
+    domain: &Arc<Domain>,
+    sent: &CompletionQueue,
+    received: &CompletionQueue,
+    takes: bool,
+) -> QueuePair {
     let wanted = Capacity { requests: 8, receives: 8, pieces: 8, inline: 128 };
     QueuePair::new(domain, sent, received, wanted, takes).unwrap()
 }
@@ -123,7 +132,12 @@ fn a_chain_is_one_doorbell_and_its_last_completion_stands_for_all() {
     let pieces: Vec<Piece> = (0..8).map(|i| piece(128 * i, 64)).collect();
     chain.write(1, &pieces, destination.at(0), Marks::default());
     chain.write(2, &pieces[..1], destination.at(1024), Marks { inline: true, ..Marks::default() });
-    chain.write(3, &[], destination.at(0), Marks { signalled: true, inline: false, immediate: Some(77) });
+    chain.write(
+        3,
+        &[],
+        destination.at(0),
+        Marks { signalled: true, inline: false, immediate: Some(77) },
+    );
     source.pair.post(&mut chain).unwrap();
     assert_eq!(fabric.counts(source.pair.number()), Counts { doorbells: 1, requests: 3 });
     // What is inline was read when it was posted, the rest is read when it is carried out.
@@ -131,7 +145,9 @@ fn a_chain_is_one_doorbell_and_its_last_completion_stands_for_all() {
     assert!(destination.holds(0, 0) && source.ended().is_empty());
     assert_eq!(fabric.step(), 3);
     assert!((0..8).all(|i| destination.holds(64 * i, 0x66)));
-    assert!(destination.holds(1024, 0x5a) && destination.holds(512, 0) && destination.holds(1088, 0));
+    assert!(
+        destination.holds(1024, 0x5a) && destination.holds(512, 0) && destination.holds(1088, 0)
+    );
     assert_eq!(source.ended(), [written(3, &source.pair)]);
     let notice = Completion {
         id: 40,
@@ -155,7 +171,11 @@ fn room_comes_back_when_a_completion_is_polled() {
         let refused = source.pair.post(&mut chain).unwrap_err();
         assert_eq!(refused, Refused { posted: 3, error: libc::ENOMEM }, "round {round}");
         fabric.step();
-        assert_eq!(source.pair.post(&mut chain).unwrap_err().posted, 0, "carried out, but not polled");
+        assert_eq!(
+            source.pair.post(&mut chain).unwrap_err().posted,
+            0,
+            "carried out, but not polled"
+        );
         assert_eq!(source.ended(), [written(4, &source.pair)]);
         // The three that were taken of the second chain.
         chain.clear();
@@ -279,7 +299,9 @@ fn what_is_held_lands_later_unless_the_destination_was_reset() {
 fn a_request_leaves_lands_and_is_answered_in_its_own_time() {
     let (fabric, mut source, mut destination) = connected();
     let number = source.pair.number();
-    assert!(!fabric.depart(number) && fabric.land(number).is_none() && fabric.leaving(0).is_empty());
+    assert!(
+        !fabric.depart(number) && fabric.land(number).is_none() && fabric.leaving(0).is_empty()
+    );
     post(&mut source, 1, destination.at(0), SIGNALLED);
     let marks = Marks { immediate: Some(1), ..SIGNALLED };
     post(&mut source, 2, destination.at(64), marks);

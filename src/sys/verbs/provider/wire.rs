@@ -127,7 +127,8 @@ impl Wire {
     /// The least number above `number` of a queue pair, or of one that is gone and has left packets.
     fn next_source(&self, number: u32) -> Option<u32> {
         let pair = self.pairs.range(number + 1..).next().map(|(&number, _)| number);
-        let packet = self.packets.iter().map(|packet| packet.source).filter(|&source| source > number).min();
+        let packet =
+            self.packets.iter().map(|packet| packet.source).filter(|&source| source > number).min();
         pair.into_iter().chain(packet).min()
     }
 
@@ -171,7 +172,15 @@ impl Wire {
         };
         pair.queue.take(&request);
         let (destination, sequence, fate) = (pair.peer, pair.sequence, Fate::OnItsWay);
-        let packet = Packet { source: number, destination, sequence, request, bytes, is_awaited: true, fate };
+        let packet = Packet {
+            source: number,
+            destination,
+            sequence,
+            request,
+            bytes,
+            is_awaited: true,
+            fate,
+        };
         self.packets.push_back(packet);
         true
     }
@@ -186,7 +195,9 @@ impl Wire {
             pair.received.push(Wc { status: abi::WC_WR_FLUSH_ERR, ..entry(number, id) }, None);
         }
         let queue = &pair.queue;
-        for packet in self.packets.iter_mut().filter(|packet| packet.source == number && packet.is_awaited) {
+        for packet in
+            self.packets.iter_mut().filter(|packet| packet.source == number && packet.is_awaited)
+        {
             packet.is_awaited = false;
             let flushed = Wc { status: abi::WC_WR_FLUSH_ERR, ..entry(number, packet.request.id) };
             pair.sent.push(flushed, Some((queue.clone(), packet.request.index)));
@@ -273,7 +284,9 @@ impl Wire {
         let mut packet = self.packets.remove(at).expect("found there");
         let is_patient = self.pairs.get(&source).is_some_and(|pair| pair.receive_retries == 7);
         let landing = match self.land(&packet) {
-            Landing::Later if packet.is_awaited && !is_patient => Landing::Refused(abi::WC_RNR_RETRY_EXC_ERR),
+            Landing::Later if packet.is_awaited && !is_patient => {
+                Landing::Refused(abi::WC_RNR_RETRY_EXC_ERR)
+            }
             landing => landing,
         };
         if packet.is_awaited {
@@ -289,7 +302,9 @@ impl Wire {
 
     /// `source` hears what became of its oldest packet, if that has come to the other end.
     pub(super) fn answer(&mut self, source: u32) {
-        let Some(at) = self.packets.iter().position(|packet| packet.source == source) else { return };
+        let Some(at) = self.packets.iter().position(|packet| packet.source == source) else {
+            return;
+        };
         match self.packets[at].fate {
             Fate::OnItsWay => {}
             Fate::Landed => {
@@ -389,7 +404,8 @@ impl Pair {
 impl Registered {
     fn holds(&self, domain: usize, address: u64, len: u64) -> bool {
         let offset = address.checked_sub(self.address);
-        domain == self.domain && offset.is_some_and(|offset| offset <= self.len && len <= self.len - offset)
+        domain == self.domain
+            && offset.is_some_and(|offset| offset <= self.len && len <= self.len - offset)
     }
 }
 

@@ -67,9 +67,9 @@ impl<L: Copy> Source<L> {
 
     pub(super) fn link(&self) -> Option<L> {
         match self.stage {
-            Stage::Announced { link, .. } | Stage::Binding { link, .. } | Stage::Ready { link, .. } => {
-                Some(link)
-            }
+            Stage::Announced { link, .. }
+            | Stage::Binding { link, .. }
+            | Stage::Ready { link, .. } => Some(link),
             Stage::Down { .. } | Stage::Dialling { .. } => None,
         }
     }
@@ -107,7 +107,10 @@ where
     }
 
     pub(super) fn source_of(&self, link: L) -> Option<A> {
-        self.sources.iter().find(|(_, source)| source.link() == Some(link)).map(|(name, _)| name.clone())
+        self.sources
+            .iter()
+            .find(|(_, source)| source.link() == Some(link))
+            .map(|(name, _)| name.clone())
     }
 
     pub(super) fn welcome(
@@ -159,7 +162,9 @@ where
         now: Instant,
         effects: &mut impl DestinationEffects<L, A>,
     ) {
-        let Some(entry) = self.sources.get(source).filter(|entry| entry.generation == refused.session) else {
+        let Some(entry) =
+            self.sources.get(source).filter(|entry| entry.generation == refused.session)
+        else {
             return;
         };
         let mismatch = Mismatch {
@@ -173,11 +178,15 @@ where
             // Of those offered a source without other wishes takes the best.
             Stage::Announced { offered, .. } if refused.reason == Refusal::Transport => {
                 match Transport::ALL.into_iter().find(|&transport| offered.offers(transport)) {
-                    Some(best) => self.announce_without(source, best, Cause::Incompatible, now, effects),
+                    Some(best) => {
+                        self.announce_without(source, best, Cause::Incompatible, now, effects)
+                    }
                     None => self.down(source, now, Cause::Incompatible, effects),
                 }
             }
-            _ if refused.reason == Refusal::Busy => self.down(source, now, Cause::Overloaded, effects),
+            _ if refused.reason == Refusal::Busy => {
+                self.down(source, now, Cause::Overloaded, effects)
+            }
             _ => self.down(source, now, Cause::Incompatible, effects),
         }
     }
@@ -194,7 +203,8 @@ where
     ) {
         let Some(entry) = self.sources.get_mut(source) else { return };
         entry.generation = SessionGeneration(entry.generation.0.wrapping_add(1).max(1));
-        let barred = entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
+        let barred =
+            entry.rdma.is_barred(now).then(|| [&entry.without[..], &[Transport::Rdma]].concat());
         let offered = barred.and_then(|without| effects.offer(entry.session, source, &without));
         // What is barred is better than nothing.
         let offered = offered.or_else(|| effects.offer(entry.session, source, &entry.without));
@@ -239,7 +249,8 @@ where
     pub(super) fn regained(&mut self, now: Instant) -> Option<A> {
         let slots = &self.slots;
         let is_idle = |name: &A| slots.values().all(|waiting| waiting.source != *name);
-        let other = |source: &Source<L>| source.transport().is_some_and(|way| way != Transport::Rdma);
+        let other =
+            |source: &Source<L>| source.transport().is_some_and(|way| way != Transport::Rdma);
         self.sessions.iter().flatten().filter(|name| is_idle(name)).find_map(|name| {
             let source = self.sources.get_mut(name).filter(|source| other(source))?;
             source.rdma.take_end(now).then(|| name.clone())

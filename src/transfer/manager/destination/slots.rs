@@ -30,7 +30,9 @@ where
     ) {
         let slot = Slot::from(ack.id);
         let asked = self.aborting.get(&slot.id).is_some_and(|asked| {
-            asked.generation == slot.generation && asked.room == ack.id.room && asked.source == *source
+            asked.generation == slot.generation
+                && asked.room == ack.id.room
+                && asked.source == *source
         });
         if asked {
             self.aborting.remove(&slot.id);
@@ -43,11 +45,15 @@ where
         } else {
             return;
         }
-        let writes = self.sources.get(source).and_then(Source::transport).is_some_and(Transport::writes);
+        let writes =
+            self.sources.get(source).and_then(Source::transport).is_some_and(Transport::writes);
         match (writes, ack.quiet) {
             (false, _) => {}
             (true, true) => {
-                effects.mover(DestinationCommand::Quiet { slot: slot.id, generation: slot.generation });
+                effects.mover(DestinationCommand::Quiet {
+                    slot: slot.id,
+                    generation: slot.generation,
+                });
             }
             (true, false) => self.down(source, now, Cause::PeerLost, effects),
         }
@@ -99,9 +105,15 @@ where
 
     /// Marks the slot Failed, then sends Cancel down the mover's ring, then tells the scheduler. A slot in
     /// Success runs on.
-    pub(super) fn fail(&self, slot: Slot, cause: Cause, effects: &mut impl DestinationEffects<L, A>) {
+    pub(super) fn fail(
+        &self,
+        slot: Slot,
+        cause: Cause,
+        effects: &mut impl DestinationEffects<L, A>,
+    ) {
         if self.status.advance(slot.id, slot.generation, Move::Fail(cause)).is_ok() {
-            effects.mover(DestinationCommand::Cancel { slot: slot.id, generation: slot.generation });
+            effects
+                .mover(DestinationCommand::Cancel { slot: slot.id, generation: slot.generation });
             effects.failed(slot, cause);
         }
     }

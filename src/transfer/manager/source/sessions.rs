@@ -29,7 +29,8 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             Ok(rank) => {
                 let kv = self.identity.kv_claim();
                 let late = self.allocation == DecodeAllocation::Late;
-                let welcome = Welcome { session: generation, transport, late, kv, ranks: vec![rank] };
+                let welcome =
+                    Welcome { session: generation, transport, late, kv, ranks: vec![rank] };
                 effects.send(link, &Message::Welcome(Box::new(welcome)));
             }
             Err(why) => {
@@ -60,7 +61,12 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
         self.sessions[session.0 as usize].as_ref().map(|session| session.usage)
     }
 
-    pub(super) fn announce(&mut self, link: L, announce: &Announce, effects: &mut impl SourceEffects<L>) {
+    pub(super) fn announce(
+        &mut self,
+        link: L,
+        announce: &Announce,
+        effects: &mut impl SourceEffects<L>,
+    ) {
         // A new Announce on a link voids the session before it with all its rooms and kept Destinations.
         self.link_down(link, effects);
         let accepted = self.identity.accept(announce).and_then(|(layout, template)| {
@@ -166,13 +172,19 @@ impl<L: Copy + Eq + Hash> SourceManager<L> {
             if status.generation == slot.generation && !matches!(status.state, State::Success) {
                 // One that had not begun stood beside, too.
                 let cause = status.cause.or(Some(Cause::Flushed));
-                let status = Status { id: transfer_id(room, wanted), state: State::Failed as u8, cause };
+                let status =
+                    Status { id: transfer_id(room, wanted), state: State::Failed as u8, cause };
                 effects.send(link, &Message::Status(status));
             }
         }
     }
 
-    pub(super) fn fail_rooms(&mut self, link: L, cause: Cause, effects: &mut impl SourceEffects<L>) {
+    pub(super) fn fail_rooms(
+        &mut self,
+        link: L,
+        cause: Cause,
+        effects: &mut impl SourceEffects<L>,
+    ) {
         let mut slots = Vec::new();
         let has_begun = |slot: Slot| {
             let status = self.status.load(slot.id);

@@ -63,7 +63,8 @@ impl RdmaOffer {
             let meant = |opened: &Opened| self.rails.rail(opened.rail).number == nic.number;
             let place = self.opened.iter().position(|opened| opened.as_ref().is_some_and(meant));
             let opened = place.and_then(|place| self.opened[place].take());
-            let mut opened = opened.ok_or_else(|| io::Error::other("a NIC that was not offered"))?;
+            let mut opened =
+                opened.ok_or_else(|| io::Error::other("a NIC that was not offered"))?;
             opened.connect(nic, names)?;
             for mut pair in opened.pairs {
                 for _ in 0..pair.capacity().receives.min(self.rails.receives()) {
@@ -143,7 +144,8 @@ fn notice(
 ) {
     let slot = slot_of(said);
     // Of an earlier use of the slot: its source was quiet late, and nothing is to be done.
-    let Some(notice) = landings.current(slot).filter(|notice| immediate(slot, notice.generation) == said)
+    let Some(notice) =
+        landings.current(slot).filter(|notice| immediate(slot, notice.generation) == said)
     else {
         return;
     };

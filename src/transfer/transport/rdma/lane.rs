@@ -101,7 +101,12 @@ impl Lane {
 
     /// Fills the chain with up to `most` work requests of a slot's runs; how many bytes those are.
     #[inline]
-    pub(super) fn fill(&mut self, slot: SlotId, runs: impl Iterator<Item = Run>, most: usize) -> u64 {
+    pub(super) fn fill(
+        &mut self,
+        slot: SlotId,
+        runs: impl Iterator<Item = Run>,
+        most: usize,
+    ) -> u64 {
         // Looking for edges where there are none would cost a tenth of all that a work request does.
         if self.cuts {
             self.fill_by::<true>(slot, runs, most)
@@ -152,9 +157,13 @@ impl Lane {
     /// Adds the write that tells the destination of the lane's last bytes, on the first lane with the record.
     pub(super) fn tell(&mut self, slot: SlotId, target: Target, aux: &AuxRecord, rails: &Rails) {
         let id = Ticket { slot, lane: self.number, requests: 0 }.id();
-        let marks = Marks { immediate: Some(immediate(target.slot, target.generation)), ..Marks::default() };
+        let marks = Marks {
+            immediate: Some(immediate(target.slot, target.generation)),
+            ..Marks::default()
+        };
         let (at, offset) = (slot.index() * RECORD_STRIDE, target.slot.index() * RECORD_STRIDE);
-        let to = Remote { address: self.records.address.wrapping_add(offset as u64), ..self.records };
+        let to =
+            Remote { address: self.records.address.wrapping_add(offset as u64), ..self.records };
         let (len, registration) = (size_of_val(aux), self.chain.registrations().len() - 1);
         let record = Piece { registration, offset: at, len: len as u32 };
         let first = self.number == 0;

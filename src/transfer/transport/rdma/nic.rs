@@ -50,7 +50,9 @@ impl Nic {
             })
             .collect();
         listed.sort_by(|(a, _), (b, _)| natural(a).cmp(&natural(b)));
-        if let Some(unknown) = names.iter().find(|name| listed.iter().all(|(found, _)| found != *name)) {
+        if let Some(unknown) =
+            names.iter().find(|name| listed.iter().all(|(found, _)| found != *name))
+        {
             return Err(format!("there is no device {unknown}"));
         }
         let mut found = Vec::new();
@@ -124,7 +126,8 @@ fn node_of_core(sysfs: &Path, core: usize) -> Option<u32> {
 
 /// None where the machine has but one, or does not say.
 fn node_of_device(sysfs: &Path, name: &str) -> Option<u32> {
-    let text = fs::read_to_string(sysfs.join(format!("class/infiniband/{name}/device/numa_node"))).ok()?;
+    let text =
+        fs::read_to_string(sysfs.join(format!("class/infiniband/{name}/device/numa_node"))).ok()?;
     text.trim().parse().ok()
 }
 
@@ -145,9 +148,12 @@ fn natural(name: &str) -> (&str, u64) {
 fn usable(device: &DeviceInfo) -> Result<(PortInfo, Address), String> {
     let port = device.ports.iter().find(|port| port.active);
     let port = port.ok_or_else(|| format!("{}: no port is active", device.name))?;
+    let address = port
+        .addresses
+        .iter()
+        .max_by_key(|address| (worth(address), std::cmp::Reverse(address.index)));
     let address =
-        port.addresses.iter().max_by_key(|address| (worth(address), std::cmp::Reverse(address.index)));
-    let address = address.ok_or_else(|| format!("{}: port {} has no address", device.name, port.number))?;
+        address.ok_or_else(|| format!("{}: port {} has no address", device.name, port.number))?;
     Ok((port.clone(), address.clone()))
 }
 
@@ -214,8 +220,12 @@ mod tests {
             fs::write(device.join("numa_node"), text).unwrap();
             node_of_device(&sysfs, "mlx5_0")
         };
-        assert_eq!([node("1\n"), node("-1\n"), node_of_device(&sysfs, "none")], [Some(1), None, None]);
-        let nodes = [&[3][..], &[3, 4], &[3, 5], &[3, 9], &[]].map(|cores| node_of_cores(&sysfs, cores));
+        assert_eq!(
+            [node("1\n"), node("-1\n"), node_of_device(&sysfs, "none")],
+            [Some(1), None, None]
+        );
+        let nodes =
+            [&[3][..], &[3, 4], &[3, 5], &[3, 9], &[]].map(|cores| node_of_cores(&sysfs, cores));
         assert_eq!(nodes, [Some(1), Some(1), None, None, None]);
         fs::remove_dir_all(sysfs).unwrap();
     }

@@ -90,7 +90,11 @@ impl Posting {
     }
 
     /// Posts one chain of a lane, if there is something and room.
-    fn post_chain(&mut self, index: usize, completed: &mut dyn FnMut(SlotId)) -> Result<bool, Lost> {
+    fn post_chain(
+        &mut self,
+        index: usize,
+        completed: &mut dyn FnMut(SlotId),
+    ) -> Result<bool, Lost> {
         let Posting { lanes, lanes_all, template, rails, flight, posts } = self;
         let lane = &mut lanes[index];
         let Some(&(slot, at)) = lane.queue.front() else { return Ok(false) };

@@ -144,8 +144,11 @@ impl Rails {
     /// Has threads of their own post and reap on each NIC for a source's sessions, which are to run before the first
     /// session; `mover` is woken when they have something to say. `spin` is off where threads outnumber cores.
     pub fn split(&mut self, mover: &Arc<Bell>, spin: bool) -> io::Result<Vec<Split>> {
-        let made: Vec<_> =
-            self.rails.iter().map(|rail| Split::new(&rail.name, mover, spin)).collect::<io::Result<_>>()?;
+        let made: Vec<_> = self
+            .rails
+            .iter()
+            .map(|rail| Split::new(&rail.name, mover, spin))
+            .collect::<io::Result<_>>()?;
         let (splits, desks) = made.into_iter().unzip();
         self.desks = desks;
         Ok(splits)
@@ -186,8 +189,9 @@ impl Rails {
     /// NICs to use for a new session; never none.
     pub(super) fn usable(&self) -> Vec<usize> {
         let all = || 0..self.rails.len();
-        let trusted: Vec<usize> =
-            all().filter(|&place| self.rails[place].is_up() && !self.rails[place].is_barred()).collect();
+        let trusted: Vec<usize> = all()
+            .filter(|&place| self.rails[place].is_up() && !self.rails[place].is_barred())
+            .collect();
         // What is barred is better than nothing.
         if trusted.is_empty() { all().collect() } else { trusted }
     }
@@ -209,7 +213,8 @@ impl Rails {
         let wanted = Capacity { requests, receives, pieces: self.settings.pieces, inline: 0 };
         let (mut pairs, mut names) = (Vec::new(), Vec::new());
         for _ in 0..lanes {
-            let mut pair = QueuePair::new(domain, &completions, &completions, wanted, takes_writes)?;
+            let mut pair =
+                QueuePair::new(domain, &completions, &completions, wanted, takes_writes)?;
             let end = pair.open(route, sequences())?;
             names.push(QueuePairName { number: end.number, sequence: end.sequence });
             pairs.push(pair);
@@ -252,7 +257,12 @@ impl Rails {
 const SPARE_RECEIVES: u32 = 8;
 
 impl Rail {
-    fn new(nic: &Nic, memory: &Memory, record_region: &Arc<Region>, slots: usize) -> io::Result<Rail> {
+    fn new(
+        nic: &Nic,
+        memory: &Memory,
+        record_region: &Arc<Region>,
+        slots: usize,
+    ) -> io::Result<Rail> {
         let domain = Domain::new(&nic.device)?;
         let remote = Access { remote_write: true, relaxed_ordering: true };
         let bytes = memory.region.len() as u64;
@@ -306,7 +316,11 @@ impl Opened {
     /// Connects all to a peer's.
     pub(super) fn connect(&mut self, rail: &RailGrant, names: &[QueuePairName]) -> io::Result<()> {
         if names.len() != self.pairs.len() {
-            return Err(io::Error::other(format!("{} lanes here, {} there", self.pairs.len(), names.len())));
+            return Err(io::Error::other(format!(
+                "{} lanes here, {} there",
+                self.pairs.len(),
+                names.len()
+            )));
         }
         for (pair, name) in self.pairs.iter_mut().zip(names) {
             pair.connect(&Endpoint {

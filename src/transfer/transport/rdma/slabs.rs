@@ -75,7 +75,8 @@ mod tests {
 
     #[test]
     fn slabs_are_the_largest_that_the_device_takes() {
-        let cut = |bytes, most| Slabs::cut(bytes, most).map(|slabs| (slabs.bytes(), slabs.count(bytes)));
+        let cut =
+            |bytes, most| Slabs::cut(bytes, most).map(|slabs| (slabs.bytes(), slabs.count(bytes)));
         assert_eq!(cut(1 << 30, u64::MAX), Ok((1 << 30, 1)));
         assert_eq!(cut(3 << 30, 3 << 30), Ok((4 << 30, 1)), "where it fits there is one");
         assert_eq!(cut((3 << 30) + 1, 3 << 30), Ok((2 << 30, 2)));
@@ -92,7 +93,10 @@ mod tests {
             let slabs = Slabs::cut(bytes, most).unwrap();
             let mut at = 0;
             for (index, range) in slabs.ranges(bytes).enumerate() {
-                assert_eq!((range.start, slabs.slab(range.start), slabs.within(range.start)), (at, index, 0));
+                assert_eq!(
+                    (range.start, slabs.slab(range.start), slabs.within(range.start)),
+                    (at, index, 0)
+                );
                 assert!(range.end - range.start <= most);
                 let last = range.end - 1;
                 assert_eq!((slabs.slab(last), slabs.within(last)), (index, last - range.start));

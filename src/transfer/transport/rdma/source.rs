@@ -71,14 +71,16 @@ impl RdmaSource {
             let Opened { pairs, completions, rail: place, .. } = opened;
             let lane = |pair| Lane::new(pair, (rails, place), (peer, nic), pieces_max);
             let lanes = pairs.into_iter().zip(&mut numbers).map(lane).collect();
-            let posting = Posting::new(lanes, lanes_all, template.clone(), rails.clone(), flight.clone());
+            let posting =
+                Posting::new(lanes, lanes_all, template.clone(), rails.clone(), flight.clone());
             (place, (posting, Reaping::new(completions, (rails.clone(), place), flight.clone())))
         });
         let sides = if rails.is_split() {
             // Each slot is over once at a time; each side of each NIC may say that all is lost.
             let (saying, said) = channel::bounded(rails.slots() + 2 * RdmaGrant::RAILS_MAX);
             let seats = sides.map(|(place, sides)| {
-                let desk = rails.desk(place).ok_or_else(|| io::Error::other("a NIC without threads"))?;
+                let desk =
+                    rails.desk(place).ok_or_else(|| io::Error::other("a NIC without threads"))?;
                 desk.seat(sides, rails.slots(), &saying)
             });
             Sides::Split { seats: seats.collect::<io::Result<_>>()?, said }
@@ -126,8 +128,12 @@ impl SourceHalf for RdmaSource {
             post
         };
         match &mut self.sides {
-            Sides::Fused(sides) => sides[..taking].iter_mut().for_each(|(posting, _)| posting.take(own())),
-            Sides::Split { seats, .. } => seats[..taking].iter().for_each(|seat| seat.tell(Job::Post(own()))),
+            Sides::Fused(sides) => {
+                sides[..taking].iter_mut().for_each(|(posting, _)| posting.take(own()))
+            }
+            Sides::Split { seats, .. } => {
+                seats[..taking].iter().for_each(|seat| seat.tell(Job::Post(own())))
+            }
         }
         Ok(())
     }
@@ -194,9 +200,13 @@ impl SourceHalf for RdmaSource {
 
 /// Which of our NICs is joined to which of the destination's: those of one number; where there are none, as they
 /// come.
-fn partners<'a>(rails: &Rails, peer: &'a RdmaGrant) -> Vec<(usize, (&'a RailGrant, &'a [QueuePairName]))> {
+fn partners<'a>(
+    rails: &Rails,
+    peer: &'a RdmaGrant,
+) -> Vec<(usize, (&'a RailGrant, &'a [QueuePairName]))> {
     let ours = rails.usable();
     let same = |number| ours.iter().copied().find(|&place| rails.rail(place).number == number);
-    let pairs: Vec<_> = peer.rails().filter_map(|theirs| Some((same(theirs.0.number)?, theirs))).collect();
+    let pairs: Vec<_> =
+        peer.rails().filter_map(|theirs| Some((same(theirs.0.number)?, theirs))).collect();
     if pairs.is_empty() { ours.iter().copied().zip(peer.rails()).collect() } else { pairs }
 }

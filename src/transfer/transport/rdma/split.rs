@@ -70,7 +70,10 @@ struct Joint {
 impl Joint {
     fn say(&self, said: Said) {
         let sent = self.said.try_send(said);
-        debug_assert!(!matches!(sent, Err(channel::TrySendError::Full(_))), "a word for each slot fits");
+        debug_assert!(
+            !matches!(sent, Err(channel::TrySendError::Full(_))),
+            "a word for each slot fits"
+        );
         self.mover.ring();
     }
 
@@ -81,7 +84,8 @@ impl Joint {
 
     fn post(&self) -> bool {
         let Ok(mut held) = self.posts.try_lock() else { return false };
-        let Some(Posts { posting, jobs }) = held.as_mut().filter(|_| !self.lost.load(Ordering::Relaxed))
+        let Some(Posts { posting, jobs }) =
+            held.as_mut().filter(|_| !self.lost.load(Ordering::Relaxed))
         else {
             return false;
         };
@@ -137,7 +141,10 @@ struct Joints {
 }
 
 impl Joints {
-    fn new(arrivals: channel::Receiver<Arc<Joint>>, leaving: channel::Sender<Arc<Joint>>) -> Joints {
+    fn new(
+        arrivals: channel::Receiver<Arc<Joint>>,
+        leaving: channel::Sender<Arc<Joint>>,
+    ) -> Joints {
         Joints { arrivals, here: Vec::with_capacity(SEATS_MAX), leaving }
     }
 
@@ -235,7 +242,8 @@ impl Split {
             wait: polling.set.clone(),
             mover: mover.clone(),
         };
-        let poller = Poller { joints: Joints::new(poller, leaving.clone()), poster: posting.bell.clone() };
+        let poller =
+            Poller { joints: Joints::new(poller, leaving.clone()), poster: posting.bell.clone() };
         let poster = (Poster(Joints::new(poster, leaving)), posting);
         Ok((Split { poster, poller: (poller, polling), nic: nic.into() }, desk))
     }

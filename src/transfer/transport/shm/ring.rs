@@ -61,7 +61,8 @@ impl<const ENTRIES: u64> Writer<ENTRIES> {
         // Between the entry and the look, as the reader's is between its word and its last look at the ring:
         // one of the two sees the other.
         fence(Ordering::SeqCst);
-        Ok(self.cursor.load_word(PARKED, Ordering::Relaxed) != 0 && !is_planted("parked reader is not woken"))
+        Ok(self.cursor.load_word(PARKED, Ordering::Relaxed) != 0
+            && !is_planted("parked reader is not woken"))
     }
 }
 

@@ -12,7 +12,9 @@ use crate::stdx::planted::is_planted;
 use crate::sys::event::{Interest, WaitSet};
 use crate::transfer::aux::AuxRecord;
 use crate::transfer::plan::{Piece, Template};
-use crate::transfer::transport::{Arrival, DestinationHalf, Landings, Lost, Memory, Notice, share, vectored};
+use crate::transfer::transport::{
+    Arrival, DestinationHalf, Landings, Lost, Memory, Notice, share, vectored,
+};
 use bytemuck::Zeroable;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
@@ -82,7 +84,12 @@ struct Body {
 impl TcpDestination {
     /// A session of `lanes` lanes whose streams are yet to come. `slots` are this worker's; `wait` is where
     /// its mover parks.
-    pub fn new(template: Template, lanes: usize, slots: usize, wait: Arc<WaitSet>) -> TcpDestination {
+    pub fn new(
+        template: Template,
+        lanes: usize,
+        slots: usize,
+        wait: Arc<WaitSet>,
+    ) -> TcpDestination {
         assert!((1..=LANES_MAX).contains(&lanes), "{lanes} lanes");
         TcpDestination {
             lanes: (0..lanes).map(|_| None).collect(),
@@ -206,7 +213,8 @@ impl Lane {
         landing: &Landing,
         landings: &mut dyn Landings,
     ) -> Result<(bool, Option<SlotId>), Lost> {
-        if self.frame.is_some() || self.head_read < Frame::head_bytes(&self.head[..self.head_read])? {
+        if self.frame.is_some() || self.head_read < Frame::head_bytes(&self.head[..self.head_read])?
+        {
             return Ok((false, None));
         }
         let frame = Frame::parse(&self.head[..self.head_read]);
@@ -312,7 +320,9 @@ fn some_of(read: io::Result<usize>) -> Result<Option<usize>, Lost> {
     match read {
         Ok(0) => Err(Lost::GONE),
         Ok(read) => Ok(Some(read)),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Ok(None)
+        }
         Err(_) => Err(Lost::GONE),
     }
 }

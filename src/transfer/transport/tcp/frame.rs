@@ -97,7 +97,8 @@ impl Frame {
             tokens: header.first_token..header.end_token,
             bytes: header.offset..header.offset + u64::from(header.bytes),
             last: header.flags & LAST != 0,
-            aux: (header.flags & AUX != 0).then(|| bytemuck::pod_read_unaligned(&head[HEADER_BYTES..])),
+            aux: (header.flags & AUX != 0)
+                .then(|| bytemuck::pod_read_unaligned(&head[HEADER_BYTES..])),
         }
     }
 }
@@ -124,7 +125,11 @@ mod tests {
             for (at, value) in [(0, 0), (4, 4), (7, 1), (39, 128), (43, 1)] {
                 let mut head = head;
                 head[at] = value;
-                assert_eq!(Frame::head_bytes(&head[..HEADER_BYTES]), Err(Lost::NONSENSE), "byte {at}");
+                assert_eq!(
+                    Frame::head_bytes(&head[..HEADER_BYTES]),
+                    Err(Lost::NONSENSE),
+                    "byte {at}"
+                );
             }
         }
     }

@@ -101,7 +101,11 @@ impl MemoryStream {
         Ok(first + vectored::gather(&mut socket.written, free - first, region, pieces))
     }
 
-    pub(super) fn receive(&self, region: &Region, pieces: impl Iterator<Item = Piece>) -> io::Result<usize> {
+    pub(super) fn receive(
+        &self,
+        region: &Region,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> io::Result<usize> {
         let mut socket = lock(&self.0);
         let read = match socket.readable()? {
             [] => 0,

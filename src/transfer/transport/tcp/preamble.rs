@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn parses_what_it_encodes_and_refuses_the_rest() {
-        let preamble = Preamble { token: Token([7; 16]), session: SessionGeneration(9), lane: 2, lanes: 3 };
+        let preamble =
+            Preamble { token: Token([7; 16]), session: SessionGeneration(9), lane: 2, lanes: 3 };
         let bytes = preamble.encode();
         assert_eq!(Preamble::parse(&bytes), Ok(preamble));
         let with = |at: usize, value: u8| {

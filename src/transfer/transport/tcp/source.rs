@@ -131,7 +131,9 @@ impl SourceHalf for TcpSource {
         (job.withdrawn, job.unsent) = (true, 0);
         for lane in &mut self.lanes {
             lane.queue.retain(|&(queued, _)| queued != slot);
-            let Some(begun) = lane.begun.as_ref().filter(|begun| begun.slot == Some(slot)) else { continue };
+            let Some(begun) = lane.begun.as_ref().filter(|begun| begun.slot == Some(slot)) else {
+                continue;
+            };
             if begun.sent == 0 {
                 lane.begun = None;
             } else {
@@ -173,7 +175,13 @@ impl Sending {
     }
 
     /// Sends what is left of a frame, as far as the stream takes it.
-    fn send(&self, stream: &Stream, head: &[u8], begun: &Begun, memory: &Memory) -> io::Result<usize> {
+    fn send(
+        &self,
+        stream: &Stream,
+        head: &[u8],
+        begun: &Begun,
+        memory: &Memory,
+    ) -> io::Result<usize> {
         let head = &head[begun.sent.min(begun.head_bytes)..begun.head_bytes];
         let payload = begun.sent.saturating_sub(begun.head_bytes) as u64;
         let (slot, tokens) = match begun.slot.and_then(|slot| self.jobs[slot.index()].as_ref()) {
@@ -276,7 +284,11 @@ impl Lane {
     /// The destination sends nothing: whatever comes is the stream's end or nonsense.
     fn listen(&mut self) -> Result<bool, Lost> {
         match self.stream.read(&mut [0]) {
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(false),
+            Err(error)
+                if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+            {
+                Ok(false)
+            }
             _ => Err(Lost::GONE),
         }
     }

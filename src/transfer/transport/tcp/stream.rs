@@ -83,7 +83,11 @@ impl Stream {
 
     /// As [`vectored::receive`].
     #[inline]
-    pub(super) fn receive(&self, region: &Region, pieces: impl Iterator<Item = Piece>) -> io::Result<usize> {
+    pub(super) fn receive(
+        &self,
+        region: &Region,
+        pieces: impl Iterator<Item = Piece>,
+    ) -> io::Result<usize> {
         match self {
             Stream::Socket(socket) => vectored::receive(socket.as_fd(), region, pieces),
             Stream::Memory(stream) => stream.receive(region, pieces),

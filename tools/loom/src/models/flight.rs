@@ -28,13 +28,20 @@ impl Shared {
         let flight = Flight::new(1, 1);
         flight.begin(SLOT, posters);
         let zero = || AtomicU64::new(0);
-        Arc::new(Shared { flight, posted: zero(), reaped: zero(), pages: UnsafeCell::new(0), overs: zero() })
+        Arc::new(Shared {
+            flight,
+            posted: zero(),
+            reaped: zero(),
+            pages: UnsafeCell::new(0),
+            overs: zero(),
+        })
     }
 
     fn post(&self) {
         // SAFETY: loom fails the model where another thread writes meanwhile.
         #[allow(unsafe_code)]
-        self.pages.with(|pages| assert_eq!(unsafe { *pages }, 0, "posted of pages that are another's"));
+        self.pages
+            .with(|pages| assert_eq!(unsafe { *pages }, 0, "posted of pages that are another's"));
         self.posted.fetch_add(1, Ordering::Relaxed);
     }
 

@@ -34,7 +34,9 @@ pub const ALL: &[(&str, fn(&str))] = &[
     ("flight-over", |name| check(name, flight::a_slot_is_over_once_and_for_all)),
     ("flight-room", |name| check(name, flight::an_entry_is_written_again_when_it_was_reaped)),
     ("flight-woken", |name| check(name, flight::room_wakes_a_poster_that_sleeps)),
-    ("split-taken", |name| check(name, split::what_a_session_had_is_another_s_when_its_seat_is_gone)),
+    ("split-taken", |name| {
+        check(name, split::what_a_session_had_is_another_s_when_its_seat_is_gone)
+    }),
     ("split-once", |name| check(name, split::a_cancelled_slot_is_over_once)),
     ("split-woken", |name| check(name, split::all_three_threads_are_woken)),
     ("rings-success", |name| check(name, rings::success_shows_behind_the_lease_end)),

@@ -46,7 +46,8 @@ impl<C> Worker<C> {
             let sleep = sleep.clone();
             Arc::new(Bell::new(move || sleep.wake()))
         };
-        let bells = Bells { engine: wakes(&engine), ctl: Arc::new(Bell::new(|| ())), mover: wakes(&mover) };
+        let bells =
+            Bells { engine: wakes(&engine), ctl: Arc::new(Bell::new(|| ())), mover: wakes(&mover) };
         let rings = Rings::new(&status, &lists, 1, &bells);
         let generation = status.open(SLOT);
         Worker { status, generation, rings, memory: Memory { lists }, engine, mover }
@@ -59,7 +60,8 @@ struct Arriving;
 
 impl DestinationHalf for Arriving {
     fn step(&mut self, memory: &Memory, landings: &mut dyn Landings) -> Result<bool, Lost> {
-        let wanted = landings.current(SLOT).is_some_and(|notice| landings.expected(&notice).is_some());
+        let wanted =
+            landings.current(SLOT).is_some_and(|notice| landings.expected(&notice).is_some());
         if wanted {
             assert_eq!(memory.lists.page(SLOT, 0), PAGE, "landed by another list");
             landings.complete(SLOT, AUX);
@@ -70,7 +72,8 @@ impl DestinationHalf for Arriving {
 
 /// A decode worker with one session, and its `ctl`'s end of the ring.
 fn decode() -> (DestinationMover, Receiver, channel::Sender<DestinationCommand>, Generation) {
-    let Worker { generation, rings: Rings { links, handle, commands, .. }, memory, .. } = Worker::new();
+    let Worker { generation, rings: Rings { links, handle, commands, .. }, memory, .. } =
+        Worker::new();
     let mut mover = DestinationMover::new(links, memory, 1, MoverRight::for_mover_thread());
     let open = DestinationCommand::Open {
         session: SESSION,

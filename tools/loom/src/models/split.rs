@@ -51,7 +51,10 @@ pub fn a_cancelled_slot_is_over_once() {
 }
 
 /// As `Waiter::run`, until its part is done.
-fn run<T: Turns + 'static>((mut turns, waiter): Thread<T>, done: impl Fn() -> bool + 'static) -> JoinHandle<()> {
+fn run<T: Turns + 'static>(
+    (mut turns, waiter): Thread<T>,
+    done: impl Fn() -> bool + 'static,
+) -> JoinHandle<()> {
     thread::spawn(move || {
         while !done() {
             turns.park(true);

@@ -159,8 +159,13 @@ impl Session {
     /// Has the slot's one chunk posted.
     pub fn post(&self) {
         self.pair.flight.begin(SLOT, 1);
-        let target =
-            Target { session: SessionId(0), slot: SLOT, generation: Generation(1), room: Room(7), prefix: 0 };
+        let target = Target {
+            session: SessionId(0),
+            slot: SLOT,
+            generation: Generation(1),
+            room: Room(7),
+            prefix: 0,
+        };
         self.seat.tell(Job::Post(Post { slot: SLOT, target, tokens: 0..1, last: None }));
     }
 

@@ -103,7 +103,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     fn power(self, n: Self::I) -> Self::F {
         op!(n.map(|n| {
-            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(n, _mm256_set1_epi32(127))))
+            _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_add_epi32(
+                n,
+                _mm256_set1_epi32(127),
+            )))
         }))
     }
     #[inline(always)]
@@ -216,8 +219,13 @@ impl Simd for Avx2 {
                 });
                 // After `pairs`, [4g + h] holds columns (2h', 2h'+1) of rows 4g.., see below.
                 let quads: [__m256; 8] = std::array::from_fn(|i| {
-                    let (a, b) = (pairs[(i & 4) + ((i >> 1) & 1)], pairs[(i & 4) + 2 + ((i >> 1) & 1)]);
-                    if i & 1 == 0 { _mm256_shuffle_ps::<0x44>(a, b) } else { _mm256_shuffle_ps::<0xEE>(a, b) }
+                    let (a, b) =
+                        (pairs[(i & 4) + ((i >> 1) & 1)], pairs[(i & 4) + 2 + ((i >> 1) & 1)]);
+                    if i & 1 == 0 {
+                        _mm256_shuffle_ps::<0x44>(a, b)
+                    } else {
+                        _mm256_shuffle_ps::<0xEE>(a, b)
+                    }
                 });
                 for i in 0..4 {
                     let (a, b) = (quads[i], quads[4 + i]);

@@ -83,7 +83,10 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
     }
     #[inline(always)]
     fn power(self, n: __m512i) -> __m512 {
-        op!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(n, _mm512_set1_epi32(127)))))
+        op!(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_add_epi32(
+            n,
+            _mm512_set1_epi32(127)
+        ))))
     }
     #[inline(always)]
     fn where_above(self, x: __m512, limit: __m512, value: __m512) -> __m512 {
@@ -184,7 +187,11 @@ impl<const VNNI: bool> Simd for Avx512<VNNI> {
             let quads: [__m512; 16] = std::array::from_fn(|i| {
                 let first = (i & 12) + ((i >> 1) & 1);
                 let (a, b) = (pairs[first], pairs[first + 2]);
-                if i & 1 == 0 { _mm512_shuffle_ps::<0x44>(a, b) } else { _mm512_shuffle_ps::<0xEE>(a, b) }
+                if i & 1 == 0 {
+                    _mm512_shuffle_ps::<0x44>(a, b)
+                } else {
+                    _mm512_shuffle_ps::<0xEE>(a, b)
+                }
             });
             // Then a 4 × 4 transposition of the parts.
             for i in 0..4 {

@@ -38,7 +38,8 @@ impl fmt::Display for KernelFamily {
 
 /// The families that this CPU can run, the fastest last.
 pub fn available_kernels() -> &'static [KernelFamily] {
-    const ALL: [KernelFamily; 3] = [KernelFamily::Portable, KernelFamily::Avx2, KernelFamily::Avx512];
+    const ALL: [KernelFamily; 3] =
+        [KernelFamily::Portable, KernelFamily::Avx2, KernelFamily::Avx512];
     let count = ALL.iter().take_while(|family| Dispatch::new(**family).is_some()).count();
     &ALL[..count]
 }
@@ -114,7 +115,9 @@ impl Dispatch {
 
 #[cfg(target_arch = "x86_64")]
 fn has_avx2() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+    is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
 }
 
 #[cfg(target_arch = "x86_64")]
